@@ -1,0 +1,41 @@
+# Everything a newcomer types. `make demo` and `make test` do all the set-up they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test test-backends lint types docs benchmarks clean
+
+install: $(STAMP)
+
+# torch first and pinned: a looser requirement may pull gigabytes of CUDA libraries.
+$(STAMP): pyproject.toml requirements-dev.txt $(wildcard plugins/*/*/pyproject.toml)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "hatchling>=1.27" "editables>=0.5"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/slime train --config configs/demo.yaml $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest -m "not backends" $(ARGS)
+
+test-backends: install
+	$(BIN)/python -m pytest -m backends $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --config pyproject.toml
+
+types: install
+	$(BIN)/mypy
+
+docs: install
+	$(BIN)/python scripts/generate_docs.py --check
+
+clean:
+	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,359 @@
+"""End-to-end samples per second of a GRPO run: `slime train` against TRL's `GRPOTrainer`, same model, same work.
+
+Each side is a process of its own, they take turns, and a rollout (generate, score, train, hand weights over) is timed
+from the end of one to the end of the next, without the first. Set-up of the other side, once:
+
+    python -m venv /tmp/trl-venv
+    /tmp/trl-venv/bin/pip install torch==2.13.0
+    /tmp/trl-venv/bin/pip install trl
+    .venv/bin/python benchmarks/end_to_end.py --trl-python /tmp/trl-venv/bin/python
+
+What a reader would get wrong: this file runs under both interpreters, so it imports slime and trl inside functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from _table import spread, table
+
+HERE = Path(__file__).resolve().parent
+STEPS_PER_ROLLOUT = 2
+AIM = 15.0
+REWARD = '''"""Share of digits among the characters of the answer: cheap, and different within a group."""
+
+
+def share_of_digits(text):
+    return sum(c.isdigit() for c in text) / max(len(text), 1)
+
+
+def reward(args, sample):
+    return share_of_digits(sample.response)
+'''
+GENERATE = '''"""single_turn with the end token ignored: every answer has the same length."""
+
+import slime_generator_single_turn
+
+
+async def generate(args, sample, sampling_params, *, context):
+    params = {**sampling_params, "ignore_eos": True}
+    return await slime_generator_single_turn.generate(args, sample, params, context=context)
+'''
+
+
+@dataclass(frozen=True)
+class Job:
+    """What both sides are to do; lengths in tokens."""
+
+    model: str
+    prompts: str
+    """JSONL with the column `prompt`: text with the chat template applied."""
+    reward: str
+    """Python file with `share_of_digits(text)`."""
+    num_prompts: int
+    group_size: int
+    new_tokens: int
+    rollouts: int
+    """Timed ones; one more is done before them."""
+    threads: int
+    micro_batch: int
+    """Samples per forward and backward pass of TRL; slime packs up to as many tokens as they have."""
+    static_cache: bool = False
+
+    @property
+    def samples(self) -> int:
+        return self.num_prompts * self.group_size
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One process's run."""
+
+    seconds: list[float]
+    """Of each timed rollout."""
+    samples_per_rollout: int
+    response_lengths: tuple[int, int]
+    """Shortest and longest answer."""
+    prompt_tokens: int
+    """Of one rollout."""
+
+
+# -- inputs ----------------------------------------------------------------------------------------------
+
+
+def write_inputs(work: Path, num_prompts: int) -> tuple[Path, Path, Path]:
+    """The quick start's model with random weights, its prompts as text, and the reward function."""
+    from slime_core.pipeline.tokenizer import load_tokenizer, render_prompt
+    from slime_core.quickstart import task
+    from slime_core.quickstart.model import write_random_model
+
+    model, prompts, reward = work / "model", work / "prompts.jsonl", work / "bench_reward.py"
+    write_random_model(model, seed=0)
+    tokenizer = load_tokenizer(model)
+    problems, _ = task.split_problems()
+    rows = [{"prompt": render_prompt(tokenizer, task.question(problem))} for problem in problems[:num_prompts]]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    reward.write_text(REWARD, encoding="utf-8")
+    return model, prompts, reward
+
+
+# -- slime -----------------------------------------------------------------------------------------------
+
+
+def slime_command(job: Job, work: Path) -> list[str]:
+    """`slime train` on the embedded default."""
+    generate = work / "bench_generate.py"
+    generate.write_text(GENERATE, encoding="utf-8")
+    prompt_tokens = 16
+    flags: dict[str, Any] = {
+        "hf-checkpoint": job.model,
+        "prompt-data": job.prompts,
+        "input-key": "prompt",
+        "custom-rm-path": f"{job.reward}:reward",
+        "custom-generate-function-path": f"{generate}:generate",
+        "rollout-batch-size": job.num_prompts,
+        "n-samples-per-prompt": job.group_size,
+        "rollout-max-response-len": job.new_tokens,
+        "num-rollout": job.rollouts + 1,
+        "num-steps-per-rollout": STEPS_PER_ROLLOUT,
+        "max-tokens-per-gpu": job.micro_batch * (job.new_tokens + prompt_tokens),
+        "advantage-estimator": "grpo",
+        "lr": "1e-4",
+        "lr-decay-style": "constant",
+        "weight-decay": "0.0",
+        "device": "cpu",
+        "dtype": "float32",
+        "num-threads": job.threads,
+        "run-dir": str(work / "run"),
+        "plugin-dir": str(HERE / "clock"),
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return ["-m", "slime_core", "train", *words, "--use-dynamic-batch-size", "--calculate-per-token-loss", "--overwrite"]
+
+
+def run_slime(job: Job, python: str, work: Path) -> Measured:
+    clock = work / "clock.jsonl"
+    clock.unlink(missing_ok=True)
+    run_process([python, *slime_command(job, work)], {"BENCH_CLOCK_FILE": str(clock)}, job.threads)
+    events = [json.loads(line) for line in clock.read_text(encoding="utf-8").splitlines()]
+    ends = [event["time"] for event in events if event["event"] == "step_end"]
+    rollouts = [event for event in events if event["event"] == "rollout_end"]
+    lengths = [length for event in rollouts for length in event["response_lengths"]]
+    return Measured(
+        seconds=[after - before for before, after in zip(ends, ends[1:])],
+        samples_per_rollout=len(rollouts[-1]["response_lengths"]),
+        response_lengths=(min(lengths), max(lengths)),
+        prompt_tokens=rollouts[-1]["prompt_tokens"],
+    )
+
+
+# -- TRL -------------------------------------------------------------------------------------------------
+
+
+def run_trl(job: Job, python: str, work: Path) -> Measured:
+    result = work / "trl.json"
+    result.unlink(missing_ok=True)
+    words = ["--trl-job", json.dumps(asdict(job)), "--trl-result", str(result)]
+    run_process([python, str(Path(__file__).resolve()), *words], {}, job.threads)
+    raw = json.loads(result.read_text(encoding="utf-8"))
+    return Measured(**{**raw, "response_lengths": tuple(raw["response_lengths"])})
+
+
+def trl_main(job: Job, result: Path) -> None:
+    """The TRL process."""
+    import runpy
+
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOTrainer
+
+    torch.set_num_threads(job.threads)
+    share_of_digits = runpy.run_path(job.reward)["share_of_digits"]
+    rows = [json.loads(line) for line in Path(job.prompts).read_text(encoding="utf-8").splitlines()]
+    rows = [rows[i % len(rows)] for i in range(job.num_prompts * (job.rollouts + 1))]
+    seen: dict[str, list[int]] = {"lengths": [], "calls": []}
+
+    def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        seen["calls"].append(len(completions))
+        seen["lengths"] += [len(ids) for ids in completion_ids]
+        return [share_of_digits(text) for text in completions]
+
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step % STEPS_PER_ROLLOUT == 0:
+                ends.append(time.time())
+
+    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=trl_config(job, str(result.parent / "trl")),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    group = [row["prompt"] for row in rows[-job.num_prompts :]]
+    prompt_tokens = job.group_size * sum(len(ids) for ids in tokenizer(group)["input_ids"])
+    measured = Measured(
+        seconds=[after - before for before, after in zip(ends, ends[1:])],
+        samples_per_rollout=seen["calls"][-1],
+        response_lengths=(min(seen["lengths"]), max(seen["lengths"])),
+        prompt_tokens=prompt_tokens,
+    )
+    result.write_text(json.dumps(asdict(measured)), encoding="utf-8")
+
+
+def trl_config(job: Job, directory: str) -> Any:
+    """TRL as fast as its settings allow on CPU without vLLM: one generation of the whole batch, nothing logged."""
+    from trl import GRPOConfig
+
+    steps = STEPS_PER_ROLLOUT
+    micro_batch = min(job.micro_batch, job.samples // steps)
+    return GRPOConfig(
+        output_dir=directory,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=job.samples // steps // micro_batch,
+        generation_batch_size=job.samples,
+        num_generations=job.group_size,
+        max_completion_length=job.new_tokens,
+        generation_kwargs={"min_new_tokens": job.new_tokens},
+        cache_implementation="static" if job.static_cache else None,
+        temperature=1.0,
+        beta=0.0,
+        learning_rate=1e-4,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        max_steps=steps * (job.rollouts + 1),
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        shuffle_dataset=False,
+        dataloader_pin_memory=False,
+    )
+
+
+# -- both ------------------------------------------------------------------------------------------------
+
+
+def run_process(command: list[str], environment: dict[str, str], threads: int) -> None:
+    """Run to the end; on failure show what it printed and stop."""
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=env | environment, capture_output=True, text=True, timeout=1800)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} ... failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
+def versions(python: str, names: list[str]) -> str:
+    """`name version, ...` as that interpreter sees them; SystemExit with the set-up commands when one is missing."""
+    code = "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in %r}))" % names
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        setup = __doc__.split("once:\n\n")[1].split("\n\n")[0]
+        raise SystemExit(f"{python} lacks one of {', '.join(names)}. Set it up, then pass --trl-python:\n\n{setup}")
+    return ", ".join(f"{name} {version}" for name, version in json.loads(done.stdout).items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trl-python", default=sys.executable, metavar="PATH", help="interpreter that has trl")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=20)
+    parser.add_argument("--rollouts", type=int, default=3, help="timed rollouts of each process")
+    parser.add_argument("--repeats", type=int, default=2, help="processes of each side, in turns")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--micro-batch", type=int, default=128, help="samples per forward and backward pass")
+    parser.add_argument("--trl-static-cache", action="store_true")
+    parser.add_argument("--only", choices=("slime", "trl"), help="run one side, without a ratio")
+    parser.add_argument("--trl-job", help=argparse.SUPPRESS)
+    parser.add_argument("--trl-result", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.trl_job:
+        trl_main(Job(**json.loads(options.trl_job)), Path(options.trl_result))
+        return
+    sides = [options.only] if options.only else ["slime", "trl"]
+    if "trl" in sides:
+        print("trl side:  ", versions(options.trl_python, ["trl", "transformers", "torch"]), flush=True)
+    if "slime" in sides:
+        print("slime side:", versions(sys.executable, ["slime-rl", "torch"]), flush=True)
+    with tempfile.TemporaryDirectory(prefix="slime-bench-") as directory:
+        compare(options, sides, Path(directory))
+
+
+def compare(options: argparse.Namespace, sides: list[str], work: Path) -> None:
+    """Run the sides in turns and print the table."""
+    model, prompts, reward = write_inputs(work, options.prompts)
+    job = Job(
+        model=str(model),
+        prompts=str(prompts),
+        reward=str(reward),
+        num_prompts=options.prompts,
+        group_size=options.group_size,
+        new_tokens=options.new_tokens,
+        rollouts=options.rollouts,
+        threads=options.threads,
+        micro_batch=options.micro_batch,
+        static_cache=options.trl_static_cache,
+    )
+    runners = {"slime": lambda: run_slime(job, sys.executable, work), "trl": lambda: run_trl(job, options.trl_python, work)}
+    found: dict[str, list[Measured]] = {side: [] for side in sides}
+    for _ in range(options.repeats):
+        for side in sides:
+            found[side].append(runners[side]())
+            newest = found[side][-1]
+            print(f"{side}: {', '.join(f'{s:.3f}' for s in newest.seconds)} s per rollout", flush=True)
+            check(side, newest, job)
+    report(job, found)
+
+
+def check(side: str, measured: Measured, job: Job) -> None:
+    """Both sides did the work asked for."""
+    assert measured.samples_per_rollout == job.samples, f"{side}: {measured.samples_per_rollout} samples per rollout"
+    assert measured.response_lengths == (job.new_tokens, job.new_tokens), f"{side}: {measured.response_lengths} tokens"
+    assert len(measured.seconds) == job.rollouts, f"{side}: {len(measured.seconds)} timed rollouts"
+
+
+def report(job: Job, found: dict[str, list[Measured]]) -> None:
+    per_side = {side: [s for run in runs for s in run.seconds] for side, runs in found.items()}
+    medians = {side: statistics.median(seconds) for side, seconds in per_side.items()}
+    rows = [
+        [
+            side,
+            str(len(seconds)),
+            f"{medians[side]:.3f}",
+            spread(seconds),
+            f"{job.samples / medians[side]:.1f}",
+            f"{found[side][0].prompt_tokens}",
+        ]
+        for side, seconds in per_side.items()
+    ]
+    print(
+        f"\n{job.samples} samples ({job.num_prompts} prompts x {job.group_size}) of {job.new_tokens} new tokens,"
+        f" {STEPS_PER_ROLLOUT} optimizer steps per rollout, float32, CPU, {job.threads} thread(s)\n"
+    )
+    print(table(["side", "rollouts", "median s", "spread", "samples/s", "prompt tokens"], rows))
+    if len(medians) == 2:
+        print(f"\nend to end: slime / trl = {medians['trl'] / medians['slime']:.1f}x (aim: at least {AIM:.0f}x)")
+
+
+if __name__ == "__main__":
+    main()

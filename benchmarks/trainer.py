@@ -1,0 +1,255 @@
+"""The embedded trainer against a plain transformers training loop: tokens/s, peak memory, and the log-prob step.
+
+Speed: one optimizer step over responses of log-normal length. The other side is what one would write first: the HF
+model, each micro-batch padded to its longest sample, log-softmax over the full logits, torch's fused AdamW. Same
+weights, samples, micro-batches, loss and optimizer settings; the losses are compared. Memory of the log-prob step:
+forward and backward through an output layer of 151,936 tokens, chunked against full logits.
+
+    python benchmarks/trainer.py [--rounds 3] [--threads 1] [--tiny]
+
+Every measurement is a process of its own, sides taking turns, so that peaks are separate and noise shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from _table import spread, table
+
+SPEED_AIM, MEMORY_AIM = 2.0, 0.25
+MEDIUM = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 8192}
+TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 264}
+HF = {
+    "model_type": "qwen3",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.05,
+}
+STEPS, MICRO_BATCH, LR = 3, 8, 1e-4
+HEAD_TOKENS, HEAD_HIDDEN, HEAD_VOCAB = 1024, 64, 151_936
+
+
+def make_model(directory: Path, shape: dict[str, int]) -> None:
+    from slime_core.models.config import ModelConfig
+    from slime_core.models.decoder import init_weights
+    from slime_core.models.hf_io import write_config, write_weights
+
+    hf = {**HF, **shape}
+    write_weights(directory, init_weights(ModelConfig.from_hf(hf, qk_norm=True), seed=0).items())
+    write_config(directory, hf)
+
+
+def make_samples(count: int, vocab: int) -> list[tuple[list[int], int]]:
+    """(tokens, response length) with prompts of 16-48 tokens and log-normal responses: median 64, at most 768."""
+    rng = random.Random(0)
+    samples = []
+    for _ in range(count):
+        prompt, response = rng.randint(16, 48), min(768, max(4, round(rng.lognormvariate(4.16, 0.9))))
+        samples.append(([rng.randrange(vocab) for _ in range(prompt + response)], response))
+    return samples
+
+
+def micro_batches(count: int) -> list[list[int]]:
+    return [list(range(i, min(i + MICRO_BATCH, count))) for i in range(0, count, MICRO_BATCH)]
+
+
+class PeakMemory:
+    """Growth of the resident set at its highest, in MiB (Linux: the kernel's own high-water mark)."""
+
+    def __enter__(self) -> PeakMemory:
+        Path("/proc/self/clear_refs").write_text("5")
+        self._before = self._read("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mib = (self._read("VmHWM") - self._before) / 1024
+
+    @staticmethod
+    def _read(key: str) -> int:
+        line = next(ln for ln in Path("/proc/self/status").read_text().splitlines() if ln.startswith(key + ":"))
+        return int(line.split()[1])
+
+
+def timed(step: Callable[[], float]) -> dict[str, Any]:
+    """Run one warm-up and `STEPS` timed steps; seconds of the median one, peak memory and the losses."""
+    seconds, losses = [], []
+    with PeakMemory() as memory:
+        for _ in range(STEPS + 1):
+            start = time.perf_counter()
+            losses.append(step())
+            seconds.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(seconds[1:]), "mib": memory.mib, "losses": losses}
+
+
+def slime_step(model: str, samples: list[tuple[list[int], int]]) -> Callable[[], float]:
+    import torch
+
+    from slime_core.protocols import MicroBatchOutput
+    from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+    from slime_core.types import TrainBatch
+
+    settings = {"lr": LR, "lr_decay_style": "constant", "clip_grad": 1.0, "weight_decay": 0.0}
+    trainer = EmbeddedTrainer(SimpleNamespace(hf_checkpoint=model, device="cpu", **settings))
+    count, responses = len(samples), [response for _, response in samples]
+    batch = TrainBatch(
+        rollout_id=0,
+        tokens=[tokens for tokens, _ in samples],
+        response_lengths=responses,
+        loss_masks=[[1] * n for n in responses],
+        rewards=[0.0] * count,
+        raw_rewards=[0.0] * count,
+        truncated=[0] * count,
+        sample_indices=list(range(count)),
+        group_indices=[0] * count,
+        rollout_ids=list(range(count)),
+        rollout_mask_sums=responses,
+    )
+
+    def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = -output.log_probs.sum() / sum(responses)
+        return loss, {"loss": loss}
+
+    return lambda: trainer.train_step(batch, micro_batches(count), loss_fn)["loss"]
+
+
+def plain_step(model: str, samples: list[tuple[list[int], int]]) -> Callable[[], float]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=LR, weight_decay=0.0, fused=True)
+    total = sum(response for _, response in samples)
+
+    def padded(positions: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        longest = max(len(samples[i][0]) for i in positions)
+        ids = torch.zeros(len(positions), longest, dtype=torch.long)
+        attention, mask = torch.zeros_like(ids), torch.zeros(len(positions), longest)
+        for row, i in enumerate(positions):
+            tokens, response = samples[i]
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            attention[row, : len(tokens)] = 1
+            mask[row, len(tokens) - response : len(tokens)] = 1
+        return ids, attention, mask
+
+    def step() -> float:
+        optimizer.zero_grad()
+        value = 0.0
+        for positions in micro_batches(len(samples)):
+            ids, attention, mask = padded(positions)
+            logits = network(input_ids=ids, attention_mask=attention, use_cache=False).logits
+            log_probs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
+            chosen = log_probs.gather(-1, ids[:, 1:, None]).squeeze(-1)
+            loss = -(chosen * mask[:, 1:]).sum() / total
+            loss.backward()
+            value += loss.item()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        return value
+
+    return step
+
+
+def head_memory(side: str) -> dict[str, Any]:
+    """Forward and backward of the log-prob step alone: hidden states to log-probs and back."""
+    import torch
+
+    from slime_core.ops.logprobs import token_log_probs
+
+    torch.manual_seed(0)
+    hidden = torch.randn(HEAD_TOKENS, HEAD_HIDDEN, requires_grad=True)
+    weight = (0.02 * torch.randn(HEAD_VOCAB, HEAD_HIDDEN)).requires_grad_()
+    targets = torch.randint(0, HEAD_VOCAB, (HEAD_TOKENS,))
+    start = time.perf_counter()
+    with PeakMemory() as memory:
+        if side == "slime":
+            log_probs, _ = token_log_probs(hidden, weight, targets)
+        else:
+            log_probs = torch.log_softmax(hidden @ weight.T, dim=-1).gather(-1, targets[:, None])
+        log_probs.mean().backward()
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "mib": memory.mib, "losses": [log_probs.mean().item()]}
+
+
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """What the child process does."""
+    import torch
+
+    torch.set_num_threads(job["threads"])
+    if job["what"] == "head":
+        return head_memory(job["side"])
+    samples = make_samples(job["samples"], job["vocab"])
+    step = (slime_step if job["side"] == "slime" else plain_step)(job["model"], samples)
+    return timed(step)
+
+
+def child(job: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", json.dumps(job)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def compare(job: dict[str, Any], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Both sides in turn; refuses to compare sides that computed different losses."""
+    results: dict[str, list[dict[str, Any]]] = {"slime": [], "plain": []}
+    for _ in range(rounds):
+        for side, found in results.items():
+            found.append(child({**job, "side": side}))
+    ours, theirs = (results[side][0]["losses"] for side in results)
+    for a, b in zip(ours, theirs, strict=True):
+        if abs(a - b) > 1e-3 * abs(b):
+            raise SystemExit(f"the sides computed different losses: {ours} and {theirs}")
+    return results
+
+
+def report(name: str, results: dict[str, list[dict[str, Any]]], tokens: int) -> None:
+    rows, medians = [], {}
+    for side, found in results.items():
+        seconds = [r["seconds"] for r in found]
+        medians[side] = statistics.median(seconds), statistics.median(r["mib"] for r in found)
+        speed, memory = tokens / medians[side][0], medians[side][1]
+        rows.append([side, f"{speed:,.0f}", spread(seconds), f"{memory:,.0f}"])
+    print(f"\n{name}\n" + table(["side", "tokens/s", "spread", "peak MiB"], rows))
+    (s, s_mib), (p, p_mib) = medians["slime"], medians["plain"]
+    print(f"speed x{p / s:.2f}, peak memory x{s_mib / p_mib:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--tiny", action="store_true", help="the demo's 331k-parameter model instead of one of 5M")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(measure(json.loads(options.child))))
+        return
+    shape = TINY if options.tiny else MEDIUM
+    with tempfile.TemporaryDirectory() as directory:
+        make_model(Path(directory), shape)
+        job = {"model": directory, "samples": options.samples, "vocab": shape["vocab_size"], "threads": options.threads}
+        tokens = sum(len(t) for t, _ in make_samples(options.samples, shape["vocab_size"]))
+        name = f"optimizer step, {options.samples} samples, {tokens} tokens (aim: speed x{SPEED_AIM:g})"
+        report(name, compare({**job, "what": "step"}, options.rounds), tokens)
+    head = compare({"what": "head", "threads": options.threads}, options.rounds)
+    name = f"log-prob step, {HEAD_TOKENS} tokens, vocabulary {HEAD_VOCAB:,} (aim: peak memory x{MEMORY_AIM:g})"
+    report(name, head, HEAD_TOKENS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from slime_estimator_grpo import GRPO
+
+from slime_core import AdvantageInputs
+
+
+def make_args(**changes: object) -> SimpleNamespace:
+    values = {"rewards_normalization": True, "grpo_std_normalization": True, "eps_clip": 0.2}
+    return SimpleNamespace(**{**values, **changes})
+
+
+def shape(rewards: list[float], groups: list[int], rollouts: list[int] | None = None, **changes: object) -> list[float]:
+    args = make_args(**changes)
+    return GRPO(args).shape_rewards(args, rewards, groups, rollouts or list(range(len(rewards))))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1, 0, 0, 1], [0.866024, -0.866024, -0.866024, 0.866024]),
+        ([1, 1, 1, 0], [0.499999, 0.499999, 0.499999, -1.499997]),
+    ],
+)
+def test_golden_group_advantages(rewards: list[float], expected: list[float]) -> None:
+    assert shape(rewards, [0] * 4) == pytest.approx(expected, abs=1e-6)
+
+
+def test_groups_go_by_index_whatever_the_order() -> None:
+    mixed = shape([1, 5, 0, 5, 0, 9, 1, 5], [7, 3, 7, 3, 7, 3, 7, 3])
+    assert mixed[::2] == pytest.approx(shape([1, 0, 0, 1], [7] * 4))
+    assert mixed[1::2] == pytest.approx(shape([5, 5, 9, 5], [3] * 4))
+
+
+def test_uneven_groups_are_normalised_each_on_its_own() -> None:
+    assert shape([1, 0, 2, 4, 6], [0, 0, 1, 1, 1])[2:] == pytest.approx([-1, 0, 1], abs=1e-5)
+
+
+def test_switches() -> None:
+    assert shape([1, 0, 0, 1], [0] * 4, grpo_std_normalization=False) == [0.5, -0.5, -0.5, 0.5]
+    assert shape([1, 0, 0, 1], [0] * 4, rewards_normalization=False) == [1, 0, 0, 1]
+
+
+def test_a_group_of_one_and_a_group_of_equals_get_nothing() -> None:
+    assert shape([3.0], [0]) == [0.0]
+    assert shape([0.1, 0.1, 0.1], [0, 0, 0]) == pytest.approx([0, 0, 0], abs=1e-9)
+
+
+def test_fan_out_siblings_count_once() -> None:
+    # Rollout 0 was split into three samples; the group still has four members.
+    split = shape([1, 1, 1, 0, 0, 1], [0] * 6, [0, 0, 0, 1, 2, 3])
+    assert split == pytest.approx([0.866024] * 3 + [-0.866024] * 2 + [0.866024], abs=1e-6)
+
+
+def test_the_advantage_is_broadcast_over_the_response() -> None:
+    inputs = AdvantageInputs(
+        rewards=torch.tensor([0.5, -1.5]),
+        response_lengths=[2, 3],
+        group_indices=[0, 0],
+        rollout_ids=[0, 1],
+        loss_masks=[torch.ones(2), torch.tensor([1.0, 0.0, 1.0])],
+        kl=[torch.zeros(2), torch.zeros(3)],
+    )
+    result = GRPO(make_args()).advantages(make_args(), inputs)
+    assert [a.tolist() for a in result.advantages] == [[0.5, 0.5], [-1.5, -1.5, -1.5]]
+    assert [r.tolist() for r in result.returns] == [[0.5, 0.5], [-1.5, -1.5, -1.5]]

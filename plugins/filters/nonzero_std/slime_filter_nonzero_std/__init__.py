@@ -1,0 +1,32 @@
+"""Drops groups whose rewards are all equal: under group normalisation they teach nothing (DAPO, Yu et al., 2025).
+
+The condition is a deviation of more than 1e-6. A group with one reward says nothing about spread and is kept, unlike
+in THUDM/slime, where its deviation is NaN and it is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from slime_core import FilterDecision, Group
+
+MIN_STD = 1e-6
+
+
+def dynamic_filter(args: Any, samples: Group) -> FilterDecision:
+    """Keep iff the unbiased standard deviation exceeds 1e-6; the reason to drop is `zero_std_<reward>`.
+
+    Samples without a reward (failed ones) are left out of the statistics; without any reward the group is dropped.
+    """
+    rewards = [float(sample.get_reward_value(args)) for sample in samples if sample.reward is not None]
+    if not rewards:
+        return FilterDecision(keep=False, reason="no_reward")
+    if len(rewards) == 1 or _std(rewards) > MIN_STD:
+        return FilterDecision(keep=True)
+    return FilterDecision(keep=False, reason=f"zero_std_{round(rewards[0], 1)}")
+
+
+def _std(values: list[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))

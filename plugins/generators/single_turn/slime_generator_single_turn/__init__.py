@@ -1,0 +1,32 @@
+"""One prompt, one response: the default generate function.
+
+A partial sample is continued where it stopped; the tokens it has count against `max_new_tokens`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_core import GenerateContext, Sample, SampleStatus
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
+    """Continue `sample.tokens` ([prompt + response so far]) until the model stops or `max_new_tokens` is reached.
+
+    Raises:
+        ValueError: The sample has no prompt tokens.
+        EngineError: The engine refused the request or stopped answering.
+    """
+    if not sample.tokens:
+        raise ValueError(f"sample {sample.index} has no prompt tokens; the data source sets `Sample.tokens`")
+    room = int(sampling_params["max_new_tokens"]) - sample.response_length
+    if room <= 0:
+        sample.status = SampleStatus.TRUNCATED
+        return sample
+    output = await context.engine.generate(
+        sample.tokens, {**sampling_params, "max_new_tokens": room}, session_id=sample.session_id
+    )
+    sample.append_response_tokens(
+        args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
+    )
+    return sample

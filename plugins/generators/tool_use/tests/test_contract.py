@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from slime_core.testing import GeneratorContract
+
+
+class TestToolUse(GeneratorContract):
+    component = "tool_use"
+    script = ("<tool>12*34</tool>", "<tool>408+1</tool>", r"\boxed{409}")
+
+
+class TestToolUseWithoutACall(GeneratorContract):
+    component = "tool_use"

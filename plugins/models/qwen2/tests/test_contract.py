@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from slime_core.testing import ModelContract
+
+
+class TestQwen2(ModelContract):
+    component = "qwen2"
+
+
+class TestQwen2Tied(ModelContract):
+    component = "qwen2"
+    config = {"tie_word_embeddings": True, "num_key_value_heads": 4}

@@ -1,0 +1,36 @@
+r"""Reward 1.0 when the final answer equals the label, else 0.0.
+
+The final answer is the content of the last `\boxed{...}`; without a box it is the whole response. Both sides are
+stripped and compared without regard to case. A response cut at the token limit has no final answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_core import Sample, SampleStatus
+
+_OPENING = r"\boxed{"
+
+
+def reward(args: Any, sample: Sample) -> float:
+    r"""1.0 or 0.0 for the last `\boxed{...}` of the response, or the response itself, against the label."""
+    if sample.label is None or sample.status == SampleStatus.TRUNCATED:
+        return 0.0
+    answer = last_boxed(sample.response) if _OPENING in sample.response else sample.response
+    return float(answer is not None and _plain(answer) == _plain(str(sample.label)))
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last `\boxed{` holds up to its closing brace, nested braces included; None when it never closes."""
+    start = text.rfind(_OPENING) + len(_OPENING)
+    depth = 1
+    for position in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start:position]
+    return None
+
+
+def _plain(text: str) -> str:
+    return text.strip().casefold()

@@ -1,0 +1,40 @@
+"""Token F1 between response and label, the measure of extractive question answering (Rajpurkar et al., SQuAD, 2016).
+
+Both sides are lower-cased and stripped of punctuation, articles and repeated blanks. The answers yes, no and
+noanswer share no meaning with longer texts, so they must match exactly.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from typing import Any
+
+from slime_core import Sample
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_EXACT = {"yes", "no", "noanswer"}
+
+
+def reward(args: Any, sample: Sample) -> float:
+    """F1 in [0, 1]; 0.0 without a label or when nothing is left of either side."""
+    return 0.0 if sample.label is None else f1_score(sample.response, str(sample.label))
+
+
+def f1_score(prediction: str, label: str) -> float:
+    """F1 = 2 P R / (P + R) over the multisets of normalised tokens."""
+    predicted, expected = normalized_tokens(prediction), normalized_tokens(label)
+    if predicted != expected and (" ".join(predicted) in _EXACT or " ".join(expected) in _EXACT):
+        return 0.0
+    common = (Counter(predicted) & Counter(expected)).total()
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(predicted), common / len(expected)
+    return 2 * precision * recall / (precision + recall)
+
+
+def normalized_tokens(text: str) -> list[str]:
+    """Lower case, no punctuation, no articles, split at blanks."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()

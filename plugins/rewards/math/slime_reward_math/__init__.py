@@ -1,0 +1,100 @@
+r"""Reward 1.0 when response and label are mathematically equal, judged by math-verify, else 0.0.
+
+The answer is the content of the last `\boxed{...}`; without a box, what math-verify finds in the last 500
+characters (LaTeX first, then a plain expression). The label may be boxed or bare.
+
+math-verify's own time limits are built on SIGALRM, which works in no thread but the main one, and rewards are scored
+in threads. They are switched off here; the deadline of a score is `--rm-timeout`. Since no deadline can interrupt an
+evaluation inside the interpreter's big-integer code, answers whose powers or factorials would not fit in memory
+(`9^{9^{9}}`) are refused before they are evaluated: they score 1.0 only when spelt as the label is.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import re
+from typing import Any
+
+import math_verify
+
+from slime_core import Sample
+
+for _name in ("math_verify.parser", "math_verify.grader"):
+    logging.getLogger(_name).setLevel(logging.ERROR)  # each warns once that its time limits are off
+
+_OPENING = r"\boxed{"
+_TAIL = 500
+_MAX_ANSWER = 1000
+_MAX_POWER = 10_000
+_POWER = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*[-+]?\s*(\d+)")
+_CHAIN = re.compile(r"(?:\^|\*\*)\s*[-+]?\s*\d+\s*(?:\^|\*\*)")
+_GROWING = re.compile(r"[\d})]\s*(?:\^|\*\*|!)")
+_FACTORIAL = re.compile(r"(\d{4,}|[)}!])\s*!")
+
+
+def reward(args: Any, sample: Sample) -> float:
+    """1.0 or 0.0; anything that cannot be parsed, on either side, is 0.0."""
+    if sample.label is None:
+        return 0.0
+    label = str(sample.label).strip()
+    label = label if _OPENING in label else f"{_OPENING}{label}}}"
+    return float(equal(final_answer(sample.response), label))
+
+
+def final_answer(response: str) -> str:
+    r"""The last `\boxed{...}` with its braces, else the last 500 characters; empty when the box never closes."""
+    start = response.rfind(_OPENING)
+    if start < 0:
+        return response[-_TAIL:]
+    depth = 0
+    for position in range(start + len(_OPENING) - 1, len(response)):
+        depth += {"{": 1, "}": -1}.get(response[position], 0)
+        if depth == 0:
+            return response[start : position + 1]
+    return ""
+
+
+def equal(answer: str, label: str) -> bool:
+    """True when both parse and math-verify calls them equal, or when they are spelt alike."""
+    if _squeezed(answer) == _squeezed(label):
+        return _squeezed(label) != _OPENING + "}"
+    if not answer or len(answer) > _MAX_ANSWER or explodes(answer):
+        return False
+    found, expected = _parsed(answer), _parsed_label(label)
+    return bool(found and expected and math_verify.verify(expected, found, timeout_seconds=None))
+
+
+def explodes(expression: str) -> bool:
+    """True when evaluating the expression exactly could need more than a few megabytes."""
+    powers = math.prod(max(1, int(digits[:9])) for digits in _POWER.findall(expression))
+    grouped = any(_GROWING.search(exponent) for exponent in _grouped_exponents(expression))
+    return powers > _MAX_POWER or grouped or bool(_CHAIN.search(expression) or _FACTORIAL.search(expression))
+
+
+def _grouped_exponents(expression: str) -> list[str]:
+    """What stands in `^{...}`, `^(...)` and `**(...)`, nested groups included."""
+    found = []
+    for match in re.finditer(r"(?:\^|\*\*)\s*[{(]", expression):
+        depth = 1
+        for position in range(match.end(), len(expression)):
+            depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(expression[position], 0)
+            if depth == 0:
+                found.append(expression[match.end() : position])
+                break
+    return found
+
+
+def _parsed(text: str) -> list[Any]:
+    return list(math_verify.parse(text, parsing_timeout=None))
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed_label(label: str) -> list[Any]:
+    """The samples of a group share their label."""
+    return _parsed(label)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())

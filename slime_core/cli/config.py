@@ -1,0 +1,71 @@
+"""`slime config show`: what a command line, environment and files amount to, value by value; loads no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from slime_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_core.config import Settings
+
+COMMANDS = ("train", "sft", "eval", "rollout", "serve")
+
+_HELP = """usage: slime config show [--for COMMAND] [--json] [--changed] [--config FILE] [flags]
+
+Print every setting with its value and its origin: default, file:line, SLIME_<NAME> env, flag, or derived.
+The text is a configuration file: `--config` reads it back.
+
+  --for COMMAND  also apply that command's requirements (train, sft, eval, rollout, serve)
+  --changed      leave out defaults
+  --json         one JSON object, {name: {"value": ..., "origin": ...}}
+
+All other flags are settings; `slime train --help` lists them."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"slime config show: {message}")
+
+
+def run(argv: list[str]) -> int:
+    """Print settings. Raises ConfigError."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_HELP)
+        return 0
+    if argv[0] != "show":
+        raise ConfigError(f"slime config: unknown action {argv[0]!r}. Type: slime config show")
+    return _show(argv[1:])
+
+
+def _show(argv: list[str]) -> int:
+    from slime_core.config import load_settings
+
+    if "-h" in argv or "--help" in argv:
+        print(_HELP)
+        return 0
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--for", dest="command", choices=COMMANDS, default="show")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--changed", action="store_true")
+    own, rest = parser.parse_known_args(argv)
+    settings = load_settings(rest, command=own.command)
+    for warning in settings.warnings:
+        print(f"slime: warning: {warning}", file=sys.stderr)
+    if own.json:
+        print(json.dumps(as_json(settings, changed=own.changed), indent=2, ensure_ascii=False))
+    else:
+        print(settings.to_yaml(changed=own.changed), end="")
+    return 0
+
+
+def as_json(settings: Settings, *, changed: bool = False) -> dict[str, Any]:
+    """Setting -> value and origin."""
+    return {
+        name: {"value": getattr(settings.args, name), "origin": str(origin)}
+        for name, origin in settings.origins.items()
+        if not (changed and origin.kind == "default")
+    }

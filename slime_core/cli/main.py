@@ -1,0 +1,120 @@
+"""`slime <command>`: find the command, run it, turn errors into one line and an exit status.
+
+A command is a module of `slime_core.cli`, imported when it is chosen, so `slime --help` loads nothing heavy. Two
+shapes: commands that take the run's settings have `run(argv)`; the others have `add_parser(subparsers)` and
+`run(namespace)`. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import NoReturn
+
+from slime_core import __version__
+from slime_core.errors import ConfigError, PluginError, SlimeError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """One sub-command."""
+
+    name: str
+    help: str
+    takes_settings: bool
+    """True: `run(argv)` gets every argument untouched. False: `add_parser(subparsers)`, `run(namespace)`."""
+
+    @property
+    def module(self) -> str:
+        """Where it lives."""
+        return f"slime_core.cli.{self.name}"
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("train", "reinforcement learning: rollouts, rewards, optimizer steps", True),
+    Command("sft", "supervised fine-tuning", True),
+    Command("eval", "score a checkpoint on evaluation data", True),
+    Command("rollout", "generate and score samples without training", True),
+    Command("serve", "serve a checkpoint over HTTP (SGLang's and OpenAI's APIs)", False),
+    Command("plugins", "list and inspect plugins", False),
+    Command("config", "show settings and where each comes from", True),
+    Command("version", "print the version", False),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose complaints look like all others of slime."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (the process's by default) and return its exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _dispatch(argv)
+        sys.stdout.flush()
+        return status
+    except SlimeError as error:
+        print(f"slime: error: {error}", file=sys.stderr)
+        return USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1
+    except KeyboardInterrupt:
+        print("slime: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`head`, say) has left; a second write at exit would raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if argv[0] in ("-V", "--version", "version"):
+        print(f"slime {__version__}")
+        return 0
+    command = next((c for c in COMMANDS if c.name == argv[0]), None)
+    if command is None:
+        raise ConfigError(_unknown_command(argv[0]))
+    module = import_module(command.module)
+    if command.takes_settings:
+        return int(module.run(argv[1:]))
+    parser = _Parser(prog="slime", allow_abbrev=False)
+    module.add_parser(parser.add_subparsers(dest="command", required=True))
+    return int(module.run(parser.parse_args(argv)))
+
+
+def overview() -> str:
+    """What `slime --help` prints."""
+    width = max(len(c.name) for c in COMMANDS)
+    lines = [
+        "usage: slime <command> [arguments]",
+        "",
+        "Reinforcement-learning post-training of language models, extended by plugins.",
+        "",
+        "commands:",
+        *(f"  {c.name:<{width}}  {c.help}" for c in COMMANDS),
+        "",
+        "`slime <command> --help` explains one command; `slime train --help` lists every setting.",
+    ]
+    return "\n".join(lines)
+
+
+def _unknown_command(word: str) -> str:
+    import difflib
+
+    names = [c.name for c in COMMANDS]
+    close = difflib.get_close_matches(word, names, n=1)
+    hint = f" Did you mean {close[0]}?" if close else f" Commands: {', '.join(names)}."
+    return f"unknown command {word!r}.{hint}"

@@ -1,0 +1,178 @@
+"""Evaluation data: `--eval-prompt-data name path` pairs or an `--eval-config` file -> `args.eval_datasets`.
+
+Each value comes from the data set's own entry, else the file's `defaults`, else `--eval-*`, else the rollout's
+setting. Example file::
+
+    eval:                       # optional; the mapping may be the root itself
+      defaults: {max_response_len: 4096, top_p: 0.7}
+      datasets:
+        - {name: aime, path: data/aime.jsonl, rm_type: math, n_samples_per_eval_prompt: 16}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from slime_core.config.schema import Args
+from slime_core.config.sections.evaluation import EvalDataset
+from slime_core.config.spec import did_you_mean
+from slime_core.config.yaml_file import Document, Item, child, mapping_items, read_document
+from slime_core.errors import ConfigError
+
+_ARG_FALLBACKS: Mapping[str, tuple[str, ...]] = {
+    "custom_generate_function_path": ("custom_generate_function_path",),
+    "rm_type": ("rm_type",),
+    "custom_rm_path": ("custom_rm_path",),
+    "input_key": ("eval_input_key", "input_key"),
+    "label_key": ("eval_label_key", "label_key"),
+    "tool_key": ("eval_tool_key", "tool_key"),
+    "metadata_key": ("metadata_key",),
+    "multimodal_keys": ("multimodal_keys",),
+    "apply_chat_template": ("apply_chat_template",),
+    "apply_chat_template_kwargs": ("apply_chat_template_kwargs",),
+    "n_samples_per_eval_prompt": ("n_samples_per_eval_prompt",),
+    "temperature": ("eval_temperature", "rollout_temperature"),
+    "top_p": ("eval_top_p", "rollout_top_p"),
+    "top_k": ("eval_top_k", "rollout_top_k"),
+    "max_response_len": ("eval_max_response_len", "rollout_max_response_len"),
+    "max_prompt_len": ("eval_max_prompt_len", "rollout_max_prompt_len"),
+    "max_context_len": ("eval_max_context_len", "rollout_max_context_len"),
+    "min_new_tokens": ("eval_min_new_tokens",),
+    "stop": ("rollout_stop",),
+    "stop_token_ids": ("rollout_stop_token_ids",),
+    "skip_special_tokens": ("rollout_skip_special_tokens",),
+}
+_WITHOUT_EFFECT = (
+    "app_service",
+    "eval_task_timeout",
+    "min_eval_samples",
+    "eval_early_stop_remaining",
+    "eval_early_stop_idle_timeout",
+    "message_processor",
+    "reward_model",
+    "remote_environment",
+)
+"""Keys THUDM/slime's files may hold and that nothing acts on, there or here."""
+
+
+def resolve_eval_datasets(args: Args, place: str = "flag") -> tuple[list[EvalDataset], list[str]]:
+    """The evaluation data sets of these settings, and warnings. Raises ConfigError.
+
+    Args:
+        args: Settings after all layers.
+        place: Where `eval_prompt_data` was given, for messages.
+    """
+    if args.eval_config:
+        return _from_file(args, args.eval_config)
+    return _from_pairs(args, args.eval_prompt_data or [], place), []
+
+
+def _from_pairs(args: Args, words: list[str], place: str) -> list[EvalDataset]:
+    if len(words) % 2:
+        given = " ".join(repr(w) for w in words)
+        raise ConfigError(
+            f"--eval-prompt-data {given} ({place}): expected pairs of a name and a path,"
+            " e.g. --eval-prompt-data aime data/aime.jsonl"
+        )
+    entries = [{"name": n, "path": p} for n, p in zip(words[::2], words[1::2])]
+    _check_names([e["name"] for e in entries], f"--eval-prompt-data ({place})")
+    return [_make(args, entry, {}, f"--eval-prompt-data ({place})") for entry in entries]
+
+
+def _from_file(args: Args, path: str) -> tuple[list[EvalDataset], list[str]]:
+    document = read_document(path)
+    root = document.node
+    if child(root, "eval") is not None:
+        root = child(root, "eval")
+    sections = mapping_items(document, root)
+    for key, item in sections.items():
+        if key not in ("defaults", "datasets"):
+            raise ConfigError(f"{item.where}: unknown key {key!r}; expected 'defaults' and 'datasets'.")
+    warnings: list[str] = []
+    defaults_node = child(root, "defaults")
+    defaults = _values(document, defaults_node, warnings, banned=("name", "path")) if defaults_node else {}
+    datasets = []
+    for name, node in _dataset_nodes(document, child(root, "datasets"), path):
+        where = f"{document.name}:{node.start_mark.line + 1}"
+        entry = _values(document, node, warnings)
+        if name is not None:
+            entry.setdefault("name", name)
+        datasets.append(_make(args, entry, defaults, where))
+    _check_names([d.name for d in datasets], path)
+    return datasets, warnings
+
+
+def _dataset_nodes(document: Document, node: yaml.Node | None, path: str) -> list[tuple[str | None, yaml.MappingNode]]:
+    """(name or None, mapping node) of each data set, from a list or a mapping name -> settings."""
+    if isinstance(node, yaml.SequenceNode):
+        pairs: list[tuple[str | None, yaml.Node]] = [(None, item) for item in node.value]
+    elif isinstance(node, yaml.MappingNode):
+        pairs = [(str(key.value), value) for key, value in node.value]
+    else:
+        raise ConfigError(f"{path}: 'datasets' must be a list of mappings with 'name' and 'path'.")
+    nodes: list[tuple[str | None, yaml.MappingNode]] = []
+    for name, item in pairs:
+        if not isinstance(item, yaml.MappingNode):
+            raise ConfigError(f"{document.name}:{item.start_mark.line + 1}: expected a mapping with 'name' and 'path'.")
+        nodes.append((name, item))
+    return nodes
+
+
+def _values(
+    document: Document, node: yaml.Node, warnings: list[str], *, banned: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    values = {}
+    for key, item in mapping_items(document, node).items():
+        name = key.replace("-", "_")
+        if name in _WITHOUT_EFFECT:
+            warnings.append(f"{item.where}: {key!r} has no effect.")
+            continue
+        if name in banned or name not in EvalDataset.model_fields:
+            raise ConfigError(_unknown_key(key, name, item, banned))
+        values[name] = item.value
+    return values
+
+
+def _unknown_key(key: str, name: str, item: Item, banned: tuple[str, ...]) -> str:
+    allowed = [k for k in EvalDataset.model_fields if k not in banned]
+    hint = did_you_mean(name, allowed) or f" Known: {', '.join(allowed)}."
+    return f"{item.where}: unknown evaluation setting {key!r}.{hint}"
+
+
+def _make(args: Args, entry: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> EvalDataset:
+    merged = {**_from_args(args), **defaults, **entry}
+    # A reward named closer to the data set wins, whichever of the two keys names it.
+    for layer in (entry, defaults):
+        if ("rm_type" in layer) != ("custom_rm_path" in layer):
+            merged["custom_rm_path" if "rm_type" in layer else "rm_type"] = None
+            break
+        if "rm_type" in layer:
+            break
+    for key in ("name", "path"):
+        if not merged.get(key):
+            raise ConfigError(f"{where}: an evaluation data set needs {key!r}.")
+    try:
+        return EvalDataset.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = first["msg"].replace("Input should be", "must be")
+        raise ConfigError(f"{where}: {first['loc'][0]} {first['input']!r}: {reason}") from None
+
+
+def _from_args(args: Args) -> dict[str, Any]:
+    values = {}
+    for name, sources in _ARG_FALLBACKS.items():
+        given = [getattr(args, s) for s in sources if getattr(args, s) is not None]
+        if given:
+            values[name] = given[0]
+    return values
+
+
+def _check_names(names: list[str], place: str) -> None:
+    repeated = sorted({n for n in names if names.count(n) > 1})
+    if repeated:
+        raise ConfigError(f"{place}: evaluation data set {repeated[0]!r} is named twice; names must differ.")

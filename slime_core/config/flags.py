@@ -1,0 +1,195 @@
+"""The schema -> argparse, and a command line -> entries.
+
+Every setting is a kebab-case flag in the group of its section, with the attribute's docstring as help. No
+abbreviations: an unknown flag is an error with a suggestion. Strings stay strings here; typing is pydantic's job, so
+that flags, environment and YAML share one set of rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from slime_core.config.origins import FLAG, Entry
+from slime_core.config.passthrough import ForeignFlags, convert, find_foreign
+from slime_core.config.spec import FlagSpec, did_you_mean, flag_specs
+from slime_core.errors import ConfigError
+
+_HELP_HEAD = (
+    "Settings come from defaults, then --config files, then SLIME_<NAME> environment variables, then flags;"
+    " later ones win. `slime config show` prints each value with its origin."
+)
+_FOREIGN = "foreign "
+"""Prefix of argparse destinations of pass-through flags; no attribute has a space."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises ConfigError instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        match = re.match(r"argument ([^:]+): (.*)", message)
+        raise ConfigError(f"{match[1].split('/')[0]}: {match[2]}" if match else message)
+
+
+@dataclass
+class ParsedFlags:
+    """What one command line says."""
+
+    values: dict[str, Entry] = field(default_factory=dict)
+    foreign: dict[str, Entry] = field(default_factory=dict)
+    sets: list[str] = field(default_factory=list)
+    """Texts after `--set`."""
+
+
+def _metavar(spec: FlagSpec) -> str:
+    if spec.spelling.metavar:
+        return spec.spelling.metavar
+    if spec.choices:
+        return "{" + ",".join(spec.choices) + "}"
+    words = {"mapping": "JSON", "int": "N", "float": "X"}
+    return words.get(spec.kind, "PATH" if spec.name.endswith("_path") else "TEXT")
+
+
+def _default_text(spec: FlagSpec) -> str:
+    if spec.default is None or spec.default == [] or spec.default == {}:
+        return ""
+    if spec.kind == "bool":
+        return " (default: on)" if spec.default else ""
+    value = " ".join(spec.default) if isinstance(spec.default, list) else spec.default
+    return f" (default: {value})"
+
+
+class _Switch(argparse.Action):
+    """A flag without a value: stores True, or False when spelled with its other name."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, off: str | None = None, **kwargs: Any) -> None:
+        names = [*option_strings, off] if off else list(option_strings)
+        super().__init__(names, dest, nargs=0, **kwargs)
+        self.off = off
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, option_string != self.off)
+
+
+def _add_flag(group: Any, spec: FlagSpec) -> None:
+    text = (spec.help + _default_text(spec)).replace("%", "%%")
+    shape: dict[str, Any] = {"metavar": _metavar(spec)}
+    if spec.kind == "bool" and not spec.is_list:
+        shape = {"action": _Switch, "off": spec.off_flag}
+    elif spec.spelling.append:
+        shape |= {"action": "append"}
+    elif spec.is_list:
+        shape |= {"action": "extend", "nargs": "+"}
+    group.add_argument(spec.flag, dest=spec.name, default=argparse.SUPPRESS, help=text, **shape)
+
+
+def build_parser(foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> argparse.ArgumentParser:
+    """The parser of every command that takes the run's settings."""
+    parser = _Parser(prog=prog, usage=f"{prog} [--config FILE] [flags]", description=_HELP_HEAD, allow_abbrev=False)
+    groups: dict[str, Any] = {}
+    for spec in flag_specs().values():
+        if spec.section not in groups:
+            groups[spec.section] = parser.add_argument_group(spec.section)
+        _add_flag(groups[spec.section], spec)
+    groups["Run"].add_argument(
+        "--set",
+        dest="set",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="NAME.KEY=VALUE",
+        help="Set one entry of a mapping, e.g. plugins.math.tolerance=1e-6; repeatable.",
+    )
+    for owner in foreign:
+        names = [f"--{f.name}" for f in owner.flags] + [f"--{p}*" for p in owner.prefixes]
+        users = ", ".join(owner.used_by) or "none in this version"
+        group = parser.add_argument_group(f"{owner.owner} (taken by: {users})", " ".join(names))
+        for flag in owner.flags:
+            shape: dict[str, Any] = {"action": "store_true"} if flag.kind == "switch" else {}
+            shape |= {"nargs": "+"} if flag.is_list else {}
+            dest = _FOREIGN + flag.attribute
+            group.add_argument(f"--{flag.name}", dest=dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **shape)
+    return parser
+
+
+def _is_flag(token: str) -> bool:
+    return token.startswith("-") and len(token) > 1 and not re.match(r"^-\.?\d", token)
+
+
+def _is_open(token: str, foreign: Sequence[ForeignFlags]) -> bool:
+    """Whether a token is a flag known by its prefix only."""
+    name = token[2:].partition("=")[0]
+    attribute = name.replace("-", "_")
+    if not token.startswith("--") or "_" in name or attribute in flag_specs():
+        return False
+    return any(name.startswith(owner.prefixes) and attribute not in owner.by_attribute for owner in foreign)
+
+
+def _take_open_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags]) -> tuple[list[str], dict[str, list[str]]]:
+    """Split off the flags known by prefix only: (the rest, attribute -> its value tokens)."""
+    rest: list[str] = []
+    taken: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for token in argv:
+        if _is_open(token, foreign):
+            name, equals, inline = token[2:].partition("=")
+            values = taken[name.replace("-", "_")] = [inline] if equals else []
+            if equals:
+                values = None
+        elif values is not None and not _is_flag(token):
+            values.append(token)
+        else:
+            values = None
+            rest.append(token)
+    return rest, taken
+
+
+def _open_value(values: list[str]) -> Any:
+    if not values:
+        return True
+    return values[0] if len(values) == 1 else values
+
+
+def parse_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> ParsedFlags:
+    """Read a command line. Raises ConfigError; prints help and raises SystemExit on `--help`."""
+    parser = build_parser(foreign, prog=prog)
+    rest, opened = _take_open_flags(argv, foreign)
+    namespace, unknown = parser.parse_known_args(rest)
+    if unknown:
+        raise ConfigError(_unknown_message(unknown[0], parser, prog))
+    parsed = ParsedFlags()
+    for dest, value in vars(namespace).items():
+        if dest == "set":
+            parsed.sets = value
+        elif dest.startswith(_FOREIGN):
+            attribute = dest.removeprefix(_FOREIGN)
+            parsed.foreign[attribute] = _foreign_entry(foreign, attribute, value)
+        else:
+            parsed.values[dest] = Entry(value, FLAG)
+    for attribute, values in opened.items():
+        parsed.foreign[attribute] = _foreign_entry(foreign, attribute, _open_value(values))
+    return parsed
+
+
+def _foreign_entry(foreign: Sequence[ForeignFlags], attribute: str, raw: Any) -> Entry:
+    found = find_foreign(foreign, attribute)
+    assert found is not None, attribute
+    try:
+        if isinstance(raw, list) and not found[1].is_list:
+            return Entry([convert(found[1], v) for v in raw], FLAG)
+        return Entry(convert(found[1], raw), FLAG)
+    except ValueError as error:
+        raise ConfigError(f"--{found[1].name} {raw!r} (flag): {error}") from None
+
+
+def _unknown_message(token: str, parser: argparse.ArgumentParser, prog: str) -> str:
+    if not token.startswith("-"):
+        return f"unexpected argument {token!r}; every setting is a flag, see `{prog} --help`."
+    word = token.partition("=")[0]
+    known = [option for action in parser._actions for option in action.option_strings]
+    hint = did_you_mean(word, known)
+    return (
+        f"unknown flag {word}.{hint or f' `{prog} --help` lists all; keys of your own go into --custom-config-path.'}"
+    )

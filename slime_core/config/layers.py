@@ -1,0 +1,225 @@
+"""Defaults < YAML < custom YAML < `SLIME_*` < flags: the entries that win, each with its origin.
+
+Callers get entries still spelled as in their source; `validate` turns them into `Args` and words every complaint
+with the value, the place and what is allowed. A key in a file may be snake_case or kebab-case.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from slime_core.config.flags import ParsedFlags
+from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
+from slime_core.config.passthrough import ForeignFlags, convert, find_foreign
+from slime_core.config.schema import Args
+from slime_core.config.settings import CUSTOM_KEY
+from slime_core.config.spec import did_you_mean, flag_specs, switched_off
+from slime_core.config.yaml_file import Item, read_scalar, read_yaml
+from slime_core.errors import ConfigError
+
+_OTHER_ENV = ("SLIME_PLUGINS", "SLIME_TRACE_PLUGINS", "SLIME_CONTRACT_", "SLIME_TEST_", "SLIME_SCRIPT_")
+"""Environment variables of other parts; they are not settings."""
+
+
+@dataclass
+class Layered:
+    """Winning entries, by attribute name."""
+
+    values: dict[str, Entry] = field(default_factory=dict)
+    foreign: dict[str, Entry] = field(default_factory=dict)
+    custom: dict[str, Entry] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def add_mapping_entry(self, name: str, entry: Entry) -> None:
+        """Lay `plugins` over what lower layers say, option by option; other settings replace."""
+        lower = self.values.get(name)
+        if name == "plugins" and lower and isinstance(lower.value, dict) and isinstance(entry.value, dict):
+            entry = Entry(_merged(lower.value, entry.value), entry.origin)
+        self.values[name] = entry
+
+
+def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    out = copy.deepcopy(lower)
+    for key, value in upper.items():
+        if isinstance(value, dict) and isinstance(out.get(key), dict):
+            out[key] = _merged(out[key], value)
+        else:
+            out[key] = copy.deepcopy(value)
+    return out
+
+
+def collect(parsed: ParsedFlags, env: Mapping[str, str], foreign: Sequence[ForeignFlags]) -> Layered:
+    """Read every source. Raises ConfigError."""
+    layered = Layered()
+    from_env = read_env(env, layered.warnings)
+    files = parsed.values.get("config") or from_env.get("config")
+    for path in _as_list(files.value) if files else []:
+        _add_file(layered, path, foreign, open_keys=False)
+    custom = parsed.values.get("custom_config_path") or from_env.get("custom_config_path")
+    custom = custom or layered.values.get("custom_config_path")
+    if custom and custom.value:
+        _add_file(layered, str(custom.value), foreign, open_keys=True)
+    for entries in (from_env, parsed.values):
+        for name, entry in entries.items():
+            layered.add_mapping_entry(name, _read_text(name, entry))
+    layered.foreign.update(parsed.foreign)
+    for text in parsed.sets:
+        _apply_set(layered, text)
+    return layered
+
+
+def _as_list(value: Any) -> list[str]:
+    return [str(v) for v in value] if isinstance(value, list) else [str(value)]
+
+
+def _add_file(layered: Layered, path: str, foreign: Sequence[ForeignFlags], *, open_keys: bool) -> None:
+    for key, item in read_yaml(path).items():
+        _add_file_key(layered, key, item, foreign, open_keys=open_keys)
+
+
+def _add_file_key(layered: Layered, key: str, item: Item, foreign: Sequence[ForeignFlags], *, open_keys: bool) -> None:
+    name, origin = key.replace("-", "_"), Origin("file", item.where)
+    if name in ("config", "set"):
+        raise ConfigError(f"{item.where}: {key!r} can only be given as a flag.")
+    if name in flag_specs():
+        layered.add_mapping_entry(name, _read_text(name, Entry(item.value, origin)))
+    elif name in switched_off():
+        if not isinstance(item.value, bool):
+            raise ConfigError(f"{item.where}: {key} {item.value!r}: expected true or false")
+        layered.values[switched_off()[name]] = Entry(not item.value, origin)
+    elif name == CUSTOM_KEY:
+        if not isinstance(item.value, dict):
+            raise ConfigError(f"{item.where}: {CUSTOM_KEY!r} must be a mapping of attribute names to values.")
+        for custom_key, value in item.value.items():
+            _add_custom(layered, str(custom_key), Item(value, item.where), foreign)
+    elif found := find_foreign(foreign, name):
+        try:
+            layered.foreign[name] = Entry(convert(found[1], item.value), origin)
+        except ValueError as error:
+            raise ConfigError(f"{item.where}: {key} {item.value!r}: {error}") from None
+    elif open_keys:
+        _add_custom(layered, key, item, foreign)
+    else:
+        raise ConfigError(f"{item.where}: unknown setting {key!r}.{_suggest_key(name, foreign)}")
+
+
+def _add_custom(layered: Layered, key: str, item: Item, foreign: Sequence[ForeignFlags]) -> None:
+    name = key.replace("-", "_")
+    if name in flag_specs() or name in switched_off() or find_foreign(foreign, name):
+        _add_file_key(layered, key, item, foreign, open_keys=False)
+    elif hasattr(BaseModel, key):
+        raise ConfigError(f"{item.where}: {key!r} cannot be an attribute of args; rename it.")
+    else:
+        layered.custom[key] = Entry(item.value, Origin("file", item.where))
+
+
+def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
+    known = [*flag_specs(), *switched_off(), CUSTOM_KEY, *(a for owner in foreign for a in owner.by_attribute)]
+    hint = did_you_mean(name, known)
+    return hint or f" Keys of your own go under {CUSTOM_KEY!r}: or into --custom-config-path."
+
+
+def read_env(env: Mapping[str, str], warnings: list[str]) -> dict[str, Entry]:
+    """Entries from `SLIME_<NAME>` variables; unknown ones are errors when close to a setting, else warnings."""
+    entries: dict[str, Entry] = {}
+    names = [*flag_specs(), *switched_off()]
+    for variable in sorted(env):
+        if not variable.startswith("SLIME_") or variable.startswith(_OTHER_ENV):
+            continue
+        name, origin = variable.removeprefix("SLIME_").lower(), Origin("env", variable)
+        if name in flag_specs():
+            entries[name] = Entry(env[variable], origin)
+        elif name in switched_off():
+            value = read_scalar(env[variable])
+            if value not in (True, False):
+                raise ConfigError(f"{variable} {env[variable]!r}: expected true or false")
+            entries[switched_off()[name]] = Entry(not value, origin)
+        elif close := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
+            raise ConfigError(f"unknown setting {variable} in the environment. Did you mean SLIME_{close[0].upper()}?")
+        else:
+            warnings.append(f"{variable} in the environment is no setting and has no effect.")
+    return entries
+
+
+def _read_text(name: str, entry: Entry) -> Entry:
+    """Take a list or mapping apart that its source gave as one string."""
+    spec = flag_specs()[name]
+    if not isinstance(entry.value, str) or not (spec.is_list or spec.kind == "mapping"):
+        return entry
+    if spec.is_list and entry.origin.kind == "file":
+        return Entry([entry.value], entry.origin)
+    try:
+        return Entry(spec.read(entry.value), entry.origin)
+    except ValueError as error:
+        raise ConfigError(f"{spec.flag} {entry.value!r} ({entry.origin}): not valid JSON: {error}") from None
+
+
+def _apply_set(layered: Layered, text: str) -> None:
+    path, equals, raw = text.partition("=")
+    keys = [k.strip() for k in path.split(".")]
+    root = keys[0].replace("-", "_")
+    specs = flag_specs()
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {text!r} (flag): expected NAME.KEY=VALUE, e.g. plugins.math.tolerance=1e-6")
+    if len(keys) == 1 and root in specs:
+        raise ConfigError(f"--set {text!r} (flag): {root} is a setting of its own; use {specs[root].flag}.")
+    if root not in specs or specs[root].kind != "mapping":
+        mappings = ", ".join(n for n, s in specs.items() if s.kind == "mapping")
+        raise ConfigError(
+            f"--set {text!r} (flag): {keys[0]!r} is not a mapping; for an option of a plugin write"
+            f" --set plugins.{path}=... (mappings: {mappings})"
+        )
+    try:
+        value = read_scalar(raw)
+    except ValueError as error:
+        raise ConfigError(f"--set {text!r} (flag): {error}") from None
+    entry = layered.values.get(root)
+    tree = copy.deepcopy(entry.value) if entry and isinstance(entry.value, dict) else {}
+    node = tree
+    for key in keys[1:-1]:
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {text!r} (flag): {key!r} is not a mapping.")
+    node[keys[-1]] = value
+    layered.values[root] = Entry(tree, FLAG)
+
+
+def validate(layered: Layered) -> tuple[Args, dict[str, Origin]]:
+    """Typed settings and their origins. Raises ConfigError listing every value of the wrong type."""
+    specs = flag_specs()
+    problems = [
+        f"{specs[name].flag} {entry.value!r} ({entry.origin}): must be a number"
+        for name, entry in layered.values.items()
+        if isinstance(entry.value, bool) and specs[name].kind in ("int", "float")
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    try:
+        args = Args.model_validate({name: entry.value for name, entry in layered.values.items()})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_words(layered, e) for e in error.errors())) from None
+    origins = {name: layered.values[name].origin if name in layered.values else DEFAULT for name in specs}
+    for extra in (layered.foreign, layered.custom):
+        for name, entry in extra.items():
+            setattr(args, name, entry.value)
+            origins[name] = entry.origin
+    return args, origins
+
+
+def _words(layered: Layered, error: Any) -> str:
+    name = str(error["loc"][0])
+    entry, spec = layered.values[name], flag_specs()[name]
+    reason = (
+        error["msg"].replace("Input should be", "must be").replace("valid integer, unable to parse string as an ", "")
+    )
+    if spec.choices:
+        reason = f"must be one of {', '.join(spec.choices)}"
+    elif spec.kind in ("int", "float") and error["type"].endswith("_parsing"):
+        reason = "must be a whole number" if spec.kind == "int" else "must be a number"
+    return f"{spec.flag} {error['input']!r} ({entry.origin}): {reason}"

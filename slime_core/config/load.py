@@ -1,0 +1,65 @@
+"""`load_settings`: command line, environment and files -> checked `Settings`; every command starts here.
+
+Order: layers are read and typed, unsupported settings are refused, then rules fill in what follows from the values
+and check them against each other. Only configuration files are read, and nothing is started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from slime_core.config.flags import parse_flags
+from slime_core.config.layers import Layered, collect, validate
+from slime_core.config.passthrough import BUILT_IN, ForeignFlags
+from slime_core.config.rules import apply_rules
+from slime_core.config.schema import Args
+from slime_core.config.settings import Settings
+from slime_core.config.support import check_support
+from slime_core.config.yaml_file import dump_value
+
+
+def load_settings(
+    argv: Sequence[str],
+    *,
+    command: str = "train",
+    env: Mapping[str, str] | None = None,
+    foreign: Sequence[ForeignFlags] = BUILT_IN,
+) -> Settings:
+    """Read all layers, fill in what follows from them, and check them against each other.
+
+    Args:
+        argv: Flags, without the command's name.
+        command: "train", "sft", "eval", "rollout" or "serve" decide what is required; "show" requires nothing.
+        env: Environment; the process's by default.
+        foreign: Pass-through flags of other programs.
+
+    Raises:
+        ConfigError: A setting is unknown, malformed, unsupported or contradicts another.
+        SystemExit: `--help` was among the flags and has been printed.
+    """
+    env = os.environ if env is None else env
+    parsed = parse_flags(argv, foreign, prog=f"slime {command if command != 'show' else 'config show'}")
+    layered = collect(parsed, env, foreign)
+    args, origins = validate(layered)
+    settings = Settings(
+        args, origins, command, list(layered.warnings), foreign=tuple(layered.foreign), custom=tuple(layered.custom)
+    )
+    settings.warnings += check_support(args, origins)
+    settings.warnings += _unused_foreign(layered, args, foreign)
+    apply_rules(settings)
+    return settings
+
+
+def _unused_foreign(layered: Layered, args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:
+    """One warning that lines up the pass-through flags nobody takes."""
+    parts = (args.train_backend, args.rollout_engine)
+    unused = []
+    for name, entry in layered.foreign.items():
+        owner = next(o for o in foreign if o.find(name))
+        if set(parts).isdisjoint(owner.used_by):
+            value = "" if entry.value is True else f" {dump_value(entry.value)}"
+            unused.append(f"--{name.replace('_', '-')}{value} ({entry.origin})")
+    if not unused:
+        return []
+    return [f"without effect with --train-backend {parts[0]} and --rollout-engine {parts[1]}: {', '.join(unused)}"]

@@ -1,0 +1,34 @@
+"""Where a value came from: the second half of every message about a setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Source of one value; `str()` gives what messages and `slime config show` print."""
+
+    kind: Literal["default", "file", "env", "flag", "derived"]
+    where: str = ""
+    """file: "run.yaml:14"; env: "SLIME_LR"; derived: what it was derived from."""
+
+    def __str__(self) -> str:
+        if self.kind == "env":
+            return f"{self.where} env"
+        if self.kind == "derived":
+            return f"derived: {self.where}"
+        return self.where or self.kind
+
+
+DEFAULT = Origin("default")
+FLAG = Origin("flag")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value on its way into `Args`, still as its source spelled it."""
+
+    value: object
+    origin: Origin

@@ -1,0 +1,332 @@
+"""What follows from the settings, and what they may not say together: small functions in one order.
+
+A rule reads `s.args`, fills in with `s.derive`, warns with `s.warnings.append`, and raises ConfigError naming the
+values involved with their origins. Derivations never replace a value that somebody gave. Requirements of plugins
+(an estimator that needs `--normalize-advantages`, say) are checked where the plugin is loaded.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable
+
+from slime_core.config.eval_config import resolve_eval_datasets
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError
+
+_OPTIMIZES = ("train", "sft")
+_SCORES = ("train", "eval", "rollout")
+
+
+# -- model, device, directories --------------------------------------------------------------------------
+
+
+def model_is_named(s: Settings) -> None:
+    """Every command but `show` needs a checkpoint."""
+    if s.command != "show" and not s.args.hf_checkpoint:
+        raise ConfigError("--hf-checkpoint is required: a directory in Hugging Face layout.")
+
+
+def dtype_flags(s: Settings) -> None:
+    """`--bf16` is `--dtype bfloat16`."""
+    if s.args.bf16 and s.args.dtype == "float32":
+        raise ConfigError(f"{s.cite('bf16')} contradicts {s.cite('dtype')}; remove one.")
+    if s.args.bf16 and not s.is_given("dtype"):
+        s.derive("dtype", "bfloat16", "bf16")
+
+
+def run_directory(s: Settings) -> None:
+    """Metrics and summary go beside the checkpoints."""
+    if s.args.run_dir is None and s.args.save is not None:
+        s.derive("run_dir", s.args.save, "save")
+    elif s.args.run_dir is None and s.command not in ("show", "serve"):
+        s.derive("run_dir", os.path.join("outputs", s.command), f"slime {s.command}")
+
+
+def checkpoint_interval(s: Settings) -> None:
+    """Checkpoints need a place."""
+    if s.args.save_interval is not None and not s.args.save:
+        raise ConfigError(f"{s.cite('save_interval')} needs --save DIR.")
+    if s.args.keep_checkpoints is not None and not s.args.save:
+        raise ConfigError(f"{s.cite('keep_checkpoints')} needs --save DIR.")
+
+
+# -- data, batches, length of the run --------------------------------------------------------------------
+
+
+def sft_defaults(s: Settings) -> None:
+    """Supervised fine-tuning: one sample per prompt, no advantages."""
+    if s.command != "sft":
+        return
+    if s.args.n_samples_per_prompt != 1:
+        raise ConfigError(f"{s.cite('n_samples_per_prompt')}: supervised fine-tuning takes one sample per prompt.")
+    if not s.is_given("loss_type"):
+        s.derive("loss_type", "sft_loss", "slime sft")
+    if not s.is_given("compute_advantages_and_returns"):
+        s.derive("compute_advantages_and_returns", False, "slime sft")
+    if s.args.rollout_batch_size is None and s.args.global_batch_size is not None:
+        s.derive("rollout_batch_size", s.args.global_batch_size, "global_batch_size")
+
+
+def data_is_named(s: Settings) -> None:
+    """Training and rollouts need prompts, unless the user's code brings them."""
+    a = s.args
+    brings_own = (
+        a.data_source_path or a.rollout_function_path or a.load_debug_rollout_data or not a.rollout_global_dataset
+    )
+    if s.command in ("train", "sft", "rollout") and not a.prompt_data and not brings_own:
+        raise ConfigError("--prompt-data is required: a JSONL or parquet file.")
+
+
+def batch_sizes(s: Settings) -> None:
+    """rollout_batch_size * n_samples_per_prompt = global_batch_size * num_steps_per_rollout."""
+    a = s.args
+    if a.rollout_batch_size is None:
+        if s.command in ("train", "sft", "rollout"):
+            raise ConfigError("--rollout-batch-size is required: the number of prompts per rollout.")
+        return
+    samples = a.rollout_batch_size * a.n_samples_per_prompt
+    product = f"{s.cite('rollout_batch_size')} * {s.cite('n_samples_per_prompt')} = {samples} samples per rollout"
+    steps, per_step = a.num_steps_per_rollout, a.global_batch_size
+    if steps is not None and per_step is not None and samples != steps * per_step:
+        raise ConfigError(
+            f"{product}, but {s.cite('global_batch_size')} * {s.cite('num_steps_per_rollout')} = {steps * per_step};"
+            " drop one of the last two, or make the products equal."
+        )
+    if steps is not None and samples % steps:
+        raise ConfigError(f"{product} cannot be divided into {s.cite('num_steps_per_rollout')}.")
+    if per_step is not None and samples % per_step:
+        raise ConfigError(f"{product} cannot be divided by {s.cite('global_batch_size')}; the rest would be lost.")
+    if per_step is None:
+        per_step = samples // (steps or 1)
+        why = "rollout_batch_size * n_samples_per_prompt" + (" / num_steps_per_rollout" if steps else "")
+        s.derive("global_batch_size", per_step, why)
+    if steps is None:
+        why = "rollout_batch_size * n_samples_per_prompt / global_batch_size"
+        s.derive("num_steps_per_rollout", samples // per_step, why)
+
+
+def over_sampling(s: Settings) -> None:
+    """At least one rollout's prompts are started at a time."""
+    a = s.args
+    if a.over_sampling_batch_size is None:
+        if a.rollout_batch_size is not None:
+            s.derive("over_sampling_batch_size", a.rollout_batch_size, "rollout_batch_size")
+    elif a.rollout_batch_size is not None and a.over_sampling_batch_size < a.rollout_batch_size:
+        raise ConfigError(f"{s.cite('over_sampling_batch_size')} must be at least {s.cite('rollout_batch_size')}.")
+
+
+def micro_batches(s: Settings) -> None:
+    """Packing by tokens needs the number of tokens."""
+    a = s.args
+    if a.use_dynamic_batch_size and a.max_tokens_per_gpu is None:
+        raise ConfigError(f"{s.cite('use_dynamic_batch_size')} needs --max-tokens-per-gpu N.")
+    if not a.use_dynamic_batch_size:
+        for name in ("max_tokens_per_gpu", "log_probs_max_tokens_per_gpu", "balance_by_flops"):
+            if s.is_given(name) and getattr(a, name):
+                raise ConfigError(f"{s.cite(name)} needs --use-dynamic-batch-size.")
+    elif s.is_given("micro_batch_size"):
+        s.warnings.append(f"{s.cite('micro_batch_size')} has no effect with {s.cite('use_dynamic_batch_size')}.")
+    if a.use_dynamic_batch_size and a.log_probs_max_tokens_per_gpu is None:
+        s.derive("log_probs_max_tokens_per_gpu", a.max_tokens_per_gpu, "max_tokens_per_gpu")
+
+
+def length_of_run(s: Settings) -> None:
+    """`--num-rollout` wins over `--num-epoch`; training needs one of them."""
+    a = s.args
+    if a.num_rollout is not None and a.num_epoch is not None:
+        s.warnings.append(f"{s.cite('num_epoch')} has no effect with {s.cite('num_rollout')}.")
+    elif a.num_epoch is not None and not (a.rollout_global_dataset and (a.prompt_data or a.data_source_path)):
+        raise ConfigError(f"{s.cite('num_epoch')} needs --prompt-data; without it give --num-rollout N.")
+    elif a.num_rollout is None and a.num_epoch is None:
+        if s.command in _OPTIMIZES:
+            raise ConfigError("--num-rollout N or --num-epoch N is required.")
+        if s.command == "rollout":
+            s.derive("num_rollout", 1, "slime rollout")
+
+
+def trained_parameters(s: Settings) -> None:
+    """Parameters are named by what trains or by what does not."""
+    if s.args.only_train_params_name_list and s.args.freeze_params_name_list:
+        names = s.cite("only_train_params_name_list"), s.cite("freeze_params_name_list")
+        raise ConfigError(f"{names[0]} and {names[1]} are both set; use one.")
+
+
+def schedule(s: Settings) -> None:
+    """One way to give the warm-up, and a floor below the peak."""
+    a = s.args
+    if a.lr_warmup_fraction is not None and a.lr_warmup_iters:
+        raise ConfigError(f"{s.cite('lr_warmup_iters')} and {s.cite('lr_warmup_fraction')} are both set; use one.")
+    if a.min_lr > a.lr:
+        raise ConfigError(f"{s.cite('min_lr')} must not exceed {s.cite('lr')}.")
+
+
+# -- generation and reward -------------------------------------------------------------------------------
+
+
+def context_lengths(s: Settings) -> None:
+    """A prompt must leave room for at least one token."""
+    a = s.args
+    for kind in ("rollout", "eval"):
+        context, prompt = f"{kind}_max_context_len", f"{kind}_max_prompt_len"
+        if kind == "eval" and a.eval_max_context_len is None and a.rollout_max_context_len is not None:
+            s.derive(context, a.rollout_max_context_len, "rollout_max_context_len")
+        limit = getattr(a, context)
+        if limit is None:
+            continue
+        if getattr(a, prompt) is None:
+            s.derive(prompt, limit - 1, f"{context} - 1")
+        elif getattr(a, prompt) > limit - 1:
+            raise ConfigError(f"{s.cite(prompt)} must be smaller than {s.cite(context)}.")
+
+
+def response_is_bounded(s: Settings) -> None:
+    """Without a limit an untrained model may never stop."""
+    a = s.args
+    if s.command not in ("train", "rollout") or a.rollout_function_path or a.debug_train_only:
+        return
+    if a.rollout_max_response_len is None and a.rollout_max_context_len is None:
+        raise ConfigError("--rollout-max-response-len N or --rollout-max-context-len N is required.")
+
+
+def reward_is_named(s: Settings) -> None:
+    """Something must score, unless the user's own generation does."""
+    a = s.args
+    if a.rm_type and a.custom_rm_path:
+        s.warnings.append(f"{s.cite('rm_type')} has no effect with {s.cite('custom_rm_path')}.")
+    scores_itself = a.custom_generate_function_path or a.rollout_function_path or a.eval_function_path
+    if s.command not in _SCORES or a.rm_type or a.custom_rm_path or scores_itself or a.debug_train_only:
+        return
+    if s.command == "eval" and all(d.rm_type or d.custom_rm_path for d in s.args.eval_datasets):
+        return
+    raise ConfigError("no reward: give --rm-type NAME or --custom-rm-path PATH; `slime plugins list` shows the names.")
+
+
+def inherited_names(s: Settings) -> None:
+    """Evaluation uses what training uses unless told otherwise."""
+    a = s.args
+    if a.eval_reward_key is None and a.reward_key is not None:
+        s.derive("eval_reward_key", a.reward_key, "reward_key")
+    if a.eval_function_path is None and a.rollout_function_path is not None:
+        s.derive("eval_function_path", a.rollout_function_path, "rollout_function_path")
+    if a.mask_offpolicy_in_partial_rollout and not a.partial_rollout:
+        raise ConfigError(f"{s.cite('mask_offpolicy_in_partial_rollout')} needs --partial-rollout.")
+
+
+def evaluation(s: Settings) -> None:
+    """`args.eval_datasets`, and something to evaluate when asked to."""
+    a = s.args
+    if a.eval_config and a.eval_prompt_data:
+        raise ConfigError(f"{s.cite('eval_config')} and {s.cite('eval_prompt_data')} are both set; use one.")
+    datasets, warnings = resolve_eval_datasets(a, str(s.origins["eval_prompt_data"]))
+    a.eval_datasets = datasets
+    s.warnings += warnings
+    if datasets or a.eval_function_path:
+        return
+    if a.eval_interval is not None:
+        raise ConfigError(f"{s.cite('eval_interval')} needs --eval-prompt-data NAME PATH or --eval-config FILE.")
+    if s.command == "eval":
+        raise ConfigError("nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE.")
+
+
+# -- algorithm -------------------------------------------------------------------------------------------
+
+
+def clipping(s: Settings) -> None:
+    """The clip range is symmetric unless told otherwise."""
+    if s.args.eps_clip_high is None:
+        s.derive("eps_clip_high", s.args.eps_clip, "eps_clip")
+
+
+def group_statistics(s: Settings) -> None:
+    """A group of one has no standard deviation."""
+    if s.args.n_samples_per_prompt == 1 and s.args.grpo_std_normalization:
+        s.derive("grpo_std_normalization", False, "n_samples_per_prompt 1")
+
+
+def kl_to_reference(s: Settings) -> None:
+    """Reward penalty or loss term, and where the reference comes from."""
+    a = s.args
+    if a.kl_coef and a.kl_loss_coef:
+        raise ConfigError(
+            f"{s.cite('kl_coef')} and {s.cite('kl_loss_coef')} are both set; use one: reward penalty or loss term."
+        )
+    if a.kl_loss_coef and not a.use_kl_loss:
+        s.warnings.append(f"{s.cite('kl_loss_coef')} has no effect without --use-kl-loss.")
+    uses_reference = bool(a.kl_coef or a.use_kl_loss)
+    if uses_reference and a.ref_load is None and a.hf_checkpoint is not None:
+        s.derive("ref_load", a.hf_checkpoint, "hf_checkpoint")
+    if a.ref_update_interval is not None and not uses_reference:
+        s.warnings.append(f"{s.cite('ref_update_interval')} has no effect without --kl-coef or --use-kl-loss.")
+
+
+def loss_function(s: Settings) -> None:
+    """A custom loss is a type and a function."""
+    a = s.args
+    if a.loss_type == "custom_loss" and not a.custom_loss_function_path:
+        raise ConfigError(f"{s.cite('loss_type')} needs --custom-loss-function-path PATH.")
+    if a.custom_loss_function_path and a.loss_type != "custom_loss":
+        raise ConfigError(f"{s.cite('custom_loss_function_path')} needs --loss-type custom_loss.")
+
+
+# -- weights, debugging ----------------------------------------------------------------------------------
+
+
+def weight_transport(s: Settings) -> None:
+    """Weights on disk need a directory."""
+    a = s.args
+    if a.update_weight_transport == "disk" and a.update_weight_disk_dir is None:
+        if a.run_dir is None:
+            raise ConfigError(f"{s.cite('update_weight_transport')} needs --update-weight-disk-dir DIR or --save DIR.")
+        s.derive("update_weight_disk_dir", os.path.join(a.run_dir, "weights"), "run_dir")
+
+
+def debug_modes(s: Settings) -> None:
+    """Half a loop, from or to files."""
+    a = s.args
+    if a.load_debug_rollout_data and not a.debug_train_only:
+        s.derive("debug_train_only", True, "load_debug_rollout_data")
+    if a.debug_rollout_only and a.debug_train_only:
+        raise ConfigError(f"{s.cite('debug_rollout_only')} and {s.cite('debug_train_only')} leave nothing to do.")
+    if a.dump_details:
+        for name, folder in (("save_debug_rollout_data", "rollout_data"), ("save_debug_train_data", "train_data")):
+            if getattr(a, name) is None:
+                s.derive(name, os.path.join(a.dump_details, folder, "{rollout_id}.json"), "dump_details")
+    if a.save_debug_rollout_data and a.save_debug_rollout_data == a.save_debug_train_data:
+        raise ConfigError(f"{s.cite('save_debug_rollout_data')} and {s.cite('save_debug_train_data')} must differ.")
+
+
+Rule = Callable[[Settings], None]
+
+RULES: tuple[Rule, ...] = (
+    model_is_named,
+    dtype_flags,
+    run_directory,
+    checkpoint_interval,
+    debug_modes,
+    sft_defaults,
+    data_is_named,
+    batch_sizes,
+    over_sampling,
+    micro_batches,
+    length_of_run,
+    schedule,
+    trained_parameters,
+    context_lengths,
+    response_is_bounded,
+    inherited_names,
+    evaluation,
+    reward_is_named,
+    clipping,
+    group_statistics,
+    kl_to_reference,
+    loss_function,
+    weight_transport,
+)
+"""In this order: later ones read what earlier ones derived."""
+
+
+def apply_rules(settings: Settings) -> None:
+    """Run every rule. Raises ConfigError at the first broken one."""
+    for rule in RULES:
+        rule(settings)

@@ -1,0 +1,70 @@
+"""Every setting of slime as one flat, typed object: `Args`.
+
+Sections (modules under `sections`) are inherited, so `args.rollout_batch_size` needs no path. Names, types and
+defaults are THUDM/slime's; a default that differs says so here:
+
+- `update_weight_transport` is "tensor" (THUDM/slime: "nccl", which colocated runs turn into tensor handles);
+- `distributed_backend` is "auto" (nccl on CUDA, gloo on CPU);
+- `rollout_function_path`, `data_source_path` are None, which means the built-in stage.
+
+`Args` alone checks single values. Files, environment, flags and rules between values are `settings.load_settings`.
+"""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+
+from slime_core.config.sections.algorithm import AlgorithmArgs
+from slime_core.config.sections.base import Section
+from slime_core.config.sections.cluster import ClusterArgs
+from slime_core.config.sections.data import DataArgs
+from slime_core.config.sections.evaluation import EvalArgs, EvalDataset
+from slime_core.config.sections.logging import DebugArgs, LoggingArgs
+from slime_core.config.sections.reward import RewardArgs
+from slime_core.config.sections.rollout import EngineArgs, ModelArgs, RolloutArgs
+from slime_core.config.sections.run import RunArgs
+from slime_core.config.sections.train import CheckpointArgs, OptimizerArgs, TrainArgs, WeightArgs
+
+SECTIONS: tuple[type[Section], ...] = (
+    RunArgs,
+    ModelArgs,
+    DataArgs,
+    RolloutArgs,
+    EngineArgs,
+    RewardArgs,
+    AlgorithmArgs,
+    OptimizerArgs,
+    TrainArgs,
+    WeightArgs,
+    CheckpointArgs,
+    EvalArgs,
+    LoggingArgs,
+    DebugArgs,
+    ClusterArgs,
+)
+"""In the order of the help text."""
+
+
+class Args(
+    RunArgs,
+    ModelArgs,
+    DataArgs,
+    RolloutArgs,
+    EngineArgs,
+    RewardArgs,
+    AlgorithmArgs,
+    OptimizerArgs,
+    TrainArgs,
+    WeightArgs,
+    CheckpointArgs,
+    EvalArgs,
+    LoggingArgs,
+    DebugArgs,
+    ClusterArgs,
+):
+    """The run's settings: one attribute per flag, plus pass-through flags and custom keys."""
+
+    model_config = ConfigDict(defer_build=False)
+
+    eval_datasets: list[EvalDataset] = Field(default_factory=list)
+    """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""

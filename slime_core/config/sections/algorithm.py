@@ -1,0 +1,94 @@
+"""Settings of advantages and losses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from slime_core.config.sections.base import Flag, Section
+
+
+class AlgorithmArgs(Section):
+    """Algorithm."""
+
+    advantage_estimator: str = "grpo"
+    """RL algorithm, by plugin name."""
+    custom_advantage_function_path: str | None = None
+    """fn(args, rollout_data) that sets advantages and returns; wins over --advantage-estimator."""
+    compute_advantages_and_returns: Annotated[bool, Flag(off="--disable-compute-advantages-and-returns")] = True
+    """Compute advantages before training; disable for supervised or custom losses."""
+    loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = "policy_loss"
+    """What is minimised."""
+    custom_loss_function_path: str | None = None
+    """fn(args, batch, logits, sum_of_sample_mean) for --loss-type custom_loss."""
+    custom_pg_loss_reducer_function_path: str | None = None
+    """Makes the reducer of the policy loss from lengths and masks."""
+    calculate_per_token_loss: bool = False
+    """Average the loss over tokens instead of over samples."""
+    eps_clip: Annotated[float, Field(ge=0)] = 0.2
+    """How far the ratio may fall below 1."""
+    eps_clip_high: Annotated[float | None, Field(ge=0)] = None
+    """How far the ratio may rise above 1; --eps-clip when not given."""
+    eps_clip_c: Annotated[float | None, Field(gt=1)] = None
+    """Dual clip: lower bound of the objective for negative advantages."""
+    value_clip: Annotated[float, Field(ge=0)] = 0.2
+    """How far a value may move from its old one."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """KL to the reference as a penalty inside the reward."""
+    use_kl_loss: bool = False
+    """Add the KL to the reference to the loss."""
+    kl_loss_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL in the loss."""
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
+    """Estimator of the KL."""
+    use_unbiased_kl: bool = False
+    """Multiply the KL by the importance ratio."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount per token."""
+    lambd: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Decay of generalised advantage estimation."""
+    normalize_advantages: bool = False
+    """Whiten advantages over the batch."""
+    grpo_std_normalization: Annotated[bool, Flag(off="--disable-grpo-std-normalization")] = True
+    """Divide the group's rewards by their standard deviation."""
+    rewards_normalization: Annotated[bool, Flag(off="--disable-rewards-normalization")] = True
+    """Subtract the group's mean from its rewards."""
+    use_rollout_entropy: bool = False
+    """Compute the entropy in the log-prob pass, as a metric."""
+    use_rollout_logprobs: bool = False
+    """Take the engine's log-probs as those of the old policy."""
+    get_mismatch_metrics: bool = False
+    """Metrics of the distance between engine and trainer."""
+    use_tis: bool = False
+    """Truncated importance sampling between engine and trainer."""
+    tis_clip: Annotated[float, Field(gt=0)] = 2.0
+    """Upper bound of the truncated importance weight."""
+    tis_clip_low: Annotated[float, Field(ge=0)] = 0.0
+    """Lower bound of the truncated importance weight."""
+    custom_tis_function_path: str | None = None
+    """Replaces truncated importance sampling."""
+    use_opsm: bool = False
+    """Mask off-policy sequences with negative advantage."""
+    opsm_delta: float = 1e-4
+    """Sequence KL from which a sequence counts as off-policy."""
+    use_routing_replay: bool = False
+    """Repeat the expert routing of the log-prob pass in training."""
+    use_rollout_routing_replay: bool = False
+    """Repeat the engine's expert routing in training."""
+    keep_old_actor: bool = False
+    """Keep the policy that generated the data for the old log-probs."""
+    num_critic_only_steps: Annotated[int, Field(ge=0)] = 0
+    """Rollouts at the start that train only the critic."""
+    use_opd: bool = False
+    """On-policy distillation."""
+    opd_type: Literal["sglang", "megatron"] | None = None
+    """Where the teacher's log-probs come from."""
+    opd_kl_coef: float = 1.0
+    """Weight of the KL to the teacher."""
+    opd_teacher_load: str | None = None
+    """Checkpoint of the teacher."""
+    opd_teacher_ckpt_step: int | None = None
+    """Step of the teacher's checkpoint."""

@@ -1,0 +1,32 @@
+"""What every section of settings is made of: a pydantic base and the annotation that spells a flag.
+
+A section is a class with one attribute per flag; the string under the attribute is the flag's help. `schema.Args`
+inherits all sections, so attributes are flat. Wrong guess to avoid: a flag's spelling is derived from the
+attribute's name and type; `Flag` is needed only where that is not enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Spelling of one flag where it differs from `--attribute-name`."""
+
+    off: str | None = None
+    """Flag that stores False (THUDM/slime's `--disable-...`), instead of `--no-...`."""
+    append: bool = False
+    """A list that takes one value each time the flag is repeated."""
+    paths: bool = False
+    """A list of directories: split at the path separator when it comes from the environment."""
+    metavar: str | None = None
+    """Name of the value in the help text."""
+
+
+class Section(BaseModel):
+    """One group of flags. Unknown keyword arguments become attributes."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, protected_namespaces=(), defer_build=True)

@@ -1,0 +1,84 @@
+"""Settings of evaluation (`None` means: the rollout's value), and the data sets they resolve to."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slime_core.config.sections.base import Flag, Section
+
+
+class EvalArgs(Section):
+    """Evaluation."""
+
+    eval_interval: Annotated[int | None, Field(gt=0)] = None
+    """Rollouts between evaluations."""
+    eval_prompt_data: Annotated[list[str] | None, Flag(metavar="NAME PATH")] = None
+    """Names and files of evaluation data, in pairs; repeatable."""
+    eval_config: str | None = None
+    """YAML file with evaluation data and their settings."""
+    eval_function_path: str | None = None
+    """Replaces the evaluation; --rollout-function-path when not given."""
+    skip_eval_before_train: bool = False
+    """Do not evaluate before the first rollout."""
+    n_samples_per_eval_prompt: Annotated[int, Field(gt=0)] = 1
+    """Responses per evaluation prompt."""
+    eval_input_key: str | None = None
+    """Column of the prompt in evaluation data."""
+    eval_label_key: str | None = None
+    """Column of the reference answer in evaluation data."""
+    eval_tool_key: str | None = None
+    """Column of the tool definitions in evaluation data."""
+    eval_temperature: Annotated[float | None, Field(ge=0)] = None
+    """Sampling temperature; 0 is greedy."""
+    eval_top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Nucleus sampling."""
+    eval_top_k: Annotated[int | None, Field(ge=-1)] = None
+    """Sample from the k likeliest tokens; -1 is all."""
+    eval_max_response_len: Annotated[int | None, Field(gt=0)] = None
+    """Longest response, in tokens."""
+    eval_max_prompt_len: Annotated[int | None, Field(gt=0)] = None
+    """Longer prompts are left out, in tokens."""
+    eval_min_new_tokens: Annotated[int | None, Field(ge=0)] = None
+    """Shortest response, in tokens."""
+    eval_max_context_len: Annotated[int | None, Field(gt=1)] = None
+    """Longest prompt and response together, in tokens."""
+
+
+class EvalDataset(BaseModel):
+    """One evaluation data set with all settings resolved."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    """In metric names: `eval/<name>`."""
+    path: str
+    """JSONL or parquet file; `path@[a:b]` takes a slice."""
+    rm_type: str | None = None
+    custom_rm_path: str | None = None
+    input_key: str = "input"
+    label_key: str | None = None
+    tool_key: str = "tools"
+    metadata_key: str = "metadata"
+    multimodal_keys: dict[str, Any] | None = None
+    apply_chat_template: bool = False
+    apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    n_samples_per_eval_prompt: Annotated[int, Field(gt=0)] = 1
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    max_response_len: Annotated[int | None, Field(gt=0)] = None
+    max_prompt_len: Annotated[int | None, Field(gt=0)] = None
+    max_context_len: Annotated[int | None, Field(gt=1)] = None
+    min_new_tokens: Annotated[int | None, Field(ge=0)] = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    repetition_penalty: Annotated[float | None, Field(gt=0)] = None
+    skip_special_tokens: bool = False
+    no_stop_trim: bool = True
+    """Keep the stop string in the response."""
+    custom_generate_function_path: str | None = None
+    metadata_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Laid over every sample's metadata."""

@@ -1,0 +1,112 @@
+"""Settings of generation: model, sampling, scheduling of groups, engines."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from slime_core.config.sections.base import Flag, Section
+
+
+class ModelArgs(Section):
+    """Model."""
+
+    hf_checkpoint: str | None = None
+    """Directory in Hugging Face layout: initial weights, configuration and tokenizer."""
+    model_name: str | None = None
+    """Model family, when it is not the one named in the checkpoint's configuration."""
+    custom_model_provider_path: str | None = None
+    """Function that builds the trainer's model."""
+    padded_vocab_size: Annotated[int | None, Field(gt=0)] = None
+    """Vocabulary size the embedding is padded to."""
+
+
+class RolloutArgs(Section):
+    """Rollout."""
+
+    rollout_function_path: str | None = None
+    """Replaces the whole rollout: a plugin name or path to fn(args, rollout_id, data_source, evaluation=False)."""
+    custom_generate_function_path: str | None = None
+    """Generates one sample: a plugin name or path to fn(args, sample, sampling_params); single_turn when not given."""
+    rollout_temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; the trainer divides its logits by it too."""
+    rollout_top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling."""
+    rollout_top_k: Annotated[int, Field(ge=-1)] = -1
+    """Sample from the k likeliest tokens; -1 is all."""
+    rollout_max_context_len: Annotated[int | None, Field(gt=1)] = None
+    """Longest prompt and response together, in tokens."""
+    rollout_max_prompt_len: Annotated[int | None, Field(gt=0)] = None
+    """Longer prompts are left out, in tokens."""
+    rollout_max_response_len: Annotated[int | None, Field(gt=0)] = None
+    """Longest response, in tokens."""
+    rollout_skip_special_tokens: bool = False
+    """Leave special tokens out of the response text."""
+    rollout_stop: list[str] | None = None
+    """Strings that end a response."""
+    rollout_stop_token_ids: list[int] | None = None
+    """Token ids that end a response."""
+    rollout_shuffle: bool = False
+    """Shuffle the prompts every epoch."""
+    rollout_seed: int = 42
+    """Seed of shuffling and sampling."""
+    over_sampling_batch_size: Annotated[int | None, Field(gt=0)] = None
+    """Prompts started at a time until enough groups pass the filter; --rollout-batch-size when not given."""
+    dynamic_sampling_budget: Annotated[int, Field(gt=0)] = 16
+    """Rollouts' worth of prompts that one rollout may draw before too many dropped groups stop the run."""
+    dynamic_sampling_filter_path: str | None = None
+    """Keeps or drops a scored group: a plugin name or path to fn(args, samples)."""
+    partial_rollout: bool = False
+    """Put groups that are unfinished at the end of a rollout back, and go on with them in the next."""
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Do not train on tokens that an earlier rollout generated."""
+    buffer_filter_path: str | None = None
+    """Takes groups out of the buffer: a plugin name or path to fn(args, rollout_id, buffer, num_samples)."""
+    rollout_sample_hook_path: Annotated[list[str], Flag(append=True)] = Field(default_factory=list)
+    """fn(args, sample) called between generation and reward; repeatable."""
+    rollout_sample_filter_path: str | None = None
+    """fn(args, groups) that marks samples with remove_sample at the end of a rollout."""
+    rollout_all_samples_process_path: str | None = None
+    """fn(args, all_groups, data_source) called with every group at the end of a rollout."""
+    rollout_data_postprocess_path: str | None = None
+    """fn(args, rollout_id, rollout_data) called in the trainer once advantages are known."""
+    custom_convert_samples_to_train_data_path: str | None = None
+    """fn(args, samples) that makes the train data."""
+    rollout_timeout: Annotated[float | None, Field(gt=0)] = 3600.0
+    """Seconds one rollout may take before the run stops with an error."""
+    max_consecutive_failures: Annotated[int, Field(gt=0)] = 64
+    """So many samples failing one after the other stop the run."""
+    rollout_buffer_url: str | None = None
+    """Address of an external rollout buffer."""
+    fetch_trajectory_retry_times: int = -1
+    """How often fetching from the external buffer is tried; -1 is without end."""
+    min_batch_collection_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Part of the batch the external buffer must have collected."""
+    rollout_task_type: str = "math"
+    """Task type sent to the external rollout buffer."""
+
+
+class EngineArgs(Section):
+    """Rollout engine."""
+
+    engine_max_running_requests: Annotated[int, Field(gt=0)] = 256
+    """Sequences the embedded engine decodes together."""
+    engine_max_tokens: Annotated[int | None, Field(gt=0)] = None
+    """Capacity of the embedded engine's key-value cache, in tokens; sized to the requests when not given."""
+    engine_prefix_cache: bool = True
+    """Share the key-value cache of common prefixes."""
+    sglang_server_concurrency: Annotated[int, Field(gt=0)] = 512
+    """Samples being generated at the same time, per engine."""
+    sglang_router_ip: str | None = None
+    """Address of a router that is already running."""
+    sglang_router_port: int | None = None
+    """Port of a router that is already running."""
+    sglang_router_request_timeout_secs: Annotated[int, Field(gt=0)] = 14400
+    """Seconds a request may take."""
+    sglang_config: str | None = None
+    """YAML file with several engine groups."""
+    prefill_num_servers: Annotated[int | None, Field(gt=0)] = None
+    """Engines that only prefill."""
+    rollout_external_engine_addrs: list[str] | None = None
+    """Addresses of engines that are already running."""

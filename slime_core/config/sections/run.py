@@ -1,0 +1,48 @@
+"""Settings of the run as a whole: which parts, where it writes, which plugins, on what device."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from slime_core.config.sections.base import Flag, Section
+
+
+class RunArgs(Section):
+    """Run."""
+
+    config: Annotated[list[str], Flag(append=True, metavar="FILE")] = Field(default_factory=list)
+    """YAML file with settings, one per line, named as the flags; repeatable, later files win."""
+    run_dir: str | None = None
+    """Directory for config.yaml, metrics.jsonl and summary.json; --save, or outputs/<command>, when not given."""
+    overwrite: bool = False
+    """Write into a run directory that already holds another run."""
+    prepare_path: str | None = None
+    """Recipe that creates missing inputs (model, data) before the run: a name, or a path to a function(args)."""
+    plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR")] = Field(default_factory=list)
+    """Directory searched for plugin distributions that are not installed; repeatable."""
+    plugins: dict[str, Any] = Field(default_factory=dict)
+    """Options of plugins, {name: {option: value}}; from YAML, or one at a time by --set plugins.NAME.OPTION=VALUE."""
+    custom_config_path: str | None = None
+    """YAML file; keys that are settings are settings, all others become attributes of args for your functions."""
+    train_backend: str = "embedded"
+    """Trainer, by plugin name."""
+    rollout_engine: str = "embedded"
+    """Rollout engine, by plugin name."""
+    launcher: Literal["auto", "inline"] = "auto"
+    """Where the stages live; inline: all in this process."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of trainer and engine; auto takes CUDA when there is one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute dtype of trainer and engine; auto takes bfloat16 on CUDA and float32 on CPU."""
+    bf16: bool = False
+    """Same as --dtype bfloat16."""
+    fp16: bool = False
+    """Half precision."""
+    deterministic_mode: bool = False
+    """Refuse operations whose result depends on timing or on the order of parallel sums."""
+    num_threads: Annotated[int | None, Field(gt=0)] = None
+    """CPU threads of this process; torch's choice when not given."""
+    seed: int = 1234
+    """Seed of initialisation, dropout and the trainer."""

@@ -1,0 +1,161 @@
+"""Settings of the optimizer, of memory against speed, of weight hand-over and of checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from slime_core.config.sections.base import Section
+
+NamePatterns = Annotated[list[str] | None, Field(min_length=1)]
+
+
+class OptimizerArgs(Section):
+    """Optimizer."""
+
+    lr: Annotated[float, Field(ge=0)] = 1e-6
+    """Learning rate."""
+    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate at the end of the decay."""
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
+    """Shape of the decay from --lr to --min-lr."""
+    lr_decay_iters: Annotated[int | None, Field(gt=0)] = None
+    """Optimizer steps of the decay; all steps of the run when not given."""
+    lr_warmup_iters: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps of linear warm-up."""
+    lr_warmup_fraction: Annotated[float | None, Field(ge=0, le=1)] = None
+    """Warm-up as a part of --lr-decay-iters."""
+    lr_warmup_init: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate at the start of the warm-up."""
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    """Shape of the last part of the WSD schedule."""
+    lr_wsd_decay_iters: Annotated[int | None, Field(gt=0)] = None
+    """Optimizer steps of the last part of the WSD schedule."""
+    override_opt_param_scheduler: bool = False
+    """On --load, take this run's schedule where the checkpoint's differs."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimizer."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled weight decay."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of Adam's first moment."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of Adam's second moment."""
+    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of Adam's second moment."""
+    clip_grad: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of the gradient; 0 does not clip."""
+    reset_optimizer_states: bool = False
+    """Forget the moments at the start of each rollout."""
+    use_stateless_adam: bool = False
+    """Adam without moments."""
+    only_train_params_name_list: NamePatterns = None
+    """Regular expressions; only parameters whose name matches one are trained."""
+    freeze_params_name_list: NamePatterns = None
+    """Regular expressions; parameters whose name matches one are not trained."""
+    freeze_indexer: bool = False
+    """Do not train the indexer of sparse attention."""
+
+
+class TrainArgs(Section):
+    """Trainer."""
+
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """Recompute activations in the backward pass instead of keeping them."""
+    recompute_loss_function: bool = False
+    """Recompute the loss in the backward pass instead of keeping its activations."""
+    log_probs_chunk_size: Annotated[int, Field(ge=-1)] = -1
+    """Rows of logits held at a time for log-probs and entropy; -1 lets the trainer choose."""
+    qwen_gdn_backend: Literal["fla", "flashqla"] = "fla"
+    """Kernels of gated delta nets."""
+    allgather_cp: bool = False
+    """Contiguous layout for context parallelism."""
+    megatron_config_path: str | None = None
+    """YAML file with settings per role."""
+    custom_megatron_init_path: str | None = None
+    """fn(args) called once the trainer is initialised."""
+    custom_megatron_before_log_prob_hook_path: str | None = None
+    """fn(args, model, store_prefix) called before a log-prob pass."""
+    custom_megatron_before_train_step_hook_path: str | None = None
+    """fn(args, rollout_id, step_id, model, optimizer, opt_param_scheduler) called before a step."""
+    megatron_deepgemm_forward_layers: list[int] | None = None
+    """Layers that use the engine's matrix kernels in the forward pass."""
+    megatron_deepgemm_forward_modules: list[str] | None = None
+    """Modules that use the engine's matrix kernels in the forward pass."""
+    megatron_deepgemm_moe_forward_layers: list[int] | None = None
+    """MoE layers that use the engine's matrix kernels in the forward pass."""
+    megatron_deepgemm_moe_forward_modules: list[str] | None = None
+    """MoE modules that use the engine's matrix kernels in the forward pass."""
+    mtp_num_layers: Annotated[int | None, Field(gt=0)] = None
+    """Layers for multi-token prediction."""
+    mtp_loss_scaling_factor: Annotated[float, Field(ge=0)] = 0.2
+    """Weight of the multi-token prediction loss."""
+    enable_mtp_training: bool = False
+    """Train the multi-token prediction layers."""
+
+
+class WeightArgs(Section):
+    """Weight hand-over."""
+
+    update_weight_mode: Literal["full", "delta"] = "full"
+    """Send all weights or what changed."""
+    update_weight_transport: Literal["tensor", "nccl", "disk"] = "tensor"
+    """How weights reach the engine: in memory, by collective, or as a safetensors directory."""
+    update_weight_buffer_size: Annotated[int, Field(gt=0)] = 512 * 1024**2
+    """Bytes of weights handed over at a time."""
+    update_weights_interval: Annotated[int, Field(gt=0)] = 1
+    """Rollouts between weight updates (asynchronous training)."""
+    update_weight_disk_dir: str | None = None
+    """Directory for --update-weight-transport disk, seen by trainer and engines."""
+    update_weight_disk_keep_files: bool = False
+    """Keep the files of past weight versions."""
+    update_weight_delta_encoding: Literal["xor", "overwrite"] = "xor"
+    """How a delta is written."""
+    update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = "xxh3-128"
+    """Checksum of a delta."""
+    update_weight_local_checkpoint_dir: str | None = None
+    """Directory on the engine's host that deltas are applied to."""
+    update_weight_start_version: Annotated[int, Field(ge=0)] = 0
+    """Weight version before the first update."""
+    custom_update_weight_post_write_path: str | None = None
+    """fn(args, version_dir, rollout_engines) called once weights are on disk."""
+    check_weight_update_equal: bool = False
+    """Compare the engine's weights with the trainer's after every update."""
+
+
+class CheckpointArgs(Section):
+    """Checkpoint."""
+
+    save: str | None = None
+    """Directory for checkpoints."""
+    load: str | None = None
+    """Directory of checkpoints to go on from."""
+    save_interval: Annotated[int | None, Field(gt=0)] = None
+    """Rollouts between checkpoints."""
+    save_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the weights in checkpoints; float32 resumes bit for bit."""
+    keep_checkpoints: Annotated[int | None, Field(gt=0)] = None
+    """Number of newest checkpoints to keep; all when not given."""
+    save_hf: str | None = None
+    """Also export Hugging Face layout here; {rollout_id} is filled in."""
+    async_save: bool = False
+    """Go on while the checkpoint is written."""
+    no_save_optim: bool = False
+    """Leave the optimizer out of checkpoints."""
+    no_save_rng: bool = False
+    """Leave random number generators out of checkpoints."""
+    no_load_optim: bool = False
+    """Start with a fresh optimizer."""
+    no_load_rng: bool = False
+    """Start with freshly seeded random number generators."""
+    finetune: bool = False
+    """Take only the weights of --load and start at rollout 0."""
+    ckpt_step: Annotated[int | None, Field(ge=0)] = None
+    """Checkpoint of --load to take; the latest when not given."""
+    ref_load: str | None = None
+    """Checkpoint of the reference model; --hf-checkpoint when not given."""
+    ref_ckpt_step: Annotated[int | None, Field(ge=0)] = None
+    """Step of the reference's checkpoint."""
+    ref_update_interval: Annotated[int | None, Field(gt=0)] = None
+    """Rollouts between copies of the policy into the reference."""

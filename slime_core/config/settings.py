@@ -1,0 +1,82 @@
+"""`Settings`: the checked values of one command with their origins, and the file that loads back as the same.
+
+Made by `load.load_settings`; rules read and complete it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core.config.origins import Origin
+from slime_core.config.schema import Args
+from slime_core.config.spec import flag_specs
+from slime_core.config.yaml_file import dump_value
+
+CUSTOM_KEY = "custom"
+"""YAML key whose entries become attributes of `args`."""
+_NOT_STORED = ("config", "custom_config_path")
+"""Files whose keys are part of what is stored."""
+
+
+@dataclass
+class Settings:
+    """The settings of one command, with where each came from."""
+
+    args: Args
+    origins: dict[str, Origin]
+    command: str = "train"
+    warnings: list[str] = field(default_factory=list)
+    foreign: tuple[str, ...] = ()
+    """Attributes set by pass-through flags."""
+    custom: tuple[str, ...] = ()
+    """Attributes of the user's own."""
+
+    def is_given(self, name: str) -> bool:
+        """Whether a file, the environment or a flag set it."""
+        return self.origins[name].kind in ("file", "env", "flag")
+
+    def cite(self, name: str) -> str:
+        """The setting as messages show it: `--lr 0.1 (run.yaml:3)`."""
+        return f"{flag_specs()[name].show(getattr(self.args, name))} ({self.origins[name]})"
+
+    def derive(self, name: str, value: Any, why: str) -> None:
+        """Fill in a value that nobody gave; `why` names what it follows from."""
+        setattr(self.args, name, value)
+        self.origins[name] = Origin("derived", why)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: settings and pass-through flags by name, the user's own under "custom"."""
+        values = {name: getattr(self.args, name) for name in [*flag_specs(), *self.foreign]}
+        if self.custom:
+            values[CUSTOM_KEY] = {name: getattr(self.args, name) for name in self.custom}
+        return values
+
+    def to_yaml(self, *, changed: bool = False) -> str:
+        """Every value with its origin; `--config` on the text gives the same settings.
+
+        Derived values and the names of the files read are comments: loading derives them again.
+
+        Args:
+            changed: Leave out values nobody gave or derived.
+        """
+        lines, section = ["# name: value  # origin"], ""
+        for name, spec in flag_specs().items():
+            if changed and self.origins[name].kind == "default":
+                continue
+            if spec.section != section:
+                section = spec.section
+                lines += ["", f"# {section}"]
+            lines.append(self._yaml_line(name))
+        if self.foreign:
+            lines += ["", "# Pass-through", *(self._yaml_line(name) for name in self.foreign)]
+        if self.custom:
+            lines += ["", f"{CUSTOM_KEY}:", *(f"  {self._yaml_line(name)}" for name in self.custom)]
+        return "\n".join(lines) + "\n"
+
+    def _yaml_line(self, name: str) -> str:
+        value, origin = getattr(self.args, name), self.origins[name]
+        key = name if name.isidentifier() else json.dumps(name, ensure_ascii=False)
+        line = f"{key}: {dump_value(value)}  # {origin}"
+        return f"# {line}" if origin.kind == "derived" or name in _NOT_STORED else line

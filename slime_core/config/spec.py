@@ -1,0 +1,143 @@
+"""The schema as data: one `FlagSpec` per setting, read off `schema.SECTIONS`; used by flags, layers and docs.
+
+`slime config show`, the argument parser, the environment reader and the generated reference all walk this list, so
+adding a setting is adding an attribute to a section. Values keep the spelling of their source until pydantic sees
+them; only lists and mappings given as one string are taken apart here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from slime_core.config.schema import SECTIONS, Args
+from slime_core.config.sections.base import Flag
+
+Kind = Literal["bool", "int", "float", "str", "mapping"]
+
+
+@dataclass(frozen=True)
+class FlagSpec:
+    """How one setting is spelled, typed and explained."""
+
+    name: str
+    """Attribute of `Args`."""
+    section: str
+    """Title of its group in the help text."""
+    help: str
+    kind: Kind
+    """Of the value, or of the elements of a list."""
+    is_list: bool
+    choices: tuple[str, ...]
+    """Allowed strings; empty when any is allowed."""
+    spelling: Flag
+    default: Any
+
+    @property
+    def flag(self) -> str:
+        """`--attribute-name`; for a switch this stores True."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def off_flag(self) -> str | None:
+        """The flag that stores False; None when there is none."""
+        if self.kind != "bool" or self.name.startswith("no_"):
+            return None
+        return self.spelling.off or "--no-" + self.name.replace("_", "-")
+
+    def show(self, value: Any) -> str:
+        """The command line's spelling of `value`."""
+        if self.kind == "bool" and isinstance(value, bool):
+            return self.flag if value else (self.off_flag or f"{self.flag} off")
+        if value is None:
+            return f"{self.flag} not set"
+        if self.is_list and isinstance(value, list):
+            return " ".join([self.flag, *(_show_scalar(v) for v in value)])
+        return f"{self.flag} {_show_scalar(value)}"
+
+    def read(self, text: str) -> Any:
+        """One string (environment, or a flag's value) as pydantic wants it. Raises ValueError."""
+        if self.kind == "mapping":
+            return read_mapping(text)
+        if not self.is_list:
+            return text
+        if text.lstrip().startswith("["):
+            return json.loads(text)
+        return text.split(os.pathsep) if self.spelling.paths else text.split()
+
+
+def _show_scalar(value: Any) -> str:
+    if isinstance(value, dict):
+        return "'" + json.dumps(value, ensure_ascii=False) + "'"
+    return repr(value)
+
+
+def read_mapping(text: str) -> dict[str, Any]:
+    """A JSON object. Raises ValueError."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("expected a JSON object")
+    return value
+
+
+def _strip_optional(annotation: Any) -> Any:
+    while True:
+        origin = get_origin(annotation)
+        if origin in (Union, types.UnionType):
+            annotation = next(a for a in get_args(annotation) if a is not type(None))
+        elif origin is not None and hasattr(annotation, "__metadata__"):
+            annotation = get_args(annotation)[0]
+        else:
+            return annotation
+
+
+_KINDS: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str", dict: "mapping"}
+
+
+def _make_spec(name: str, info: FieldInfo, section: str) -> FlagSpec:
+    annotation = _strip_optional(info.annotation)
+    is_list = get_origin(annotation) is list
+    element = _strip_optional(get_args(annotation)[0]) if is_list else annotation
+    literal = get_origin(element) is Literal
+    return FlagSpec(
+        name=name,
+        section=section,
+        help=" ".join((info.description or "").split()),
+        kind="str" if literal else _KINDS[get_origin(element) or element],
+        is_list=is_list,
+        choices=tuple(str(a) for a in get_args(element)) if literal else (),
+        spelling=next((m for m in info.metadata if isinstance(m, Flag)), Flag()),
+        default=info.get_default(call_default_factory=True, validated_data={}),
+    )
+
+
+@cache
+def flag_specs() -> dict[str, FlagSpec]:
+    """Attribute name -> spec, in the order of the help text."""
+    specs = {}
+    for section in SECTIONS:
+        title = (section.__doc__ or "").strip().rstrip(".")
+        for name in section.__annotations__:
+            specs[name] = _make_spec(name, Args.model_fields[name], title)
+    return specs
+
+
+@cache
+def switched_off() -> dict[str, str]:
+    """`disable_...` key -> the setting that it turns off."""
+    specs = flag_specs().values()
+    return {s.spelling.off[2:].replace("-", "_"): s.name for s in specs if s.spelling.off}
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ " Did you mean 'x'?", or an empty string when nothing is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    return f" Did you mean {close[0]}?" if close else ""

@@ -1,0 +1,174 @@
+"""Which settings have no effect in this version: one table.
+
+A setting in `UNSUPPORTED` is accepted at its default. Set to anything else, REFUSED ones end the command, because
+results would silently differ from what was asked; HINT ones, which only concern placement, speed, memory or extra
+output, end in one warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from slime_core.config.origins import Origin
+from slime_core.config.schema import Args
+from slime_core.config.spec import flag_specs
+from slime_core.errors import ConfigError
+
+
+class Lack(StrEnum):
+    """What happens when a setting without effect is set."""
+
+    REFUSED = "refused"
+    HINT = "hint"
+
+
+_REFUSED: Mapping[str, tuple[str, ...]] = {
+    "half precision": ("fp16",),
+    "other model builders": ("model_name", "custom_model_provider_path", "padded_vocab_size", "qwen_gdn_backend"),
+    "settings per role": ("megatron_config_path",),
+    "images and audio": ("multimodal_keys",),
+    "train-inference mismatch": ("use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path"),
+    "mismatch metrics": ("get_mismatch_metrics",),
+    "off-policy sequence masking": ("use_opsm", "opsm_delta"),
+    "routing replay": ("use_routing_replay", "use_rollout_routing_replay"),
+    "old actor": ("keep_old_actor",),
+    "critic": ("num_critic_only_steps", "value_clip"),
+    "distillation": ("use_opd", "opd_type", "opd_kl_coef", "opd_teacher_load", "opd_teacher_ckpt_step"),
+    "asynchronous training": ("update_weights_interval",),
+    "delta weights": ("update_weight_mode", "custom_update_weight_post_write_path"),
+    "sparse attention": ("freeze_indexer",),
+    "Megatron hooks": (
+        "custom_megatron_init_path",
+        "custom_megatron_before_log_prob_hook_path",
+        "custom_megatron_before_train_step_hook_path",
+    ),
+    "engine kernels in training": (
+        "megatron_deepgemm_forward_layers",
+        "megatron_deepgemm_forward_modules",
+        "megatron_deepgemm_moe_forward_layers",
+        "megatron_deepgemm_moe_forward_modules",
+    ),
+    "multi-token prediction": ("mtp_num_layers", "mtp_loss_scaling_factor", "enable_mtp_training"),
+    "choice of checkpoint step": ("ckpt_step", "ref_ckpt_step"),
+    "engines started elsewhere": (
+        "sglang_config",
+        "sglang_router_ip",
+        "sglang_router_port",
+        "rollout_external_engine_addrs",
+    ),
+    "external rollout buffer": ("rollout_buffer_url", "load_forge_rollout_data"),
+}
+
+_HINTS: Mapping[str, tuple[str, ...]] = {
+    "placement": (
+        "actor_num_nodes",
+        "actor_num_gpus_per_node",
+        "rollout_num_gpus",
+        "rollout_num_gpus_per_engine",
+        "num_gpus_per_node",
+        "colocate",
+        "offload",
+        "offload_train",
+        "offload_rollout",
+        "release_train",
+        "train_env_vars",
+        "use_distributed_post",
+        "http_proxy",
+        "rollout_data_transport",
+        "prefill_num_servers",
+        "sglang_router_request_timeout_secs",
+    ),
+    "fault tolerance": (
+        "use_fault_tolerance",
+        "rollout_health_check_interval",
+        "rollout_health_check_timeout",
+        "rollout_health_check_first_wait",
+    ),
+    "speed and memory": (
+        "data_pad_size_multiplier",
+        "recompute_loss_function",
+        "allgather_cp",
+        "async_save",
+        "update_weight_delta_encoding",
+        "update_weight_delta_checksum",
+        "update_weight_local_checkpoint_dir",
+    ),
+    "external rollout buffer": (
+        "fetch_trajectory_retry_times",
+        "min_batch_collection_ratio",
+        "rollout_task_type",
+    ),
+    "Weights & Biases": (
+        "use_wandb",
+        "wandb_mode",
+        "wandb_dir",
+        "wandb_key",
+        "wandb_host",
+        "wandb_team",
+        "wandb_group",
+        "wandb_project",
+        "wandb_random_suffix",
+        "wandb_always_use_train_step",
+        "wandb_run_id",
+    ),
+    "extra metrics": ("log_multi_turn", "log_correct_samples"),
+    "profiling": (
+        "memory_snapshot_dir",
+        "memory_snapshot_num_steps",
+        "memory_recorder",
+        "record_memory_history",
+        "profile_target",
+    ),
+    "continuous integration": (
+        "ci_test",
+        "ci_disable_kl_checker",
+        "ci_train_rollout_logprob_abs_diff_threshold",
+        "ci_save_grad_norm",
+        "ci_load_grad_norm",
+    ),
+}
+
+
+def _by_setting() -> dict[str, Lack]:
+    refused = {name: Lack.REFUSED for names in _REFUSED.values() for name in names}
+    return refused | {name: Lack.HINT for names in _HINTS.values() for name in names}
+
+
+UNSUPPORTED: Mapping[str, Lack] = _by_setting()
+"""Setting -> what happens when it is set; a feature that arrives takes its line out of the tables above."""
+
+REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "update_weight_transport": ("nccl",),
+    "optimizer": ("sgd",),
+    "recompute_granularity": ("selective",),
+}
+"""Values without an implementation in settings that otherwise work."""
+
+
+def has_effect(name: str) -> bool:
+    """Whether this version acts on the setting."""
+    return name not in UNSUPPORTED
+
+
+def check_support(args: Args, origins: Mapping[str, Origin]) -> list[str]:
+    """Warnings for hints that are set. Raises ConfigError for refused settings, all of them in one message."""
+    specs = flag_specs()
+    refused, hints = [], []
+    for name, spec in specs.items():
+        value = getattr(args, name)
+        lack = UNSUPPORTED.get(name)
+        if value in REFUSED_VALUES.get(name, ()):
+            lack = Lack.REFUSED
+        elif value == spec.default:
+            continue
+        text = f"{spec.show(value)} ({origins[name]})"
+        if lack is Lack.REFUSED:
+            refused.append(text)
+        elif lack is Lack.HINT:
+            hints.append(text)
+    if refused:
+        verb = "is" if len(refused) == 1 else "are"
+        raise ConfigError(f"{', '.join(refused)} {verb} not supported by this version; remove to go on.")
+    return [f"without effect in this version: {', '.join(hints)}"] if hints else []

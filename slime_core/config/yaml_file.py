@@ -1,0 +1,155 @@
+"""A YAML file -> keys with values and line numbers, so that every complaint can say file:line.
+
+Scalars follow the YAML 1.2 core schema: `1e-6` is a number and `no` is a string, unlike PyYAML's default. `dump_value`
+writes what this reader reads back unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slime_core.errors import ConfigError
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2's idea of numbers and booleans; repeated keys are errors."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own way
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float | bool):
+                raise _at(self.name, key_node, f"{key!r} cannot be a key")
+            if key in seen:
+                raise _at(self.name, key_node, f"{key!r} is already set in line {seen[key]}")
+            seen[key] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep=True)
+
+
+def _resolver(tag: str, pattern: str, first: str) -> None:
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
+
+
+_resolver("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
+_resolver("null", r"^(?:~|null|Null|NULL|)$", "~nN")
+_CoreLoader.yaml_implicit_resolvers.setdefault("", []).append(("tag:yaml.org,2002:null", re.compile(r"^$")))
+_resolver("int", r"^[-+]?[0-9]+$", "-+0123456789")
+_resolver("float", r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
+_resolver("float", r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+.")
+
+
+def _construct_int(loader: _CoreLoader, node: yaml.ScalarNode) -> int:
+    return int(str(loader.construct_scalar(node)))
+
+
+def _construct_float(loader: _CoreLoader, node: yaml.ScalarNode) -> float:
+    return float(str(loader.construct_scalar(node)).replace(".inf", "inf").replace(".nan", "nan").lower())
+
+
+_CoreLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_CoreLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One top-level entry of a file."""
+
+    value: Any
+    where: str
+    """ "file:line"."""
+
+
+def _at(name: str, node: yaml.Node, message: str) -> ConfigError:
+    return ConfigError(f"{name}:{node.start_mark.line + 1}: {message}")
+
+
+def read_yaml(path: str | Path) -> dict[str, Item]:
+    """Top-level keys of a mapping file. Raises ConfigError naming file and line."""
+    return mapping_items(read_document(path))
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file whose nodes still know their lines."""
+
+    name: str
+    loader: _CoreLoader
+    node: yaml.Node | None
+
+
+def read_document(path: str | Path) -> Document:
+    """Parse one file. Raises ConfigError."""
+    name = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{name}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}: cannot be read: {error}") from error
+    loader = _CoreLoader(text)
+    loader.name = name
+    try:
+        return Document(name, loader, loader.get_single_node())
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{name}:{line}: not valid YAML: {error.problem}") from error
+
+
+def mapping_items(document: Document, node: yaml.Node | None = None) -> dict[str, Item]:
+    """Keys of a mapping node (the document's root by default) with values and places."""
+    node = node or document.node
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        raise _at(document.name, node, "expected `name: value` lines")
+    document.loader.construct_mapping(node)
+    items = {}
+    for key_node, value_node in node.value:
+        key = str(document.loader.construct_object(key_node, deep=True))
+        value = document.loader.construct_object(value_node, deep=True)
+        items[key] = Item(value, f"{document.name}:{key_node.start_mark.line + 1}")
+    return items
+
+
+def child(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    """Value node of `key` in a mapping node."""
+    pairs: list[tuple[yaml.Node, yaml.Node]] = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((value for name, value in pairs if name.value == key), None)
+
+
+def read_scalar(text: str) -> Any:
+    """One value written on the command line, e.g. of `--set`, as YAML reads it."""
+    try:
+        return yaml.load(text, Loader=_CoreLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not a YAML value: {text!r}") from error
+
+
+_PLAIN = re.compile(r"^[A-Za-z_./][A-Za-z0-9_./-]*$")
+
+
+def dump_value(value: Any) -> str:
+    """`value` on one line, as `read_yaml` reads it back: JSON, with plain words left unquoted."""
+    if isinstance(value, str):
+        plain = _PLAIN.match(value) and read_scalar(value) == value
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else (".inf" if value > 0 else "-.inf")
+    if isinstance(value, dict):
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(str(k), ensure_ascii=False)}: {dump_value(v)}" for k, v in value.items())
+            + "}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(dump_value(v) for v in value) + "]"
+    return json.dumps(value)

@@ -1,0 +1,94 @@
+"""`args` -> an `EngineCore` with its model and tokenizer loaded. `EmbeddedEngine.start` calls this."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime_core.engines.embedded.core import CoreOptions, EngineCore
+from slime_core.engines.embedded.engine import require_checkpoint
+from slime_core.errors import ConfigError
+from slime_core.models.config import ModelConfig, load_model_config
+from slime_core.models.hf_io import read_weights
+from slime_core.protocols import Args
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+def load_core(args: Args) -> EngineCore:
+    """Read config, tokenizer and weights of `args.hf_checkpoint`. Raises ConfigError or WeightSyncError."""
+    directory = require_checkpoint(args)
+    if getattr(args, "num_threads", None):
+        torch.set_num_threads(int(args.num_threads))
+    config = load_model_config(directory)
+    device = choose_device(getattr(args, "device", None))
+    tokenizer = load_tokenizer(directory)
+    options = CoreOptions(
+        max_running=_or(getattr(args, "engine_max_running_requests", None), 256),
+        max_tokens=getattr(args, "engine_max_tokens", None),
+        max_context=getattr(args, "rollout_max_context_len", None),
+        prefix_cache=_or(getattr(args, "engine_prefix_cache", None), True),
+        seed=int(_or(getattr(args, "rollout_seed", None), _or(getattr(args, "seed", None), 0))),
+    )
+    return EngineCore(
+        config,
+        read_weights(directory),
+        tokenizer=tokenizer,
+        eos_ids=eos_ids(directory, config, tokenizer),
+        device=device,
+        dtype=choose_dtype(args, device),
+        options=options,
+        origin=str(directory),
+    )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def choose_device(name: str | None) -> torch.device:
+    """`--device`: None and "auto" take CUDA when there is one. Raises ConfigError."""
+    if name in (None, "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if str(name).startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: torch sees no CUDA device here; use --device cpu")
+    try:
+        return torch.device(str(name))
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name!r}: {error}") from error
+
+
+def choose_dtype(args: Args, device: torch.device) -> torch.dtype:
+    """`--dtype` or `--bf16`; "auto" is bfloat16 on CUDA and float32 on CPU. Raises ConfigError."""
+    name = getattr(args, "dtype", None)
+    if name in (None, "auto"):
+        half = bool(getattr(args, "bf16", False)) or device.type == "cuda"
+        return torch.bfloat16 if half else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"--dtype {name!r}; allowed: auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The HF tokenizer of the directory, or None when it holds none."""
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(directory))
+
+
+def eos_ids(directory: Path, config: ModelConfig, tokenizer: Any) -> set[int]:
+    """End-of-sequence ids of config.json, generation_config.json and the tokenizer together, as SGLang takes them."""
+    found = set(config.eos_token_ids)
+    path = directory / "generation_config.json"
+    if path.is_file():
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        found |= set(value) if isinstance(value, list) else ({value} if value is not None else set())
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return {int(i) for i in found}

@@ -1,0 +1,279 @@
+"""Tokens of running sequences -> logits, through the fused weights and the KV cache.
+
+The core calls `prefill` for new sequences and `decode` for running ones. Both pack all tokens of all sequences into
+one [T, hidden] matrix for the projections and go through the arenas for attention. Few torch calls per layer matter
+more than anything else for small models: a call costs as much as its arithmetic.
+
+Legend: T tokens, n rows of an arena, Q query heads, H key/value heads, G = Q / H, D head_dim, S keys read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from slime_core.engines.embedded.kv_cache import Arena
+from slime_core.engines.embedded.sequence import Sequence
+from slime_core.engines.embedded.weights import FusedWeights
+from slime_core.models.config import ModelConfig
+from slime_core.models.rope import rope_cos_sin
+
+Attend = Callable[[int, torch.Tensor], torch.Tensor]
+"""(layer, [T, Q + 2H, D] rotated queries, keys and values) -> [T, Q * D]."""
+
+PREFILL_TOKENS = 2048
+"""Most tokens of one forward pass of a prefill."""
+_MASK_ENTRIES = 1 << 25
+"""Most entries of a prefill's attention mask; long prompts go through in smaller pieces."""
+_KEY_STEP = 16
+"""Keys read are rounded up to this, so views are rebuilt every so many steps only."""
+
+
+@dataclass
+class _Segment:
+    """The rows of one arena in a decode step."""
+
+    arena: Arena
+    start: int
+    """First row of the batch."""
+    stop: int
+    slots: torch.Tensor
+    """[n, 2, H] where the step's keys and values go, in units of D."""
+    visible: torch.Tensor
+    """[n] the mask entries they make visible."""
+    longest: int
+    """Most tokens of a row, this step's included."""
+    views: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    """Per layer: flat storage, keys and values."""
+    mask: torch.Tensor
+    read: int = 0
+    """Keys in the views."""
+
+
+class DecodeBatch:
+    """Inputs of the decode steps while the running sequences stay the same; advances itself."""
+
+    def __init__(self, runner: ModelRunner, arenas: Seq[Arena]) -> None:
+        self._runner = runner
+        self.sequences = [s for arena in arenas for s in arena.sequences]
+        device = runner.device
+        lengths = [len(s.tokens) for s in self.sequences]
+        self.positions = torch.tensor([n - 1 for n in lengths], device=device)
+        self.tokens = torch.tensor([s.tokens[-1] for s in self.sequences], device=device)
+        self.steps_left = min(s.arena.capacity - n for s, n in zip(self.sequences, lengths) if s.arena is not None) + 1
+        """Steps until a sequence outgrows its arena."""
+        self._segments: list[_Segment] = []
+        start = 0
+        for arena in arenas:
+            if arena.sequences:
+                stop = start + len(arena.sequences)
+                self._segments.append(self._segment(arena, start, stop, lengths[start:stop]))
+                start = stop
+
+    def _segment(self, arena: Arena, start: int, stop: int, lengths: list[int]) -> _Segment:
+        rows = torch.arange(stop - start, device=self._runner.device)
+        positions = self.positions[start:stop]
+        return _Segment(
+            arena, start, stop, self._runner.slots(arena, rows, positions), rows * arena.capacity + positions,
+            max(lengths), [], arena.mask,
+        )  # fmt: skip
+
+    def run(self) -> torch.Tensor:
+        """Logits [B, vocab] of the next tokens."""
+        runner = self._runner
+        for segment in self._segments:
+            segment.arena.mask.view(-1).index_fill_(0, segment.visible, 0.0)
+            if segment.longest > segment.read:
+                self._refresh(segment)
+        rotation = runner.rotations(max(s.longest for s in self._segments))[self.positions]
+        hidden = runner.layers(self.tokens, rotation, self._attend)
+        return runner.logits(hidden)
+
+    def _refresh(self, segment: _Segment) -> None:
+        arena, n = segment.arena, segment.stop - segment.start
+        config = self._runner.config
+        read = min(arena.capacity, -(-segment.longest // _KEY_STEP) * _KEY_STEP)
+        keys, values = arena.kv[:, 0, :n, :, :read].unbind(0), arena.kv[:, 1, :n, :, :read].unbind(0)
+        flat = arena.kv.view(config.num_layers, -1, config.head_dim).unbind(0)
+        segment.views = list(zip(flat, keys, values))
+        group = config.num_heads // config.num_kv_heads
+        segment.mask = arena.mask[:n, None, None, :read].expand(n, config.num_kv_heads, group, read)
+        segment.read = read
+
+    def _attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        runner = self._runner
+        outs = []
+        for segment in self._segments:
+            part = qkv if len(self._segments) == 1 else qkv[segment.start : segment.stop]
+            flat, keys, values = segment.views[layer]
+            flat.index_put_((segment.slots,), runner.new_keys_values(part))
+            outs.append(runner.attend(runner.queries(part), keys, values, segment.mask))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Make `tokens` [B] the inputs of the next step."""
+        self.tokens = tokens
+        self.positions.add_(1)
+        self.steps_left -= 1
+        for segment in self._segments:
+            segment.slots.add_(1)
+            segment.visible.add_(1)
+            segment.longest += 1
+
+
+class ModelRunner:
+    """The forward pass of Llama, Qwen2 and Qwen3."""
+
+    def __init__(self, config: ModelConfig, weights: FusedWeights, device: torch.device, dtype: torch.dtype) -> None:
+        self.config, self.weights, self.device, self.dtype = config, weights, device, dtype
+        self.kv_dtype = torch.float32 if device.type == "cpu" else dtype
+        """bfloat16 attention is slower than float32 on CPUs, and less exact."""
+        self._scale = 1.0 / math.sqrt(config.head_dim)
+        self._rotations = torch.empty(0, 1, config.head_dim // 2, dtype=torch.complex64, device=device)
+        self.rotations(128)
+
+    def rotations(self, length: int) -> torch.Tensor:
+        """[>= length, 1, D / 2] complex64 rotations by position."""
+        if length > self._rotations.shape[0]:
+            positions = torch.arange(max(length, 2 * self._rotations.shape[0]), device=self.device)
+            cos, sin = rope_cos_sin(self.config, positions, self.device)
+            half = self.config.head_dim // 2
+            self._rotations = torch.complex(cos[:, :half].contiguous(), sin[:, :half].contiguous())[:, None]
+        return self._rotations
+
+    def slots(self, arena: Arena, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[t, 2, H] storage of keys and values of tokens at (row, position), in units of D."""
+        heads, device = self.config.num_kv_heads, self.device
+        sides = torch.arange(2, device=device)[None, :, None] * arena.num_rows
+        base = (sides + rows[:, None, None]) * heads + torch.arange(heads, device=device)[None, None, :]
+        return base * arena.capacity + positions[:, None, None]
+
+    def layers(self, tokens: torch.Tensor, rotation: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """[T] ids -> [T, hidden] after the final norm."""
+        config, weights, eps = self.config, self.weights, self.config.rms_norm_eps
+        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        total = tokens.shape[0]
+        rotated = config.num_heads + config.num_kv_heads
+        x = F.embedding(tokens, weights.embedding)
+        for i, layer in enumerate(weights.layers):
+            qkv = layer.qkv(F.rms_norm(x, (hidden,), layer.input_norm, eps)).view(total, -1, dim)
+            if qkv.dtype != torch.float32:
+                qkv = qkv.float()
+            heads = qkv[:, :rotated]
+            if layer.qk_norm is not None:
+                torch.mul(F.rms_norm(heads, (dim,), None, eps), layer.qk_norm, out=heads)
+            torch.view_as_complex(heads.view(total, rotated, dim // 2, 2)).mul_(rotation)
+            out = attend(i, qkv)
+            x.add_(layer.o(out if out.dtype == x.dtype else out.to(x.dtype)))
+            gate_up = layer.gate_up(F.rms_norm(x, (hidden,), layer.mlp_norm, eps))
+            x.add_(layer.down(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:])))
+        return F.rms_norm(x, (hidden,), weights.final_norm, eps)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, vocab]."""
+        return self.weights.lm_head(hidden)
+
+    def queries(self, qkv: torch.Tensor) -> torch.Tensor:
+        """[n, Q + 2H, D] -> [n, H, G, D]: the queries that share keys side by side."""
+        config = self.config
+        group = config.num_heads // config.num_kv_heads
+        queries = qkv[:, : config.num_heads].view(qkv.shape[0], config.num_kv_heads, group, config.head_dim)
+        return queries if queries.dtype == self.kv_dtype else queries.to(self.kv_dtype)
+
+    def new_keys_values(self, qkv: torch.Tensor) -> torch.Tensor:
+        """[n, Q + 2H, D] -> [n, 2, H, D]."""
+        config = self.config
+        new = qkv[:, config.num_heads :].view(qkv.shape[0], 2, config.num_kv_heads, config.head_dim)
+        return new if new.dtype == self.kv_dtype else new.to(self.kv_dtype)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """[n, H, G, D] queries over [n, H, S, D] -> [n, Q * D]."""
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self._scale)
+        return out.reshape(q.shape[0], -1)
+
+    # -- prefill ---------------------------------------------------------------------------------------
+
+    def prefill(self, sequences: Seq[Sequence], starts: Seq[int]) -> list[torch.Tensor]:
+        """Store keys and values of `tokens[start:]` of each sequence; the final hidden states [len - start, hidden].
+
+        The sequences must occupy rows, and everything before `start` must be stored already.
+        """
+        done: dict[Sequence, list[torch.Tensor]] = {s: [] for s in sequences}
+        cursor = dict(zip(sequences, starts))
+        order = sorted(sequences, key=lambda s: (s.arena.capacity if s.arena else 0, s.row))
+        while order:
+            wave = self._next_wave(order, cursor)
+            pieces = [(s, cursor[s], end) for s, end in wave]
+            for (sequence, _, end), hidden in zip(pieces, self._prefill_wave(pieces)):
+                done[sequence].append(hidden)
+                cursor[sequence] = end
+            order = [s for s in order if cursor[s] < len(s.tokens)]
+        return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in done.values()]
+
+    def _next_wave(self, order: list[Sequence], cursor: dict[Sequence, int]) -> list[tuple[Sequence, int]]:
+        """Sequences in adjacent rows of one arena, and how far each goes, within the token budget and little padding."""
+        wave: list[tuple[Sequence, int]] = []
+        longest = total = 0
+        for sequence in order:
+            piece = max(64, min(PREFILL_TOKENS, _MASK_ENTRIES // (len(sequence.tokens) * self.config.num_heads)))
+            length = min(len(sequence.tokens) - cursor[sequence], piece)
+            if wave:
+                last = wave[-1][0]
+                longest = max(longest, length)
+                padded = longest * (len(wave) + 1)
+                adjacent = sequence.arena is last.arena and sequence.row == last.row + 1
+                if not adjacent or padded > PREFILL_TOKENS or padded > 2 * (total + length) + 256:
+                    break
+            wave.append((sequence, cursor[sequence] + length))
+            longest, total = max(longest, length), total + length
+        return wave
+
+    def _prefill_wave(self, pieces: list[tuple[Sequence, int, int]]) -> list[torch.Tensor]:
+        config, device = self.config, self.device
+        arena = pieces[0][0].arena
+        assert arena is not None
+        first, n = pieces[0][0].row, len(pieces)
+        lengths = [end - start for _, start, end in pieces]
+        longest, read = max(lengths), max(end for _, _, end in pieces)
+        counts = torch.tensor(lengths, device=device)
+        row = torch.repeat_interleave(torch.arange(n, device=device), counts)
+        offset = torch.cat([torch.arange(length, device=device) for length in lengths])
+        positions = offset + torch.tensor([start for _, start, _ in pieces], device=device)[row]
+        tokens = torch.tensor([t for s, start, end in pieces for t in s.tokens[start:end]], device=device)
+        slots = self.slots(arena, row + first, positions)
+        group = config.num_heads // config.num_kv_heads
+
+        # Query j of row r sees keys up to position starts[r] + j; the padding queries see what the row's last one sees.
+        limits = torch.tensor([start for _, start, _ in pieces], device=device)[:, None] + torch.arange(
+            longest, device=device
+        )
+        hidden_keys = torch.arange(read, device=device) > limits[:, :, None]
+        mask = torch.zeros((n, 1, 1, longest, read), device=device, dtype=self.kv_dtype)
+        mask.masked_fill_(hidden_keys[:, None, None], float("-inf"))
+        mask = mask.expand(n, 1, group, longest, read).reshape(n, 1, group * longest, read)
+        packed = all(length == longest for length in lengths)
+        padded_index = row * longest + offset
+
+        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
+            arena.kv[layer].view(-1, config.head_dim).index_put_((slots,), self.new_keys_values(qkv))
+            keys, values = arena.kv[layer, :, first : first + n, :, :read]
+            queries = self.queries(qkv)
+            if not packed:
+                padded = queries.new_zeros((n * longest, *queries.shape[1:]))
+                queries = padded.index_copy_(0, padded_index, queries)
+            queries = queries.view(n, longest, config.num_kv_heads, group, config.head_dim).permute(0, 2, 3, 1, 4)
+            out = F.scaled_dot_product_attention(
+                queries.reshape(n, config.num_kv_heads, group * longest, config.head_dim),
+                keys, values, attn_mask=mask, scale=self._scale,
+            )  # fmt: skip
+            out = out.view(n, config.num_kv_heads, group, longest, config.head_dim).permute(0, 3, 1, 2, 4)
+            out = out.reshape(n * longest, -1)
+            return out if packed else out[padded_index]
+
+        rotation = self.rotations(read)[positions]
+        return list(self.layers(tokens, rotation, attend).split(lengths))

@@ -1,0 +1,145 @@
+"""Logits -> next tokens and their log-probs, without state.
+
+The core calls it after every forward pass. The random number of a token is a hash of (seed of the request, position),
+so what a request samples depends on its seed and its logits, never on its neighbours in the batch or on history.
+Log-probs are of the temperature-scaled full distribution, before penalties, min_new_tokens, top-k, top-p and min-p
+(temperature 1 for greedy requests), which is what a trainer recomputes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from slime_core.engines.embedded.sequence import Sequence
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """[n] float32 in [0, 1): hashes of uint64 `seeds` and `positions`.
+
+    23 bits, so that `u * total < total` holds in float32 for every total, and a token of probability 0 cannot win.
+    """
+    with np.errstate(over="ignore"):
+        bits = _mix(_mix(seeds + _GOLDEN) + (positions + np.uint64(1)) * _GOLDEN)
+    return ((bits >> np.uint64(41)).astype(np.float32) * np.float32(2.0**-23)).astype(np.float32)
+
+
+def derive_seed(seed: int, counter: int) -> int:
+    """The `counter`-th seed drawn from `seed`."""
+    with np.errstate(over="ignore"):
+        mixed = _mix(_mix(np.array([seed & (2**64 - 1)], np.uint64) + _GOLDEN) + np.uint64(counter) * _GOLDEN)
+    return int(mixed[0])
+
+
+class SamplingBatch:
+    """The sampling settings of a batch as tensors; valid while its sequences stay the same, one use per step."""
+
+    def __init__(self, sequences: Seq[Sequence], device: torch.device) -> None:
+        self.sequences = list(sequences)
+        self._device = device
+        params = [s.params for s in self.sequences]
+        self._seeds = np.array([s.seed for s in self.sequences], dtype=np.uint64)
+        self._positions = np.array([len(s.tokens) for s in self.sequences], dtype=np.uint64)
+        greedy = [p.temperature == 0 for p in params]
+        scales = [1.0 if p.temperature == 0 else p.temperature for p in params]
+        self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
+        self._all_greedy = all(greedy)
+        self._scales = torch.tensor(scales, device=device)[:, None] if any(s != 1.0 for s in scales) else None
+        self._filtered = [i for i, p in enumerate(params) if p.filtered and p.temperature > 0]
+        self._filters = self._filter_tensors(params) if self._filtered else None
+        self._penalised = [i for i, p in enumerate(params) if p.penalised]
+        self._guarded = [i for i, p in enumerate(params) if p.min_new_tokens > 0]
+        self._top = [i for i, s in enumerate(self.sequences) if s.top_logprobs]
+
+    def _filter_tensors(self, params: Seq[object]) -> tuple[torch.Tensor, ...]:
+        chosen = [self.sequences[i].params for i in self._filtered]
+        rows = torch.tensor(self._filtered, device=self._device)
+        top_p = torch.tensor([p.top_p if p.top_p < 1 else 2.0 for p in chosen], device=self._device)[:, None]
+        top_k = torch.tensor([p.top_k if p.top_k > 0 else 2**31 for p in chosen], device=self._device)[:, None]
+        min_p = torch.tensor([p.min_p for p in chosen], device=self._device)[:, None]
+        return rows, top_p, top_k, min_p
+
+    def sample(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, vocab] logits, changed in place -> ([n] int64 tokens, [n] float32 log-probs)."""
+        logits = logits.float()
+        if self._scales is not None:
+            logits.div_(self._scales)
+        probs = torch.softmax(logits, dim=-1)
+        if self._top:
+            self._report_top(logits)
+        chosen = probs
+        if self._penalised or self._guarded:
+            chosen = torch.softmax(self._constrain(logits), dim=-1)
+        if self._all_greedy:
+            tokens = chosen.argmax(dim=-1)
+        else:
+            tokens = self._draw(chosen.clone() if self._filters is not None and chosen is probs else chosen)
+        self._positions += np.uint64(1)
+        return tokens, probs.gather(1, tokens[:, None]).squeeze(1).log_()
+
+    def _draw(self, probs: torch.Tensor) -> torch.Tensor:
+        """Inverse of the cumulative distribution at each row's uniform number."""
+        greedy = probs.argmax(dim=-1) if self._greedy is not None else None
+        if self._filters is not None:
+            self._filter(probs)
+        cdf = torch.cumsum(probs, dim=-1)
+        uniform = torch.from_numpy(uniforms(self._seeds, self._positions)).to(self._device)
+        targets = uniform[:, None] * cdf[:, -1:]
+        tokens = torch.searchsorted(cdf, targets, right=True).squeeze(1).clamp_(max=probs.shape[1] - 1)
+        if greedy is not None:
+            assert self._greedy is not None
+            tokens = torch.where(self._greedy, greedy, tokens)
+        return tokens
+
+    def _filter(self, probs: torch.Tensor) -> None:
+        """Set to zero, in the filtered rows, what top-k, top-p and min-p exclude (each judged on the full row)."""
+        assert self._filters is not None
+        rows, top_p, top_k, min_p = self._filters
+        values, order = probs[rows].sort(dim=-1, descending=True, stable=True)
+        before = values.cumsum(dim=-1) - values
+        ranks = torch.arange(values.shape[1], device=self._device)
+        drop = (before >= top_p) | (ranks >= top_k) | (values < min_p * values[:, :1])
+        drop[:, 0] = False
+        values = values.masked_fill(drop, 0.0)
+        probs[rows] = torch.zeros_like(values).scatter_(1, order, values)
+
+    def _constrain(self, logits: torch.Tensor) -> torch.Tensor:
+        """Penalties on what was already generated; no stop token before min_new_tokens."""
+        logits = logits.clone()
+        for i in self._penalised:
+            sequence, row = self.sequences[i], logits[i]
+            params = sequence.params
+            if params.repetition_penalty != 1.0:
+                seen = torch.tensor(sorted(set(sequence.tokens)), device=self._device)
+                values = row[seen]
+                row[seen] = torch.where(
+                    values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+                )
+            output = sequence.output_ids
+            if output and (params.presence_penalty or params.frequency_penalty):
+                ids, counts = torch.tensor(output, device=self._device).unique(return_counts=True)
+                row[ids] -= params.presence_penalty + params.frequency_penalty * counts
+        for i in self._guarded:
+            sequence = self.sequences[i]
+            if sequence.num_output < sequence.params.min_new_tokens and sequence.stop_ids:
+                logits[i, sorted(sequence.stop_ids)] = float("-inf")
+        return logits
+
+    def _report_top(self, logits: torch.Tensor) -> None:
+        rows = torch.tensor(self._top, device=self._device)
+        log_probs = logits[rows].log_softmax(dim=-1)
+        for i, row in zip(self._top, log_probs):
+            sequence = self.sequences[i]
+            values, ids = row.topk(min(sequence.top_logprobs, row.shape[0]))
+            sequence.top.append(list(zip(values.tolist(), ids.tolist())))

@@ -1,0 +1,88 @@
+"""One request inside the engine, from waiting to finished.
+
+The scheduler moves sequences between queues, the cache gives them a row, the core appends tokens. What a reader
+would get wrong: while a sequence runs, its last token is not in the cache yet; it is the next step's input.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slime_core.engines.embedded.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from slime_core.engines.embedded.detokenizer import TextStream
+    from slime_core.engines.embedded.kv_cache import Arena
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Prompt, what was sampled so far, and where its keys and values are."""
+
+    rid: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    """Of the counter-based sampler."""
+    limit: int
+    """Output tokens at which it ends: max_new_tokens, or what fits into the context."""
+    stop_ids: frozenset[int]
+    """Token ids that end it."""
+    logprob_start: int | None = None
+    """Position from which log-probs of prompt tokens are wanted; None for no prompt log-probs."""
+    top_logprobs: int = 0
+    """How many most likely tokens to report per output token."""
+    streaming: bool = False
+    tokens: list[int] = field(default_factory=list)
+    """[prompt + output] ids."""
+    log_probs: list[float] = field(default_factory=list)
+    """[output]"""
+    top: list[list[tuple[float, int]]] = field(default_factory=list)
+    """[output][top_logprobs] (log-prob, id)"""
+    prompt_log_probs: list[float] = field(default_factory=list)
+    """Of prompt tokens after `logprob_start`."""
+    version_runs: list[tuple[int, int]] = field(default_factory=list)
+    """(output index, weight version from there on)."""
+    arena: Arena | None = None
+    row: int = -1
+    """Row in `arena`."""
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were found in the cache."""
+    finish: dict[str, Any] | None = None
+    """SGLang's finish reason, set once."""
+    error: str | None = None
+    """Set when the request failed instead of finishing."""
+    text_stream: TextStream | None = None
+    """Present when text is needed before the end: stop strings or streaming."""
+    stop_match: str | None = None
+    """The stop string found."""
+    created: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            self.tokens = list(self.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.log_probs)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """[output] ids, the stop token included."""
+        return self.tokens[len(self.prompt_ids) :]
+
+    def mark_version(self, version: int) -> None:
+        """Tokens sampled from here on come from weight version `version`."""
+        runs = self.version_runs
+        if runs and runs[-1][0] == self.num_output:
+            runs.pop()
+        if not runs or runs[-1][1] != version:
+            runs.append((self.num_output, version))
+
+    def token_versions(self) -> list[int]:
+        """[output] weight version of each token."""
+        ends = [start for start, _ in self.version_runs[1:]] + [self.num_output]
+        return [v for (start, v), end in zip(self.version_runs, ends) for _ in range(end - start)]

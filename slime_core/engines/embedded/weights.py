@@ -1,0 +1,169 @@
+"""HF-layout tensors <-> the fused tensors the model runner multiplies with.
+
+The core calls this at load and at every weight update. An update is checked completely before the first byte
+changes. Rows of queries and keys are stored with the two halves of each rotary pair side by side (i, i + head_dim/2),
+so a rotation is one complex product; reading a weight back undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from slime_core.engines.embedded.linear import Linear
+from slime_core.errors import WeightSyncError
+from slime_core.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where one HF tensor lives inside a fused tensor."""
+
+    target: torch.Tensor
+    """View of the fused tensor."""
+    shape: tuple[int, ...]
+    """HF shape."""
+    pairs: bool = False
+    """Rows are rotary pairs, [heads, head_dim, ...] in the target."""
+    repeated: bool = False
+    """The target holds the tensor once per head."""
+
+    def write(self, tensor: torch.Tensor) -> None:
+        if self.pairs:
+            tensor = _interleave(tensor, self.target.shape[-2 if len(self.shape) == 2 else -1])
+        self.target.copy_(tensor if self.repeated else tensor.reshape(self.target.shape))
+
+    def read(self) -> torch.Tensor:
+        tensor = self.target[0] if self.repeated else self.target
+        if self.pairs:
+            tensor = _deinterleave(tensor, tensor.shape[-2 if len(self.shape) == 2 else -1])
+        return tensor.reshape(self.shape)
+
+
+def _interleave(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows 0, d/2, 1, d/2+1, ... of each head."""
+    halves = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape)
+
+
+def _deinterleave(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
+    pairs = tensor.reshape(-1, head_dim // 2, 2, *(tensor.shape[-1:] if tensor.dim() == 3 else ()))
+    return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+class Layer:
+    """The fused tensors of one decoder layer."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, device=device, dtype=dtype)
+
+        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self.input_norm = empty(hidden)
+        self.qkv = Linear(empty(heads * dim, hidden), empty(heads * dim) if config.qkv_bias else None)
+        self.qk_norm = empty(config.num_heads + config.num_kv_heads, dim) if config.qk_norm else None
+        self.o = Linear(empty(hidden, config.num_heads * dim), empty(hidden) if config.o_bias else None)
+        self.mlp_norm = empty(hidden)
+        self.gate_up = Linear(empty(2 * inner, hidden), empty(2 * inner) if config.mlp_bias else None)
+        self.down = Linear(empty(hidden, inner), empty(hidden) if config.mlp_bias else None)
+
+    def places(self, config: ModelConfig) -> Iterator[tuple[str, _Place]]:
+        """HF names below `model.layers.N.` and where they go."""
+        dim, queries, keys = config.head_dim, config.num_heads, config.num_kv_heads
+        starts = {"q": (0, queries), "k": (queries, keys), "v": (queries + keys, keys)}
+        for name, (start, heads) in starts.items():
+            pairs = name != "v"
+            weight = self.qkv.weight.view(-1, dim, config.hidden_size)[start : start + heads]
+            yield f"self_attn.{name}_proj.weight", _Place(weight, (heads * dim, config.hidden_size), pairs)
+            if self.qkv.bias is not None:
+                bias = self.qkv.bias.view(-1, dim)[start : start + heads]
+                yield f"self_attn.{name}_proj.bias", _Place(bias, (heads * dim,), pairs)
+            if self.qk_norm is not None and pairs:
+                norm = self.qk_norm[start : start + heads]
+                yield f"self_attn.{name}_norm.weight", _Place(norm, (dim,), True, True)
+        inner = config.intermediate_size
+        for name, rows in (("gate", slice(0, inner)), ("up", slice(inner, None))):
+            yield f"mlp.{name}_proj.weight", _whole(self.gate_up.weight[rows])
+            if self.gate_up.bias is not None:
+                yield f"mlp.{name}_proj.bias", _whole(self.gate_up.bias[rows])
+        for name, linear in (("self_attn.o_proj", self.o), ("mlp.down_proj", self.down)):
+            yield f"{name}.weight", _whole(linear.weight)
+            if linear.bias is not None:
+                yield f"{name}.bias", _whole(linear.bias)
+        yield "input_layernorm.weight", _whole(self.input_norm)
+        yield "post_attention_layernorm.weight", _whole(self.mlp_norm)
+
+
+def _whole(tensor: torch.Tensor) -> _Place:
+    return _Place(tensor, tuple(tensor.shape))
+
+
+class FusedWeights:
+    """All tensors of the model; contents are undefined until the first `update`."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.config = config
+        self.embedding = torch.empty(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
+        self.layers = [Layer(config, device, dtype) for _ in range(config.num_layers)]
+        self.final_norm = torch.empty(config.hidden_size, device=device, dtype=dtype)
+        head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
+        self.lm_head = Linear(head, None)
+        self._places = {
+            "model.embed_tokens.weight": _whole(self.embedding),
+            "model.norm.weight": _whole(self.final_norm),
+        }
+        if not config.tie_word_embeddings:
+            self._places["lm_head.weight"] = _whole(head)
+        for i, layer in enumerate(self.layers):
+            self._places |= {f"model.layers.{i}.{name}": place for name, place in layer.places(config)}
+
+    @torch.inference_mode()
+    def update(self, weights: Iterable[tuple[str, torch.Tensor]], origin: str) -> None:
+        """Copy a complete set of HF tensors in, or change nothing.
+
+        Raises:
+            WeightSyncError: A name is missing, unknown or given twice, or a shape differs. `origin` says where the
+                tensors came from.
+        """
+        given: dict[str, torch.Tensor] = {}
+        for name, tensor in weights:
+            if name in given:
+                raise WeightSyncError(f"{origin}: tensor {name!r} given twice; the old weights still serve")
+            given[name] = tensor
+        if self.config.tie_word_embeddings:
+            given.pop("lm_head.weight", None)
+        given = {name: tensor for name, tensor in given.items() if not name.endswith("rotary_emb.inv_freq")}
+        self._check(given, origin)
+        for name, tensor in given.items():
+            self._places[name].write(tensor)
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+                linear.repack()
+        self.lm_head.repack()
+
+    def _check(self, given: dict[str, torch.Tensor], origin: str) -> None:
+        missing, unknown = self._places.keys() - given.keys(), given.keys() - self._places.keys()
+        shapes = [
+            f"{name} {tuple(given[name].shape)} instead of {place.shape}"
+            for name, place in self._places.items()
+            if name in given and tuple(given[name].shape) != place.shape
+        ]
+        problems = [
+            f"{what} {', '.join(sorted(names)[:5])}{' ...' if len(names) > 5 else ''}"
+            for what, names in (("missing", missing), ("unknown", unknown), ("wrong shape:", shapes))
+            if names
+        ]
+        if problems:
+            raise WeightSyncError(
+                f"{origin}: not the {len(self._places)} tensors of this {self.config.model_type} model:"
+                f" {'; '.join(problems)}; nothing was changed"
+            )
+
+    @torch.inference_mode()
+    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """HF names and tensors, in HF layout; some are copies."""
+        for name, place in self._places.items():
+            yield name, place.read()

@@ -1,0 +1,64 @@
+"""Every error slime raises on purpose, one class per boundary at which a caller may want to catch.
+
+Each class also inherits the built-in exception it refines, so code that knows nothing of slime still
+catches it. A message names the value, where it came from, what is allowed and what to type.
+
+Adding one: subclass `SlimeError` plus the closest built-in, and keep `__init__` to plain strings so the
+error survives a trip between processes.
+"""
+
+
+class SlimeError(Exception):
+    """Base of all errors raised by slime itself."""
+
+
+class ConfigError(SlimeError, ValueError):
+    """A setting is unknown, malformed, or contradicts another; raised before any process starts."""
+
+
+class DataError(SlimeError, ValueError):
+    """A data set file or row cannot be used; the message names file and line."""
+
+
+class PluginError(SlimeError):
+    """A plugin could not be used."""
+
+
+class PluginNotFoundError(PluginError, LookupError):
+    """No plugin of that kind and name is installed, or the path does not lead to an object."""
+
+
+class PluginConflictError(PluginError, ValueError):
+    """Two distributions offer the same name for the same kind."""
+
+
+class PluginLoadError(PluginError, ImportError):
+    """Importing the plugin's module raised."""
+
+
+class PluginSignatureError(PluginError, TypeError):
+    """The object cannot be called the way its kind is called."""
+
+
+class PluginIncompatibleError(PluginError, RuntimeError):
+    """The plugin's distribution requires another version of slime."""
+
+
+class RolloutError(SlimeError, RuntimeError):
+    """The rollout as a whole cannot go on (a single bad sample is data, not an error)."""
+
+
+class EngineError(SlimeError, RuntimeError):
+    """A rollout engine refused a request or stopped answering."""
+
+
+class WeightSyncError(SlimeError, RuntimeError):
+    """The engine's weights are not the trainer's."""
+
+
+class CheckpointError(SlimeError, RuntimeError):
+    """A checkpoint is torn, foreign, or does not fit this run."""
+
+
+class TrainError(SlimeError, RuntimeError):
+    """The optimizer step cannot be taken."""

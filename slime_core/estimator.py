@@ -1,0 +1,123 @@
+"""The base class of advantage estimators: rewards -> advantages -> per-token policy loss, with sensible defaults.
+
+Plugins subclass `EstimatorBase`; the learner and the loss stage call the three methods and read the class
+attributes, never a name. What a reader would get wrong: `shape_rewards` sees the whole rollout (group statistics
+belong there), `advantages` sees one data-parallel rank's samples only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from slime_core.errors import PluginError
+from slime_core.ops.groups import group_normalize
+from slime_core.ops.ratios import sequence_kl, token_kl
+from slime_core.ops.surrogate import clipped_surrogate
+from slime_core.protocols import AdvantageEstimator, AdvantageInputs, Advantages, Args, LossInputs, LossOutputs
+
+__all__ = ["AdvantageFn", "CustomAdvantages", "EstimatorBase", "group_normalize"]
+
+AdvantageFn = Callable[[Args, dict[str, Any]], None]
+"""`--custom-advantage-function-path`: sets `rollout_data["advantages"]` and `rollout_data["returns"]`."""
+
+
+class EstimatorBase:
+    """REINFORCE with PPO's clip: the reward of a response is the advantage of each of its tokens."""
+
+    needs_values: ClassVar[bool] = False
+    needs_log_probs: ClassVar[bool] = False
+    ratio_level: ClassVar[Literal["token", "sequence"]] = "token"
+    requires: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, args: Args) -> None:
+        self.args = args
+
+    def shape_rewards(
+        self, args: Args, rewards: Sequence[float], group_indices: Sequence[int], rollout_ids: Sequence[int]
+    ) -> list[float]:
+        """Identity."""
+        return [float(reward) for reward in rewards]
+
+    def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
+        """A_t = R_t = shaped reward, for every token of the response."""
+        parts = [mask.new_full(mask.shape, r) for r, mask in zip(inputs.rewards.tolist(), inputs.loss_masks)]
+        return Advantages(advantages=parts, returns=list(parts))
+
+    def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
+        """PPO's clipped surrogate, on the sequence ratio when `ratio_level` is "sequence".
+
+        Metrics: `pg_clipfrac` (1 where clipped) and `ppo_kl` (old minus new log-probs).
+        """
+        ppo_kl = self.policy_kl(inputs)
+        loss, clipfrac = clipped_surrogate(
+            ppo_kl,
+            inputs.advantages,
+            args.eps_clip,
+            getattr(args, "eps_clip_high", None),
+            getattr(args, "eps_clip_c", None),
+        )
+        return LossOutputs(loss=loss, metrics={"pg_clipfrac": clipfrac, "ppo_kl": ppo_kl.detach()})
+
+    def policy_kl(self, inputs: LossInputs) -> torch.Tensor:
+        """[T] old minus new log-probs at this estimator's `ratio_level`; the ratio is exp(-value)."""
+        if self.ratio_level == "sequence":
+            return sequence_kl(inputs.log_probs, inputs.old_log_probs, inputs.loss_mask, inputs.sample_lengths)
+        return token_kl(inputs.log_probs, inputs.old_log_probs)
+
+
+class CustomAdvantages(EstimatorBase):
+    """`--custom-advantage-function-path` on top of the chosen estimator, which keeps rewards and loss.
+
+    The function gets THUDM/slime's `rollout_data`: per-sample lists under the field names of `AdvantageInputs`
+    (absent ones left out) and sets `advantages` and `returns`.
+    """
+
+    needs_log_probs = True
+
+    def __init__(self, inner: AdvantageEstimator, fn: AdvantageFn, origin: str) -> None:
+        self.inner = inner
+        self.fn = fn
+        self.origin = origin
+        # The class attributes of the contract, taken over from the estimator underneath.
+        self.__dict__.update(
+            needs_values=inner.needs_values, ratio_level=inner.ratio_level, requires=dict(inner.requires)
+        )
+
+    def shape_rewards(
+        self, args: Args, rewards: Sequence[float], group_indices: Sequence[int], rollout_ids: Sequence[int]
+    ) -> list[float]:
+        """The inner estimator's."""
+        return self.inner.shape_rewards(args, rewards, group_indices, rollout_ids)
+
+    def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
+        """Call the function. Raises PluginError when it leaves a result out or of the wrong length."""
+        data = {f.name: getattr(inputs, f.name) for f in fields(inputs)}
+        data = {name: value for name, value in data.items() if value is not None}
+        self.fn(args, data)
+        return Advantages(
+            advantages=self._result(data, "advantages", inputs), returns=self._result(data, "returns", inputs)
+        )
+
+    def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
+        """The inner estimator's."""
+        return self.inner.policy_loss(args, inputs)
+
+    def _result(self, data: Mapping[str, Any], name: str, inputs: AdvantageInputs) -> list[torch.Tensor]:
+        source = f"--custom-advantage-function-path {self.origin}"
+        if name not in data:
+            raise PluginError(f'{source} did not set rollout_data["{name}"]: one [response_length] tensor per sample')
+        parts = [
+            torch.as_tensor(part, dtype=m.dtype, device=m.device) for part, m in zip(data[name], inputs.loss_masks)
+        ]
+        shapes = [tuple(part.shape) for part in parts]
+        expected = [(length,) for length in inputs.response_lengths]
+        if len(data[name]) != len(expected) or shapes != expected:
+            raise PluginError(
+                f'{source}: rollout_data["{name}"] has shapes {shapes[:8]}; expected one tensor per sample:'
+                f" {expected[:8]}"
+            )
+        return parts

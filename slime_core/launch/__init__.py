@@ -1,0 +1,20 @@
+"""Launchers: settings -> a finished run.
+
+`run` picks the launcher by name; a launcher builds the stages and decides in which process each one lives, and
+`slime_core.loop` runs the same loop over them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slime_core.config import Settings
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Train as `settings` say and return what `summary.json` holds."""
+    from slime_core.launch import inline
+
+    launchers = {"auto": inline.train, "inline": inline.train}
+    return launchers[settings.args.launcher](settings)

@@ -1,0 +1,150 @@
+"""Settings -> the components they name, all resolved and signature-checked before anything is started.
+
+Every launcher calls `resolve_components` first: an unknown name, a typo in a path or a wrong signature ends the
+command here, with one line that says which setting it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core.config import Settings
+from slime_core.errors import ConfigError
+from slime_core.plugins.adapters import GenerateCaller, RewardCaller
+from slime_core.plugins.resolve import Resolved, resolve
+
+DEFAULTS = {
+    "data_source_path": "dataset",
+    "rollout_function_path": "generate",
+    "custom_generate_function_path": "single_turn",
+    "buffer_filter_path": "fifo",
+}
+"""Component names that stand for a setting that was not given."""
+
+
+@dataclass
+class Components:
+    """Classes and functions, not yet constructed."""
+
+    data_source: Any = None
+    rollout_function: Any = None
+    eval_function: Any = None
+    generator: GenerateCaller | None = None
+    reward: RewardCaller | None = None
+    dynamic_filter: Any = None
+    dynamic_filter_name: str = ""
+    buffer_filter: Any = None
+    estimator: Any = None
+    loss: Any = None
+    engine: Any = None
+    trainer: Any = None
+    post_process_rewards: Callable[..., Any] | None = None
+    convert_samples: Callable[..., Any] | None = None
+    custom_code: bool = False
+    """A generate or rollout function came from a path, so it may post to the engine's HTTP address."""
+    resolved: list[Resolved] = field(default_factory=list)
+
+    def provenance(self) -> list[dict[str, Any]]:
+        """Name, distribution, version and source hash of every plugin in use, once each."""
+        facts = {(p["kind"], p["name"]): p for p in (r.provenance() for r in self.resolved)}
+        return [facts[key] for key in sorted(facts)]
+
+
+class Resolver:
+    """Resolves specs of one run, remembering what was used and where each spec came from."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.args = settings.args
+        self._settings = settings
+        self.used: list[Resolved] = []
+
+    def setting(self, kind: str, name: str) -> Any:
+        """The object that setting `name` (or its default) selects; None when it selects nothing."""
+        spec = getattr(self.args, name, None) or DEFAULTS.get(name)
+        return None if not spec else self.spec(kind, spec, self.origin(name)).obj
+
+    def origin(self, name: str) -> str:
+        """`--flag (where it was set)`, for error messages."""
+        return f"--{name.replace('_', '-')} ({self._settings.origins[name]})"
+
+    def spec(self, kind: str, spec: str, origin: str) -> Resolved:
+        """Resolve and remember."""
+        resolved = resolve(kind, spec, origin=origin)
+        self.used.append(resolved)
+        return resolved
+
+    def reward(self, spec: str, origin: str = "sample.custom_rm_path") -> RewardCaller:
+        """A reward function ready to be called."""
+        return RewardCaller(self.spec("rewards", spec, origin), self.args)
+
+    def generator(self, spec: str, origin: str = "sample.generate_function_path") -> GenerateCaller:
+        """A generate function ready to be called."""
+        return GenerateCaller(self.spec("generators", spec, origin))
+
+
+def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Components, Resolver]:
+    """Resolve everything the run names; `learn=False` leaves out the training side.
+
+    Raises:
+        PluginError: Something cannot be found, loaded or called.
+        ConfigError: No reward function is set and the rollout needs one.
+    """
+    args, r = settings.args, Resolver(settings)
+    parts = Components(data_source=r.setting("data_sources", "data_source_path"))
+    parts.rollout_function = r.setting("rollouts", "rollout_function_path")
+    parts.eval_function = r.setting("rollouts", "eval_function_path") or parts.rollout_function
+    parts.buffer_filter = r.setting("buffers", "buffer_filter_path")
+    parts.post_process_rewards = r.setting("functions", "custom_reward_post_process_path")
+    parts.convert_samples = r.setting("functions", "custom_convert_samples_to_train_data_path")
+    if getattr(parts.rollout_function, "needs_engine", True):
+        _resolve_generation(parts, r)
+    if learn:
+        parts.trainer = r.setting("trainers", "train_backend")
+        parts.loss = r.setting("losses", "loss_type")
+        if getattr(parts.loss, "needs_advantages", True):
+            parts.estimator = r.setting("estimators", "advantage_estimator")
+            _check_requirements(settings, parts.estimator)
+    parts.resolved = r.used
+    return parts, r
+
+
+def _resolve_generation(parts: Components, r: Resolver) -> None:
+    args = r.args
+    name = "custom_generate_function_path"
+    parts.generator = r.generator(getattr(args, name) or DEFAULTS[name], r.origin(name))
+    named = [r.args.custom_generate_function_path, r.args.rollout_function_path, r.args.eval_function_path]
+    parts.custom_code = any(spec and not spec.replace("-", "_").replace(":", "_").isidentifier() for spec in named)
+    reward_flag = "custom_rm_path" if args.custom_rm_path else "rm_type"
+    spec = args.custom_rm_path or args.rm_type
+    if spec:
+        parts.reward = r.reward(spec, r.origin(reward_flag))
+    filter_spec = args.dynamic_sampling_filter_path
+    if filter_spec:
+        parts.dynamic_filter = r.setting("filters", "dynamic_sampling_filter_path")
+        parts.dynamic_filter_name = filter_spec
+    for dataset in args.eval_datasets or []:
+        for override in (dataset.custom_rm_path, dataset.rm_type):
+            if override:
+                r.reward(override, f"evaluation data set {dataset.name!r}")
+        if dataset.custom_generate_function_path:
+            r.generator(dataset.custom_generate_function_path, f"evaluation data set {dataset.name!r}")
+    parts.engine = r.setting("engines", "rollout_engine")
+
+
+def _check_requirements(settings: Settings, estimator: Any) -> None:
+    """Settings that the algorithm cannot do without."""
+    args = settings.args
+    for name, value in getattr(estimator, "requires", {}).items():
+        if getattr(args, name) != value:
+            raise ConfigError(
+                f"--advantage-estimator {args.advantage_estimator!r} needs {name} = {value!r}, but it is"
+                f" {getattr(args, name)!r} ({settings.origins[name]}); type --{name.replace('_', '-')}"
+                f"{'' if value is True else f' {value}'}"
+            )
+
+
+def names_of(resolved: Iterable[Resolved]) -> dict[str, str]:
+    """Distribution -> version of the plugins in use."""
+    return {r.ref.distribution: r.ref.version for r in resolved if r.ref.distribution and r.ref.version}

@@ -1,0 +1,171 @@
+"""The inline launcher: every stage in this process (one per data-parallel rank under torchrun); pdb works.
+
+`train` resolves, prepares, builds, resumes, runs the loop and cleans up, in that order; whatever is wrong with the
+settings ends it before a model is loaded. Other launchers build the same `Stages`, with stand-ins for those stages
+that live elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core import loop
+from slime_core.config import Settings
+from slime_core.errors import ConfigError
+from slime_core.launch.components import Components, Resolver, resolve_components
+from slime_core.launch.data_parallel import ReceivingRollout, SendingRollout
+from slime_core.launch.journal import Journal, SilentJournal
+from slime_core.launch.resume import commit_to_resume, first_rollout, restore
+from slime_core.launch.rollout_factory import build_rollout
+from slime_core.observability.run_dir import CONFIG, open_run_dir, write_text
+from slime_core.pipeline.rollout_stage import RolloutStage
+from slime_core.plugins.manager import build_manager
+from slime_core.weights.sync import WeightSync
+
+
+@dataclass
+class Prepared:
+    """Settings and components of a run whose inputs exist."""
+
+    settings: Settings
+    parts: Components
+    resolver: Resolver
+    hooks: Any
+    """pluggy's hook relay."""
+
+    @property
+    def args(self) -> Any:
+        """The settings' values."""
+        return self.settings.args
+
+    def rollout_stage(self) -> RolloutStage:
+        """A rollout stage in this process, not yet started."""
+        return build_rollout(self.args, self.parts, self.resolver, self.hooks)
+
+
+def prepare(settings: Settings, *, learn: bool = True) -> Prepared:
+    """Check everything that can be checked without loading a model, then let the recipe make missing inputs.
+
+    Raises:
+        ConfigError: A setting is wrong.
+        PluginError: A component is.
+    """
+    args = settings.args
+    hooks = build_manager(args).hook
+    parts, resolver = resolve_components(settings, learn=learn)
+    hooks.slime_configure(args=args)
+    if args.prepare_path:
+        recipe = resolver.setting("recipes", "prepare_path")
+        if _is_leader():
+            recipe(args)
+        elif args.hf_checkpoint:
+            _wait_for(Path(args.hf_checkpoint) / "config.json", args.distributed_timeout_minutes * 60)
+    for name in ("hf_checkpoint", "ref_load"):
+        path = getattr(args, name)
+        if path and not (Path(path) / "config.json").is_file():
+            raise ConfigError(f"{resolver.origin(name)} {path!r}: no HF-layout model there (no config.json)")
+    return Prepared(settings, parts, resolver, hooks)
+
+
+def train(settings: Settings) -> dict[str, Any]:
+    """`slime train` and `slime sft`: returns the summary (empty on ranks other than 0)."""
+    run = prepare(settings)
+    args = run.args
+    commit = commit_to_resume(args)
+    stage = None
+    if _is_leader():
+        open_run_dir(Path(args.run_dir), resume=bool(args.load), overwrite=args.overwrite)
+        stage = run.rollout_stage()
+        if args.num_rollout is None:
+            args.num_rollout = _rollouts_of(args, stage.parts.data_source)
+    elif args.num_rollout is None:
+        raise ConfigError("--num-epoch with several trainer processes: set --num-rollout instead")
+    trainer = run.parts.trainer(args)
+    try:
+        return _lead(run, trainer, stage, commit) if stage else _follow(run, trainer, commit)
+    finally:
+        trainer.close()
+
+
+def _lead(run: Prepared, trainer: Any, stage: RolloutStage, commit: Path | None) -> dict[str, Any]:
+    args, run_dir = run.args, Path(run.args.run_dir)
+    weights = WeightSync(args, trainer, stage)
+    journal = Journal(
+        args,
+        run_dir,
+        run.hooks,
+        [lambda directory, _: trainer.save(directory), stage.save],
+        lambda: {"weight_version": weights.version, "settings": run.settings.to_dict()},
+        run.parts.provenance(),
+    )
+    start = args.start_rollout_id = first_rollout(args, commit)
+    with told_to_hooks(run, run_dir):
+        if commit is not None:
+            restore(
+                args, commit, run.settings.to_dict(), trainer=trainer, stage=stage, weights=weights, journal=journal
+            )
+        rollout = SendingRollout(stage, trainer) if trainer.world_size > 1 else stage
+        try:
+            stage.start()
+            loop.train(args, loop.Stages(rollout, _learner(run, trainer), weights, journal), start)
+        finally:
+            stage.stop()
+        return journal.finish(run.settings.command, args.num_rollout, str(commit) if commit else None)
+
+
+def _follow(run: Prepared, trainer: Any, commit: Path | None) -> dict[str, Any]:
+    """A data-parallel rank other than 0: same loop, received batches, nothing recorded."""
+    args = run.args
+    if commit is not None:
+        trainer.load(commit)
+    rollout = ReceivingRollout(trainer)
+    weights = WeightSync(args, trainer, rollout)
+    stages = loop.Stages(rollout, _learner(run, trainer), weights, SilentJournal())
+    loop.train(args, stages, first_rollout(args, commit))
+    return {}
+
+
+def _learner(run: Prepared, trainer: Any) -> Any:
+    from slime_core.pipeline.learn import Learner
+
+    estimator = run.parts.estimator(run.args) if run.parts.estimator else None
+    return Learner(run.args, trainer, estimator, run.parts.loss(run.args, estimator))
+
+
+def _rollouts_of(args: Any, source: Any) -> int:
+    """`--num-epoch` in rollouts."""
+    if not hasattr(source, "__len__"):
+        raise ConfigError("--num-epoch needs a data source with a length; set --num-rollout instead")
+    return int(args.num_epoch * (len(source) // args.rollout_batch_size))
+
+
+@contextmanager
+def told_to_hooks(run: Prepared, run_dir: Path) -> Iterator[None]:
+    """Write `config.yaml`; `slime_run_start` before, `slime_run_end` on every way out."""
+    write_text(run_dir / CONFIG, run.settings.to_yaml())
+    run.hooks.slime_run_start(args=run.args, run_dir=run_dir)
+    try:
+        yield
+    except BaseException as error:
+        run.hooks.slime_run_end(error=error)
+        raise
+    run.hooks.slime_run_end(error=None)
+
+
+def _is_leader() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _wait_for(path: Path, seconds: float) -> None:
+    """Rank 0 prepares the inputs; the others wait here. Raises ConfigError when they do not come."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise ConfigError(f"{path}: rank 0 did not prepare it within {seconds:.0f} s")
+        time.sleep(0.2)

@@ -1,0 +1,112 @@
+"""What a run leaves behind: metrics through the hooks, checkpoints, and `summary.json`.
+
+Rank 0 has a `Journal`; other data-parallel ranks have a `SilentJournal`, since their state is a copy of rank 0's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slime_core.checkpoint.store import CheckpointStore
+from slime_core.observability.run_dir import CHECKPOINTS, versions, write_summary
+
+
+class Journal:
+    """Records a run in its directory and tells the hooks."""
+
+    def __init__(
+        self,
+        args: Any,
+        run_dir: Path,
+        hooks: Any,
+        writers: list[Callable[[Path, int], None]],
+        facts: Callable[[], dict[str, Any]],
+        plugins: list[dict[str, Any]],
+    ) -> None:
+        """`writers` fill a checkpoint directory; `facts` gives what else a commit must remember."""
+        self.args = args
+        self.run_dir = run_dir
+        self.store = CheckpointStore(Path(args.save or run_dir) / CHECKPOINTS)
+        self.checkpoint: Path | None = None
+        self.evals: dict[str, dict[str, float]] = {}
+        """Data set -> {"before", "after"}: the first and the newest score."""
+        self.seconds_before = 0.0
+        """Wall time of the run up to the checkpoint it resumed from."""
+        self._hooks = hooks
+        self._writers = writers
+        self._facts = facts
+        self.plugins = plugins
+        self._started = time.perf_counter()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record metrics under `step` finished rollouts."""
+        for dataset in self.args.eval_datasets or []:
+            score = metrics.get(f"eval/{dataset.name}")
+            if score is not None:
+                self.evals.setdefault(dataset.name, {"before": score})["after"] = score
+        self._hooks.slime_log_metrics(step=step, metrics=metrics)
+
+    def step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        """One rollout has been trained on."""
+        self.log(rollout_id + 1, metrics)
+        self._hooks.slime_step_end(rollout_id=rollout_id, metrics=metrics)
+
+    def save(self, rollout_id: int) -> None:
+        """Commit a checkpoint. Raises CheckpointError."""
+        state = {**self._facts(), "evals": self.evals, "seconds": self.seconds(), "plugins": self.plugins}
+        states = [s for s in self._hooks.slime_save_state() if s]
+        state["plugin_state"] = {key: value for s in states for key, value in s.items()}
+        writers = [partial(_write, write, rollout_id) for write in self._writers]
+        self.checkpoint = self.store.commit(rollout_id, state, writers, keep=self.args.keep_checkpoints)
+        self._hooks.slime_checkpoint_saved(path=self.checkpoint, rollout_id=rollout_id)
+
+    def restore(self, commit: Path, state: Mapping[str, Any]) -> None:
+        """Take over the record of the run that is resumed."""
+        self.checkpoint = commit
+        self.evals = {name: dict(scores) for name, scores in state["evals"].items()}
+        self.seconds_before = float(state["seconds"])
+        self._hooks.slime_load_state(state=state.get("plugin_state", {}))
+
+    def seconds(self) -> float:
+        """Wall time of the run, interruptions left out."""
+        return self.seconds_before + time.perf_counter() - self._started
+
+    def finish(self, command: str, rollouts: int, resumed_from: str | None) -> dict[str, Any]:
+        """Write and return `summary.json`."""
+        first = next(iter(self.evals.values()), {})
+        summary: dict[str, Any] = {
+            "command": command,
+            "rollouts": rollouts,
+            "seed": self.args.seed,
+            "wall_seconds": round(self.seconds(), 3),
+            "eval_before": first.get("before"),
+            "eval_after": first.get("after"),
+            "evals": self.evals,
+            "checkpoint": str(self.checkpoint) if self.checkpoint else None,
+            "resumed_from": resumed_from,
+            "versions": versions(),
+            "plugins": self.plugins,
+        }
+        write_summary(self.run_dir, summary)
+        return summary
+
+
+def _write(write: Callable[[Path, int], None], rollout_id: int, directory: Path) -> None:
+    write(directory, rollout_id)
+
+
+class SilentJournal:
+    """Records nothing: rank 0 does."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def save(self, rollout_id: int) -> None:
+        """Nothing."""

@@ -1,0 +1,82 @@
+"""Finds the commit that `--load` means and restores every stage from it, saying so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_core.checkpoint.store import find, read_state
+from slime_core.errors import CheckpointError
+from slime_core.launch.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+_PLACES = {"load", "save", "run_dir", "config", "overwrite", "prepare_path", "start_rollout_id", "num_rollout"}
+"""Settings that may differ between a run and its continuation without being worth a word."""
+
+
+def commit_to_resume(args: Any) -> Path | None:
+    """The commit that `--load` names; None for a fresh start (which is said).
+
+    Raises:
+        CheckpointError: It is torn or foreign, or there is none in a directory this run does not write to.
+    """
+    if not args.load:
+        return None
+    commit = find(args.load)
+    if commit is None:
+        if Path(args.load).resolve() not in {Path(p).resolve() for p in (args.save, args.run_dir) if p}:
+            raise CheckpointError(f"--load {args.load}: no slime checkpoint there")
+        print(f"no checkpoint in {args.load} yet: starting from {args.hf_checkpoint}", flush=True)
+    return commit
+
+
+def first_rollout(args: Any, commit: Path | None) -> int:
+    """Number of the first rollout to do."""
+    if commit is None or args.finetune:
+        return args.start_rollout_id or 0
+    return int(read_state(commit)["rollout_id"]) + 1
+
+
+def restore(
+    args: Any, commit: Path, settings: Mapping[str, Any], *, trainer: Any, stage: Any, weights: Any, journal: Journal
+) -> None:
+    """Put every stage into the state of the commit. Raises CheckpointError when it does not fit this run."""
+    trainer.load(commit)
+    if args.finetune:
+        print(f"weights of {commit}; everything else starts afresh (--finetune)", flush=True)
+        return
+    state = read_state(commit)
+    start = first_rollout(args, commit)
+    if commit.parent.resolve() == journal.store.root.resolve():
+        journal.store.rewind(commit)
+    stage.load(commit, start - 1)
+    # The loop's first push serves the restored weights, under the version they had.
+    weights.version = state["weight_version"] - 1
+    journal.restore(commit, state)
+    changed = _changes(state["settings"], settings)
+    note = f"; changed settings: {', '.join(changed)}" if changed else ""
+    print(
+        f"resumed from {commit}: {start} of {args.num_rollout} rollouts done, continuing with rollout {start};"
+        f" data cursor, buffer and RNG restored{note}",
+        flush=True,
+    )
+    _warn_about_plugins(state["plugins"], journal.plugins)
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    keys = (then.keys() | now.keys()) - _PLACES
+    return [f"{k} {then.get(k)!r} -> {now.get(k)!r}" for k in sorted(keys) if then.get(k) != now.get(k)]
+
+
+def _warn_about_plugins(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
+    before = {(p["kind"], p["name"]): p for p in then}
+    for plugin in now:
+        old = before.get((plugin["kind"], plugin["name"]))
+        if old is not None and (old["version"], old["sha256"]) != (plugin["version"], plugin["sha256"]):
+            logger.warning(
+                "%s %r is not the code that the checkpoint was made with (version %s -> %s, source hash %s -> %s)",
+                plugin["kind"], plugin["name"], old["version"], plugin["version"], old["sha256"], plugin["sha256"],
+            )  # fmt: skip

@@ -1,0 +1,50 @@
+"""Components -> a `RolloutStage`, in whichever process is to hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from slime_core.launch.components import Components, Resolver
+from slime_core.pipeline.filters import FilterStage
+from slime_core.pipeline.reward import RewardStage
+from slime_core.pipeline.rollout_stage import RolloutParts, RolloutStage
+from slime_core.pipeline.tokenizer import load_tokenizer
+from slime_core.protocols import RolloutEngine
+
+
+def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any) -> RolloutStage:
+    """Construct data source, tokenizer and (not yet started) engine. Raises DataError for unusable data."""
+    with_engine = parts.engine is not None
+    return RolloutStage(
+        args,
+        RolloutParts(
+            data_source=parts.data_source(args),
+            rollout_function=parts.rollout_function,
+            eval_function=parts.eval_function,
+            tokenizer=load_tokenizer(args.hf_checkpoint) if with_engine else None,
+            engine=parts.engine(args) if with_engine else None,
+            generator=parts.generator,
+            rewards=RewardStage(args, parts.reward, resolver.reward),
+            filters=FilterStage(args, parts.dynamic_filter, parts.dynamic_filter_name),
+            resolve_generator=resolver.generator,
+            estimator=parts.estimator(args) if parts.estimator else None,
+            post_process_rewards=parts.post_process_rewards,
+            convert_samples=parts.convert_samples,
+            expose=_exposer(args) if parts.custom_code and not args.sglang_router_port else None,
+            hooks=hooks,
+        ),
+    )
+
+
+def _exposer(args: Any) -> Callable[[RolloutEngine], Awaitable[Callable[[], Awaitable[None]]]]:
+    """Serve the engine on a free local port and publish it where THUDM/slime's generate functions look for it."""
+
+    async def expose(engine: RolloutEngine) -> Callable[[], Awaitable[None]]:
+        from slime_core.engines.embedded.server import serve_in_loop
+
+        host, port, stop = await serve_in_loop(engine, "127.0.0.1", 0)
+        args.sglang_router_ip, args.sglang_router_port = host, port
+        return stop
+
+    return expose

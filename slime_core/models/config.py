@@ -1,0 +1,109 @@
+"""HF `config.json` -> `ModelConfig`, the architecture numbers both embedded sides build from.
+
+A model family is a plugin of kind `models`, named by HF's `model_type`: a function that takes the parsed
+`config.json` and returns a `ModelConfig`. The families differ only in the switches below.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A dense decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None
+    """HF's `rope_scaling` / `rope_parameters` without the theta; None for plain rotary positions."""
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    initializer_range: float = 0.02
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm over head_dim on queries and keys, before the rotation (Qwen3)."""
+    eos_token_ids: tuple[int, ...] = ()
+    hf: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The whole `config.json`."""
+
+    @classmethod
+    def from_hf(cls, hf: Mapping[str, Any], **switches: bool) -> ModelConfig:
+        """Read the fields HF names alike in Llama, Qwen2 and Qwen3; `switches` say what the family does differently.
+
+        Raises:
+            ConfigError: A field is missing or the activation is not SiLU.
+        """
+        try:
+            heads = int(hf["num_attention_heads"])
+            hidden = int(hf["hidden_size"])
+            activation = hf.get("hidden_act", "silu")
+            if activation not in ("silu", "swish"):
+                raise ConfigError(f"config.json: hidden_act {activation!r} is not supported; allowed: silu")
+            rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+            theta = float(rope.pop("rope_theta", None) or hf.get("rope_theta") or 10000.0)
+            if rope.get("rope_type", rope.get("type", "default")) == "default":
+                rope = {}
+            eos = hf.get("eos_token_id")
+            return cls(
+                model_type=str(hf["model_type"]),
+                vocab_size=int(hf["vocab_size"]),
+                hidden_size=hidden,
+                intermediate_size=int(hf["intermediate_size"]),
+                num_layers=int(hf["num_hidden_layers"]),
+                num_heads=heads,
+                num_kv_heads=int(hf.get("num_key_value_heads") or heads),
+                head_dim=int(hf.get("head_dim") or hidden // heads),
+                rms_norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
+                rope_theta=theta,
+                rope_scaling=rope or None,
+                max_position_embeddings=int(hf.get("max_position_embeddings", 2048)),
+                tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
+                initializer_range=float(hf.get("initializer_range", 0.02)),
+                eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),)),
+                hf=dict(hf),
+                **switches,
+            )
+        except KeyError as error:
+            raise ConfigError(f"config.json has no {error.args[0]!r}, which every dense decoder needs") from error
+
+
+def read_hf_config(directory: str | Path) -> dict[str, Any]:
+    """The parsed `config.json` of an HF-layout directory. Raises ConfigError when it is none."""
+    path = Path(directory) / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{directory}: no HF-layout model here (no config.json)")
+    try:
+        hf = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(hf, dict) or "model_type" not in hf:
+        raise ConfigError(f"{path}: no 'model_type'")
+    return hf
+
+
+def load_model_config(directory: str | Path) -> ModelConfig:
+    """Ask the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
+    from slime_core.plugins.resolve import resolve
+
+    hf = read_hf_config(directory)
+    family = resolve("models", str(hf["model_type"]), origin=f"{directory}/config.json: model_type")
+    config = family.obj(hf)
+    assert isinstance(config, ModelConfig), f"model family {hf['model_type']} returned {type(config)}"
+    return config

@@ -1,0 +1,243 @@
+"""`ModelConfig` -> the torch module that is trained: packed token ids in, hidden states out.
+
+The trainer calls `Decoder.hidden` and multiplies with `Decoder.head_weight` itself, in chunks, because the full
+logits are the largest tensor of a training step. Parameter names are HF's, so a state dict is an HF checkpoint.
+The rotation is `models.rope`'s, which the embedded engine uses too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from slime_core.errors import CheckpointError
+from slime_core.models.config import ModelConfig
+from slime_core.models.lean_autograd import rms_norm, rotate, swiglu
+from slime_core.models.packed import PackedLayout
+from slime_core.models.rope import rope_cos_sin
+
+_IGNORED_SUFFIX = "rotary_emb.inv_freq"  # old checkpoints store the frequencies; they follow from the config
+
+
+class Norm(nn.Module):
+    """RMSNorm over the last axis."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., size] -> [..., size]."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query causal self-attention within each sequence."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, dim = config.hidden_size, config.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, dim
+        self.q_proj = nn.Linear(hidden, config.num_heads * dim, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.num_heads * dim, hidden, bias=config.o_bias)
+        self.q_norm = Norm(dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = Norm(dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(
+        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], layout: PackedLayout, kept_only: bool
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T or kept rows, hidden]."""
+        q = self.q_proj(x).view(-1, self.num_heads, self.head_dim)
+        k = self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)
+        v = self.v_proj(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, *rope).flatten(1), rotate(k, *rope).flatten(1)
+        groups = zip(
+            layout.split(q, self.num_heads),
+            layout.split(k, self.num_kv_heads),
+            layout.split(v, self.num_kv_heads),
+            strict=True,
+        )
+        grouped = self.num_heads != self.num_kv_heads
+        outputs = [
+            functional.scaled_dot_product_attention(a, b, c, is_causal=True, enable_gqa=grouped) for a, b, c in groups
+        ]
+        result: torch.Tensor = self.o_proj(layout.join(outputs, kept_only))
+        return result
+
+
+class FeedForward(nn.Module):
+    """SwiGLU feed-forward block."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(hidden, inner, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=config.mlp_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        result: torch.Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return result
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each on the normed residual stream."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = FeedForward(config)
+        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], layout: PackedLayout, kept_only: bool
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden], or the rows `layout` keeps: past the last attention no row needs another."""
+        attended = self.self_attn(self.input_layernorm(x), rope, layout, kept_only)
+        if kept_only and layout.keep is not None:
+            x = layout.keep(x)
+        x = x + attended
+        result: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return result
+
+
+class DecoderStack(nn.Module):
+    """Embedding, layers and final norm: what HF calls `model`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
+
+
+class Decoder(nn.Module):
+    """A causal language model over packed sequences.
+
+    Args:
+        config: The architecture.
+        recompute: Keep only each layer's input for the backward pass and run the layer again there.
+    """
+
+    def __init__(self, config: ModelConfig, *, recompute: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.recompute = recompute
+        self.model = DecoderStack(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @classmethod
+    def from_weights(
+        cls,
+        config: ModelConfig,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        device: torch.device | str = "cpu",
+        *,
+        recompute: bool = False,
+        origin: str = "the weights given",
+    ) -> Decoder:
+        """Build the module around float32 copies of `weights`, without initialising it first.
+
+        Raises:
+            CheckpointError: A tensor is missing, unknown, or of another shape; all are listed with `origin`.
+        """
+        with torch.device("meta"):
+            decoder = cls(config, recompute=recompute)
+        expected = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in weights:
+            tied_head = config.tie_word_embeddings and name == "lm_head.weight"
+            if not (tied_head or name.endswith(_IGNORED_SUFFIX)):
+                found[name] = torch.empty(tensor.shape, device=device, dtype=torch.float32).copy_(tensor)
+        check_shapes(expected, {name: tuple(t.shape) for name, t in found.items()}, origin)
+        decoder.load_state_dict(found, assign=True)
+        return decoder
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """[vocab, hidden] of the output layer: the embedding itself when tied."""
+        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
+    def hidden(
+        self, token_ids: torch.Tensor, lengths: Sequence[int], *, rows: np.ndarray | None = None
+    ) -> torch.Tensor:
+        """Final hidden states, after the last norm.
+
+        Args:
+            token_ids: [T] int64, sequences laid end to end.
+            lengths: Tokens of each sequence; they sum to T.
+            rows: [R] distinct rows wanted, in the order wanted; None means all T. The others skip what they can.
+
+        Returns:
+            [R or T, hidden].
+        """
+        device = token_ids.device
+        layout = PackedLayout.build(lengths, device, rows)
+        assert layout.positions.shape == token_ids.shape, "lengths must sum to the number of tokens"
+        rope = rope_cos_sin(self.config, layout.positions, device)
+        x = self.model.embed_tokens(token_ids)
+        last = len(self.model.layers) - 1
+        for i, layer in enumerate(self.model.layers):
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(
+                    layer,
+                    x,
+                    rope,
+                    layout,
+                    i == last and rows is not None,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+            else:
+                x = layer(x, rope, layout, i == last and rows is not None)
+        result: torch.Tensor = self.model.norm(x)
+        return result
+
+    def forward(self, token_ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """[T] ids -> [T, vocab] float32 logits. For checks and tiny models: training goes through `hidden`."""
+        return functional.linear(self.hidden(token_ids, lengths), self.head_weight).float()
+
+
+def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], origin: str) -> None:
+    """Raise CheckpointError that lists every name missing, unknown or of another shape."""
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unknown {name}" for name in found if name not in expected]
+    problems += [
+        f"{name} has shape {list(found[name])}, the model needs {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    if problems:
+        shown = "\n  ".join(problems[:20]) + (f"\n  ... {len(problems) - 20} more" if len(problems) > 20 else "")
+        raise CheckpointError(f"{origin}: the tensors do not fit the model that config.json describes:\n  {shown}")
+
+
+def init_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
+    """Random float32 weights under HF names, initialised as HF does.
+
+    Matrices and embeddings are normal with standard deviation `config.initializer_range`, norms are ones, biases
+    zeros. The same seed gives the same tensors; the global random state is not touched.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shapes = {name: p.shape for name, p in Decoder(config).named_parameters()}
+    weights: dict[str, torch.Tensor] = {}
+    for name, shape in shapes.items():
+        if len(shape) > 1:
+            weights[name] = torch.empty(shape).normal_(0.0, config.initializer_range, generator=generator)
+        else:
+            weights[name] = torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+    return weights

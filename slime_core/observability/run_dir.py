@@ -1,0 +1,65 @@
+"""The run directory: `config.yaml`, `summary.json`, and the rule for starting over in a used one."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import ConfigError
+
+CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
+_OURS = (CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "rollouts", "eval.json")
+
+
+def open_run_dir(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
+    """Create the directory; refuse one that holds another run unless it is resumed or overwritten.
+
+    Raises:
+        ConfigError: It holds a run, or cannot be written.
+    """
+    used = [name for name in _OURS if (run_dir / name).exists()]
+    if used and not resume:
+        if not overwrite:
+            raise ConfigError(
+                f"{run_dir} already holds a run ({', '.join(used)}). Continue it with --load {run_dir},"
+                " start over with --overwrite, or choose another --save"
+            )
+        for name in used:
+            path = run_dir / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create the run directory {run_dir}: {error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file, complete or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
+    """Write `summary.json`."""
+    write_text(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what results depend on."""
+    import torch
+    import transformers
+
+    from slime_core import __version__
+
+    return {
+        "slime-rl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }

@@ -1,0 +1,50 @@
+"""Group-relative rewards: subtract the mean of the prompt's group, optionally divide by its deviation.
+
+Called by estimator plugins in `shape_rewards`. Groups are formed by `group_index`, never by position: THUDM/slime
+reshapes the flat list to (-1, N) and so mixes prompts as soon as a group is uneven. Plain Python, exact sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+STD_EPS = 1e-6
+
+
+def group_normalize(
+    rewards: Sequence[float], group_indices: Sequence[int], std: bool, rollout_ids: Sequence[int] | None = None
+) -> list[float]:
+    """(reward - group mean), divided by (unbiased group deviation + 1e-6) when `std`.
+
+    Fan-out siblings (equal `rollout_ids`) are one member of their group, worth the mean of their rewards, so a
+    rollout split into many samples does not outvote the others. A group of one member has no deviation and is
+    only centred (0 without siblings).
+
+    Args:
+        rewards: [n].
+        group_indices: [n] prompt group of each sample.
+        std: Divide by the deviation (GRPO); False leaves Dr. GRPO's centred reward.
+        rollout_ids: [n]; None means that every sample is its own rollout.
+
+    Returns:
+        [n] in the order given.
+    """
+    ids = list(range(len(rewards))) if rollout_ids is None else list(rollout_ids)
+    if not len(rewards) == len(group_indices) == len(ids):
+        raise ValueError(f"{len(rewards)} rewards, {len(group_indices)} group_indices, {len(ids)} rollout_ids")
+    members: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for reward, group, rollout in zip(rewards, group_indices, ids):
+        members[group][rollout].append(float(reward))
+    statistics = {group: _mean_and_scale(rollouts, std) for group, rollouts in members.items()}
+    return [(float(r) - statistics[g][0]) / statistics[g][1] for r, g in zip(rewards, group_indices)]
+
+
+def _mean_and_scale(rollouts: dict[int, list[float]], std: bool) -> tuple[float, float]:
+    values = [math.fsum(siblings) / len(siblings) for siblings in rollouts.values()]
+    mean = math.fsum(values) / len(values)
+    if not std or len(values) < 2:
+        return mean, 1.0
+    variance = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return mean, math.sqrt(variance) + STD_EPS

@@ -1,0 +1,245 @@
+"""Log-probs of given tokens, and entropy, without ever holding the whole [T, V] float32 logits.
+
+Called by trainers with the last hidden states and the output matrix. Rows are taken a chunk at a time, forward and
+again backward (the logits are recomputed), so peak memory is a few buffers of `chunk * V` floats whatever T is.
+What a reader would get wrong: the matrix products run in the inputs' dtype; everything after them, and the sum of
+the weight gradient over chunks, is float32 (float64 for float64 inputs).
+
+With z = logits / temperature: log p = z[target] - logsumexp(z), entropy H = -sum p log p, and
+d log p / dz_j = [j = target] - p_j,  dH / dz_j = -p_j * (log p_j + H).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+CHUNK_ELEMENTS = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
+"""Default bound on chunk * V, by device type; on a GPU small chunks would starve the matrix units."""
+
+
+def token_log_probs(
+    hidden: torch.Tensor,
+    lm_head_weight: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    with_entropy: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probs of `targets` under softmax(hidden @ lm_head_weight.T / temperature).
+
+    Args:
+        hidden: [T, H]; float32, float64 or bfloat16.
+        lm_head_weight: [V, H]; cast to the dtype of `hidden` when it differs.
+        targets: [T] token ids in [0, V).
+        temperature: Sampling temperature, > 0.
+        chunk_size: Rows per chunk; None (or a number below 1) picks it by `CHUNK_ELEMENTS`.
+        with_entropy: Also return the entropy in nats; it is differentiable too.
+
+    Returns:
+        log_probs [T] and entropy [T] or None, in float32 (float64 for float64 inputs).
+    """
+    _check_temperature(temperature)
+    rows = _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device)
+    weight = lm_head_weight.to(hidden.dtype)
+    log_probs, entropy = _FusedLogProbs.apply(hidden, weight, targets, temperature, rows, with_entropy)  # type: ignore[no-untyped-call]
+    return log_probs, entropy if with_entropy else None
+
+
+def log_probs_from_logits(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    with_entropy: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The same from logits [T, V] in any float dtype, for backends whose model returns them; never copies them whole.
+
+    Args and returns as for `token_log_probs`; the gradient has the dtype of `logits`.
+    """
+    _check_temperature(temperature)
+    rows = _chunk_rows(logits.shape[1], chunk_size, logits.device)
+    log_probs, entropy = _LogitsLogProbs.apply(logits, targets, temperature, rows, with_entropy)  # type: ignore[no-untyped-call]
+    return log_probs, entropy if with_entropy else None
+
+
+def _check_temperature(temperature: float) -> None:
+    if not temperature > 0:
+        raise ValueError(f"temperature {temperature}: must be greater than 0")
+
+
+def _chunk_rows(vocab_size: int, chunk_size: int | None, device: torch.device) -> int:
+    if chunk_size is not None and chunk_size > 0:
+        return chunk_size
+    return max(1, CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"]) // max(vocab_size, 1))
+
+
+def _slices(total: int, rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + rows, total)) for start in range(0, total, rows))
+
+
+def _math_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _forward(
+    chunk_logits: Callable[[slice], torch.Tensor], targets: torch.Tensor, rows: int, dtype: torch.dtype, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """log_probs, log-normalisers and entropies, [T] each (no entropies: [0])."""
+    total = targets.shape[0]
+    log_probs = torch.empty(total, dtype=dtype, device=targets.device)
+    norms = torch.empty_like(log_probs)
+    entropies = torch.empty_like(log_probs) if entropy else log_probs.new_empty(0)
+    for part in _slices(total, rows):
+        z = chunk_logits(part)
+        chosen = z.gather(-1, targets[part, None]).squeeze(-1)
+        if entropy:
+            norms[part], entropies[part] = _norm_and_entropy(z)
+        else:
+            norms[part] = torch.logsumexp(z, dim=-1)
+        log_probs[part] = chosen - norms[part]
+    return log_probs, norms, entropies
+
+
+def _norm_and_entropy(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[c, V] (overwritten) -> logsumexp(z) and H = log S - sum(e * (z - max)) / S, e = exp(z - max), S = sum(e)."""
+    top = z.amax(dim=-1, keepdim=True)
+    shifted = z.sub_(top)
+    weights = shifted.exp()
+    total = weights.sum(dim=-1)
+    # A logit of -inf has weight 0 and must add 0, not 0 * -inf.
+    mean = weights.mul_(shifted.clamp_(min=torch.finfo(z.dtype).min)).sum(dim=-1) / total
+    log_total = total.log()
+    return top.squeeze(-1) + log_total, log_total - mean
+
+
+def _logit_gradient(
+    z: torch.Tensor,
+    targets: torch.Tensor,
+    norm: torch.Tensor,
+    entropy: torch.Tensor | None,
+    grad_log_probs: torch.Tensor | None,
+    grad_entropy: torch.Tensor | None,
+) -> torch.Tensor:
+    """[c, V] gradient with respect to z (which is overwritten); at least one of the two gradients is given."""
+    log_p = z.sub_(norm[:, None])
+    p = log_p.exp()
+    if grad_entropy is None:
+        assert grad_log_probs is not None
+        grad = p.mul_(-grad_log_probs[:, None])
+    else:
+        assert entropy is not None
+        factor = log_p.clamp_(min=torch.finfo(z.dtype).min).add_(entropy[:, None]).mul_(grad_entropy[:, None])
+        if grad_log_probs is not None:
+            factor.add_(grad_log_probs[:, None])
+        grad = p.mul_(factor).neg_()
+    if grad_log_probs is not None:
+        grad.scatter_add_(-1, targets[:, None], grad_log_probs[:, None])
+    return grad
+
+
+def _part(tensor: torch.Tensor | None, part: slice) -> torch.Tensor | None:
+    return None if tensor is None else tensor[part]
+
+
+class _FusedLogProbs(torch.autograd.Function):
+    """(hidden, weight) -> (log_probs, entropy); keeps the inputs and [T] numbers, recomputes the logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        rows: int,
+        with_entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype = _math_dtype(hidden.dtype)
+
+        def chunk_logits(part: slice) -> torch.Tensor:
+            return (hidden[part] @ weight.T).to(dtype).div_(temperature)
+
+        with torch.autocast(hidden.device.type, enabled=False):
+            log_probs, norms, entropies = _forward(chunk_logits, targets, rows, dtype, with_entropy)
+        _remember(ctx, (hidden, weight, targets, norms, entropies), temperature, rows, with_entropy)
+        return log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
+        hidden, weight, targets, norms, entropies = ctx.saved_tensors
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        if not ctx.with_entropy:
+            grad_entropy = None
+        if grad_log_probs is None and grad_entropy is None:
+            return None, None, None, None, None, None
+        dtype = norms.dtype
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if needs_weight else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            for part in _slices(targets.shape[0], ctx.rows):
+                z = (hidden[part] @ weight.T).to(dtype).div_(ctx.temperature)
+                entropy = entropies[part] if ctx.with_entropy else None
+                grads = (_part(grad_log_probs, part), _part(grad_entropy, part))
+                grad = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(ctx.temperature)
+                narrow = grad.to(hidden.dtype)
+                if grad_hidden is not None:
+                    torch.mm(narrow, weight, out=grad_hidden[part])
+                if grad_weight is not None:
+                    _accumulate(grad_weight, narrow.T, hidden[part])
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
+
+
+def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """total += left @ right, in the dtype of `total`."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(left @ right)
+
+
+def _remember(ctx: Any, tensors: tuple[torch.Tensor, ...], temperature: float, rows: int, with_entropy: bool) -> None:
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+    ctx.temperature, ctx.rows, ctx.with_entropy = temperature, rows, with_entropy
+
+
+class _LogitsLogProbs(torch.autograd.Function):
+    """logits -> (log_probs, entropy); the only [T, V] tensors are the logits and their gradient, in their dtype."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float, rows: int, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype = _math_dtype(logits.dtype)
+
+        def chunk_logits(part: slice) -> torch.Tensor:
+            return logits[part].to(dtype, copy=True).div_(temperature)
+
+        log_probs, norms, entropies = _forward(chunk_logits, targets, rows, dtype, with_entropy)
+        _remember(ctx, (logits, targets, norms, entropies), temperature, rows, with_entropy)
+        return log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, None, None, None, None]:
+        logits, targets, norms, entropies = ctx.saved_tensors
+        if not ctx.with_entropy:
+            grad_entropy = None
+        if grad_log_probs is None and grad_entropy is None:
+            return None, None, None, None, None
+        out = torch.empty_like(logits)
+        for part in _slices(targets.shape[0], ctx.rows):
+            z = logits[part].to(norms.dtype, copy=True).div_(ctx.temperature)
+            entropy = entropies[part] if ctx.with_entropy else None
+            grads = (_part(grad_log_probs, part), _part(grad_entropy, part))
+            out[part] = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(ctx.temperature)
+        return out, None, None, None, None

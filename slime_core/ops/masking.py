@@ -1,0 +1,111 @@
+"""Masked reductions over response tokens: means, whitening, per-sample sums, and the loss reducers.
+
+Called by the stages and by estimator plugins. Layout: the response tokens of several samples laid end to end,
+[T] with T = sum(lengths). What a reader would get wrong: a masked-out position may hold anything, NaN included,
+and never reaches a result, so every product with a mask goes through `masked`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
+"""Sum over data-parallel ranks."""
+
+
+def masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`values * mask`, with 0 where the mask is 0 even if the value is NaN or infinite. Shapes as given."""
+    return torch.where(mask != 0, values, torch.zeros_like(values)) * mask
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean of the unmasked entries, a scalar; 0 when there are none."""
+    return masked(values, mask).sum() / mask.sum().clamp(min=1)
+
+
+def masked_whiten(
+    values: torch.Tensor, mask: torch.Tensor, all_reduce: AllReduce | None = None, eps: float = 1e-8
+) -> torch.Tensor:
+    """`(x - mean) / sqrt(var + eps)` with mean and unbiased variance of the unmasked entries of all ranks.
+
+    Args:
+        values: [T] floats.
+        mask: [T] 0 or 1.
+        all_reduce: Sums a float64 tensor over ranks; None means one process. Called twice on every rank.
+        eps: Added to the variance.
+
+    Returns:
+        [T] in the dtype of `values`; 0 where masked.
+
+    Raises:
+        ValueError: No entry is unmasked on any rank.
+    """
+    reduce: AllReduce = all_reduce or (lambda tensor: tensor)
+    wide = values.double()
+    weights = mask.double()
+    count, total = reduce(torch.stack([weights.sum(), masked(wide, weights).sum()])).unbind()
+    if count <= 0:
+        raise ValueError("cannot whiten: every entry is masked on every rank")
+    centred = masked(wide - total / count, weights)
+    # A second pass over the deviations: E[x^2] - E[x]^2 cancels when the mean is large.
+    squares = reduce(centred.square().sum())
+    variance = squares / (count - 1).clamp(min=1)
+    return (centred * torch.rsqrt(variance + eps)).to(values.dtype)
+
+
+def segment_sums(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """[T] -> [n], the sum over each sample's tokens; differentiable. Empty samples give 0."""
+    sizes = torch.tensor(list(lengths), device=values.device, dtype=torch.long)
+    if values.numel() == 0:
+        return values.new_zeros(len(sizes))
+    return torch.segment_reduce(values, "sum", lengths=sizes, initial=0.0)
+
+
+def expand_to_tokens(per_sample: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """[n] -> [T], each sample's value repeated over its tokens."""
+    sizes = torch.tensor(list(lengths), device=per_sample.device, dtype=torch.long)
+    return per_sample.repeat_interleave(sizes, output_size=sum(lengths))
+
+
+def segment_means(values: torch.Tensor, mask: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """[n] sum(x * mask) / max(sum(mask), 1) of each sample."""
+    return segment_sums(masked(values, mask), lengths) / segment_sums(mask, lengths).clamp(min=1)
+
+
+# -- reducers --------------------------------------------------------------------------------------------
+#
+# A reducer is a weight per token: the reduced value is the sum of values * weights over every micro-batch of every
+# rank. Its denominators are those of the whole step, so no split of the samples can change the result.
+
+
+def per_token_weights(mask: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Mean over the step's unmasked tokens: [T] mask / max(num_tokens, 1)."""
+    return mask / max(num_tokens, 1)
+
+
+def per_rollout_weights(
+    mask: torch.Tensor, lengths: Sequence[int], rollout_mask_sums: Sequence[int], num_rollouts: int
+) -> torch.Tensor:
+    """Mean over rollouts of the mean over a rollout's tokens (THUDM/slime's default): [T].
+
+    Args:
+        mask: [T] 0 or 1.
+        lengths: [n] tokens of each sample.
+        rollout_mask_sums: [n] unmasked tokens of all fan-out siblings of each sample, itself included.
+        num_rollouts: Rollouts in the optimizer step.
+    """
+    scale = [1.0 / (max(s, 1) * max(num_rollouts, 1)) for s in rollout_mask_sums]
+    return mask * expand_to_tokens(torch.tensor(scale, device=mask.device, dtype=mask.dtype), lengths)
+
+
+def per_sample_weights(mask: torch.Tensor, lengths: Sequence[int], num_samples: int) -> torch.Tensor:
+    """Mean over samples of the mean over a sample's tokens: [T]; fan-out siblings count one each."""
+    sums = expand_to_tokens(segment_sums(mask, lengths), lengths)
+    return mask / (sums.clamp(min=1) * max(num_samples, 1))
+
+
+def weighted_sum(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Scalar sum of values * weights; a zero weight silences NaN and infinity."""
+    return masked(values, weights).sum()

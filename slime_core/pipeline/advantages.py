@@ -1,0 +1,86 @@
+"""Stage 8: one rank's shaped rewards and log-probs -> advantages and returns, through the estimator.
+
+Called by the learner, once per rollout, on every rank (whitening talks to the others). What a reader would get
+wrong: the KL here is between the policy at the start of the update and the reference, and reaches the reward only
+through estimators that use it; the KL in the loss is another term (`pipeline/loss.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from slime_core.errors import TrainError
+from slime_core.ops.kl import kl_estimate
+from slime_core.ops.masking import AllReduce, masked_whiten
+from slime_core.pipeline.tensors import Column, TrainTensors
+from slime_core.protocols import AdvantageEstimator, AdvantageInputs, Args
+from slime_core.types import TrainBatch
+
+
+def compute_advantages(
+    args: Args, batch: TrainBatch, tensors: TrainTensors, estimator: AdvantageEstimator, all_reduce: AllReduce
+) -> TrainTensors:
+    """Fill in `kl`, `advantages` and `returns`.
+
+    Args:
+        args: `kl_loss_type` names the estimate; `normalize_advantages` whitens over all ranks.
+        batch: The rank's local batch.
+        tensors: Its columns; with `ref_log_probs` and `old_log_probs` the KL is estimated, else it is zero.
+        estimator: The algorithm.
+        all_reduce: Sum over data-parallel ranks.
+
+    Raises:
+        TrainError: The estimator returned something of the wrong shape or not finite, or there is nothing to whiten.
+    """
+    kl = _kl(args, tensors)
+    device = tensors.loss_masks[0].device if tensors.loss_masks else torch.device("cpu")
+    result = estimator.advantages(
+        args,
+        AdvantageInputs(
+            rewards=torch.tensor(batch.rewards, dtype=torch.float32, device=device),
+            response_lengths=batch.response_lengths,
+            group_indices=batch.group_indices,
+            rollout_ids=batch.rollout_ids,
+            loss_masks=tensors.loss_masks,
+            kl=kl,
+            log_probs=tensors.old_log_probs,
+            rollout_log_probs=tensors.rollout_log_probs,
+            ref_log_probs=tensors.ref_log_probs,
+            teacher_log_probs=tensors.teacher_log_probs,
+        ),
+    )
+    advantages = _checked("advantages", result.advantages, batch, estimator)
+    returns = _checked("returns", result.returns, batch, estimator)
+    if args.normalize_advantages:
+        advantages = _whiten(batch, advantages, tensors.loss_masks, all_reduce)
+    return replace(tensors, kl=kl, advantages=advantages, returns=returns)
+
+
+def _kl(args: Args, tensors: TrainTensors) -> Column:
+    if tensors.ref_log_probs is None or tensors.old_log_probs is None:
+        return [torch.zeros_like(mask) for mask in tensors.loss_masks]
+    pairs = zip(tensors.old_log_probs, tensors.ref_log_probs)
+    return [kl_estimate(old, ref, args.kl_loss_type) for old, ref in pairs]
+
+
+def _checked(name: str, parts: Column, batch: TrainBatch, estimator: AdvantageEstimator) -> Column:
+    shapes = [tuple(part.shape) for part in parts]
+    if shapes != [(length,) for length in batch.response_lengths]:
+        raise TrainError(
+            f"{type(estimator).__name__}.advantages returned {name} of shapes {shapes[:8]}; expected one tensor per"
+            f" sample with response lengths {batch.response_lengths[:8]}"
+        )
+    return parts
+
+
+def _whiten(batch: TrainBatch, advantages: Column, masks: Column, all_reduce: AllReduce) -> Column:
+    # A rank without samples still takes part in the two reductions.
+    flat = torch.cat(advantages) if advantages else torch.zeros(0)
+    mask = torch.cat(masks) if masks else torch.zeros(0)
+    try:
+        white = masked_whiten(flat, mask, all_reduce)
+    except ValueError as error:
+        raise TrainError(f"rollout {batch.rollout_id}: --normalize-advantages: {error}") from error
+    return list(torch.split(white, batch.response_lengths))

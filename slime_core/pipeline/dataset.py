@@ -1,0 +1,243 @@
+"""JSONL or parquet file -> rows by index, without holding the file in memory.
+
+`prompts.py` and the evaluation read through this. A JSONL file costs 8 bytes per row (the offset of each line),
+a parquet file the row groups of a bounded cache. What a reader would get wrong: row `i` is not line `i + 1`, since
+blank lines do not count and `path@[a:b]` shifts; `where(i)` names the place in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from slime_core.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Offsets: TypeAlias = NDArray[np.int64]
+
+Row: TypeAlias = dict[str, Any]
+
+_SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
+_READ_BYTES = 8 << 20
+_CACHE_BYTES = 256 << 20
+_HEAD_BYTES = 1 << 16
+
+
+class Rows(Protocol):
+    """The rows of one file, after slicing. Every read of a bad row raises DataError naming the place."""
+
+    path: Path
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Row: ...
+
+    def where(self, index: int) -> str:
+        """`file:line` or `file, row n`, for messages."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a resumed run compares: size, number of rows, hash of the first and last 64 KiB."""
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+
+
+def split_path(spec: str) -> tuple[Path, slice]:
+    """`path@[a:b]` -> path and Python slice; a bare path is all rows. Raises DataError for a bound like `-`."""
+    match = _SLICE.match(spec)
+    if match is None:
+        return Path(spec), slice(None)
+    bounds = []
+    for text in (match["start"], match["stop"]):
+        if text == "-":
+            raise DataError(f"{spec}: '-' is no row number; write for example {match['path']}@[-100:]")
+        bounds.append(int(text) if text else None)
+    return Path(match["path"]), slice(bounds[0], bounds[1])
+
+
+def open_rows(spec: str | Path, origin: str = "--prompt-data") -> Rows:
+    """Open `path.jsonl`, `path.parquet` or a slice `path@[a:b]` of one, and check its first and last row.
+
+    Args:
+        spec: One file; several files are joined beforehand (`cat a.jsonl b.jsonl`).
+        origin: The setting that named the file, for messages.
+
+    Raises:
+        DataError: No such file, no rows, a format that is not read, or a malformed first or last row.
+    """
+    path, rows_slice = split_path(str(spec))
+    if path.is_dir():
+        raise DataError(f"{origin} {spec}: a directory; name one .jsonl or .parquet file in it")
+    if not path.is_file():
+        raise DataError(f"{origin} {spec}: no such file")
+    readers: dict[str, type[JsonlRows | ParquetRows]] = {
+        ".jsonl": JsonlRows,
+        ".ndjson": JsonlRows,
+        ".parquet": ParquetRows,
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(
+            f"{origin} {spec}: cannot read {path.suffix or 'a file without suffix'}; use .jsonl or .parquet"
+        )
+    rows = reader(path, rows_slice)
+    if len(rows) == 0:
+        raise DataError(f"{origin} {spec}: no rows")
+    for index in {0, len(rows) - 1}:
+        rows[index]
+    return rows
+
+
+class JsonlRows:
+    """One JSON object per line, read on demand with `pread`, so threads and forked processes may share it."""
+
+    def __init__(self, path: Path, rows_slice: slice = slice(None)) -> None:
+        self.path = path
+        starts = _line_starts(path)
+        start, stop, _ = rows_slice.indices(len(starts) - 1)
+        self._starts = starts[start : max(start, stop) + 1].copy()
+        self._file = os.open(path, os.O_RDONLY)
+        self._close = weakref.finalize(self, os.close, self._file)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> Row:
+        import orjson
+
+        start, stop = self._span(index)
+        line = os.pread(self._file, stop - start, start).strip()
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            cut = " (the line is cut off)" if line.startswith(b"{") and not line.endswith(b"}") else ""
+            raise DataError(f"{self.where(index)}: not JSON: {error.msg} at column {error.colno}{cut}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{self.where(index)}: a JSON {type(row).__name__}; each line must be an object {{...}}")
+        return row
+
+    def _span(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return int(self._starts[index]), int(self._starts[index + 1])
+
+    def where(self, index: int) -> str:
+        """`file:line`; counts newlines up to the row, which only messages pay for."""
+        remaining, line = self._span(index)[0], 1
+        with open(self.path, "rb") as file:
+            while remaining > 0 and (chunk := file.read(min(remaining, _READ_BYTES))):
+                line += chunk.count(b"\n")
+                remaining -= len(chunk)
+        return f"{self.path}:{line}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a resumed run compares."""
+        return _fingerprint(self.path, len(self))
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._close()
+
+
+class ParquetRows:
+    """Rows of a parquet file; decoded row groups are kept up to 256 MiB, least recently used first out."""
+
+    def __init__(self, path: Path, rows_slice: slice = slice(None)) -> None:
+        self.path = path
+        self._file = _open_parquet(path)
+        meta = self._file.metadata
+        self._group_ends: list[int] = []
+        for group in range(meta.num_row_groups):
+            self._group_ends.append((self._group_ends or [0])[-1] + meta.row_group(group).num_rows)
+        self._range = range(meta.num_rows)[rows_slice]
+        self._cache: OrderedDict[int, Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, index: int) -> Row:
+        from bisect import bisect_right
+
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        row = self._range[index]
+        group = bisect_right(self._group_ends, row)
+        start = self._group_ends[group - 1] if group else 0
+        return dict(self._table(group, index).slice(row - start, 1).to_pylist()[0])
+
+    def _table(self, group: int, index: int) -> Any:
+        """The decoded row group, from the cache or the file."""
+        if group in self._cache:
+            self._cache.move_to_end(group)
+            return self._cache[group]
+        try:
+            table = self._file.read_row_group(group)
+        except (OSError, ValueError) as error:  # pyarrow's errors derive from these two
+            raise DataError(f"{self.where(index)}: cannot read row group {group}: {error}") from error
+        self._cache[group] = table
+        while len(self._cache) > 1 and sum(t.nbytes for t in self._cache.values()) > _CACHE_BYTES:
+            self._cache.popitem(last=False)
+        return table
+
+    def where(self, index: int) -> str:
+        """`file, row n`, from 1."""
+        return f"{self.path}, row {self._range[index] + 1}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a resumed run compares."""
+        return _fingerprint(self.path, len(self))
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._file.close()
+
+
+def _open_parquet(path: Path) -> Any:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise DataError(f"{path}: reading parquet needs pyarrow; type: pip install 'slime-rl[parquet]'") from error
+    try:
+        return parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a parquet file: {error}") from error
+
+
+def _line_starts(path: Path) -> Offsets:
+    """[n + 1] byte offset of each line that is not blank, and the end of the file; one pass in 8 MiB reads."""
+    import numpy as np
+
+    parts: list[Offsets] = []
+    base = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            chunk += file.readline()  # whole lines only, so that no line spans two chunks
+            data = np.frombuffer(chunk, dtype=np.uint8)
+            ends = np.flatnonzero(data == ord("\n"))
+            starts = np.concatenate([[0], ends[:-1] + 1]) if chunk.endswith(b"\n") else np.concatenate([[0], ends + 1])
+            # A row begins with "{"; only lines that do not are looked at, which keeps the pass vectorised.
+            for i in np.flatnonzero(data[starts] != ord("{")):
+                stop = ends[i] if i < len(ends) else len(chunk)
+                if not chunk[starts[i] : stop].strip():
+                    starts[i] = -1
+            parts.append(starts[starts >= 0].astype(np.int64) + base)
+            base += len(chunk)
+    return np.concatenate([*parts, np.array([base], dtype=np.int64)])
+
+
+def _fingerprint(path: Path, num_rows: int) -> dict[str, Any]:
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        digest.update(file.read(_HEAD_BYTES))
+        file.seek(max(0, size - _HEAD_BYTES))
+        digest.update(file.read(_HEAD_BYTES))
+    return {"path": str(path), "size": size, "num_rows": num_rows, "sha256": digest.hexdigest()}

@@ -1,0 +1,57 @@
+"""Evaluation: data sets -> rewards, through the same generate and reward stages as training.
+
+Sampling settings come from the data set's entry, then `--eval-*`, then `--rollout-*`; each data set has its own number
+of samples per prompt, and pass@k uses that number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from slime_core.pipeline.generate import SampleRunner
+from slime_core.pipeline.prompts import eval_samples
+from slime_core.types import RolloutFnEvalOutput, Sample, SampleStatus
+
+
+def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
+    """One data set's sampling settings under SGLang's names; a fresh dictionary each call."""
+    params = {
+        "temperature": dataset.temperature,
+        "top_p": dataset.top_p,
+        "top_k": dataset.top_k,
+        "max_new_tokens": dataset.max_response_len,
+        "min_new_tokens": dataset.min_new_tokens,
+        "stop": dataset.stop,
+        "stop_token_ids": dataset.stop_token_ids,
+        "repetition_penalty": dataset.repetition_penalty,
+        "skip_special_tokens": dataset.skip_special_tokens,
+        "no_stop_trim": dataset.no_stop_trim,
+        "spaces_between_special_tokens": False,
+    }
+    return {name: value for name, value in params.items() if value is not None}
+
+
+async def evaluate_datasets(
+    args: Any, data_source: Any, runner: SampleRunner, rollout_id: int | None
+) -> RolloutFnEvalOutput:
+    """Generate and score every data set of `args.eval_datasets`. `data_source` is not touched."""
+    data: dict[str, dict[str, Any]] = {}
+    for dataset in args.eval_datasets:
+        params = eval_sampling_params(args, dataset)
+        groups = eval_samples(args, dataset, runner.tokenizer)
+        runs = (runner.run_group(group, params, rollout_id=rollout_id, evaluation=True) for group in groups)
+        samples = [sample for group in await asyncio.gather(*runs) for sample in group]
+        data[dataset.name] = eval_columns(args, samples)
+    return RolloutFnEvalOutput(data)
+
+
+def eval_columns(args: Any, samples: list[Sample]) -> dict[str, Any]:
+    """THUDM/slime's evaluation columns; a sample without a reward counts as 0."""
+    key = args.eval_reward_key or args.reward_key
+    rewards = [s.reward[key] if key and isinstance(s.reward, dict) else s.reward for s in samples]
+    return {
+        "rewards": [0.0 if reward is None else float(reward) for reward in rewards],  # type: ignore[arg-type]
+        "truncated": [s.status == SampleStatus.TRUNCATED for s in samples],
+        "samples": samples,
+    }

@@ -1,0 +1,53 @@
+"""Stage 5: scored group -> keep or drop, with counted reasons (dynamic sampling)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from slime_core.errors import RolloutError
+from slime_core.types import FilterDecision, Group
+
+
+class FilterStage:
+    """Applies the dynamic filter, if there is one, and counts what it drops and why."""
+
+    def __init__(self, args: Any, function: Callable[..., Any] | None, name: str = "") -> None:
+        self.args = args
+        self._function = function
+        self._name = name
+        self._drops: Counter[str] = Counter()
+
+    def decide(self, group: Group) -> FilterDecision:
+        """The filter's decision, counted. Raises RolloutError when the filter raises or answers nonsense."""
+        if self._function is None:
+            return FilterDecision(keep=True)
+        try:
+            answer = self._function(self.args, group)
+        except Exception as error:
+            raise RolloutError(
+                f"dynamic filter {self._name!r} raised on group {group[0].group_index}: {type(error).__name__}: {error}"
+            ) from error
+        if not hasattr(answer, "keep"):
+            if not isinstance(answer, bool):
+                raise RolloutError(
+                    f"dynamic filter {self._name!r} returned {type(answer).__name__};"
+                    " expected a bool or a decision with .keep and .reason"
+                )
+            answer = FilterDecision(keep=answer)
+        keep = bool(answer.keep)
+        reason = getattr(answer, "reason", None)
+        if not keep:
+            self.count(reason or "dropped")
+        return FilterDecision(keep, reason, bool(getattr(answer, "keep_when_insufficient", False)))
+
+    def count(self, reason: str) -> None:
+        """Count one dropped group."""
+        self._drops[reason] += 1
+
+    def take_metrics(self) -> dict[str, float]:
+        """`rollout/dynamic_filter/drop_<reason>` since the last call."""
+        metrics = {f"rollout/dynamic_filter/drop_{reason}": float(n) for reason, n in sorted(self._drops.items())}
+        self._drops.clear()
+        return metrics

@@ -1,0 +1,175 @@
+"""Stage 3: one prompt group -> the same group with responses and rewards.
+
+`pipeline.rollout` and `pipeline.evaluate` call `SampleRunner.run_group`. A sample that fails is data: it comes back
+FAILED with the reason, and only `--max-consecutive-failures` of them in a row stop the run. What a reader would get
+wrong: a generate function may return several samples (fan-out); the group then grows and the siblings share a
+`rollout_id`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from slime_core.errors import RolloutError
+from slime_core.pipeline.gate import GatedEngine
+from slime_core.pipeline.reward import RewardStage
+from slime_core.protocols import GenerateContext
+from slime_core.types import Group, Sample, SampleStatus
+
+logger = logging.getLogger(__name__)
+
+FINISHED = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
+
+
+class Generator(Protocol):
+    """A resolved generate function (`plugins.adapters.GenerateCaller`)."""
+
+    label: str
+
+    async def call(
+        self,
+        args: Any,
+        sample: Sample,
+        sampling_params: Mapping[str, Any],
+        *,
+        evaluation: bool = False,
+        context: GenerateContext | None = None,
+    ) -> Sample | list[Sample]: ...
+
+
+def sampling_seed(seed: int, *parts: object) -> int:
+    """A 31-bit seed that depends on nothing but its arguments, so a resumed run samples the same tokens."""
+    digest = hashlib.blake2b(repr((seed, *parts)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def train_sampling_params(args: Any) -> dict[str, Any]:
+    """The rollout's sampling settings under SGLang's names."""
+    return {
+        "temperature": args.rollout_temperature,
+        "top_p": args.rollout_top_p,
+        "top_k": args.rollout_top_k,
+        "max_new_tokens": args.rollout_max_response_len,
+        "stop": args.rollout_stop,
+        "stop_token_ids": args.rollout_stop_token_ids,
+        "skip_special_tokens": args.rollout_skip_special_tokens,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+    }
+
+
+class SampleRunner:
+    """Runs generate function, then reward, for the samples of a group; bounds how many run at once."""
+
+    def __init__(
+        self,
+        args: Any,
+        engine: GatedEngine,
+        tokenizer: Any,
+        generator: Generator,
+        rewards: RewardStage,
+        resolve_generator: Callable[[str], Generator],
+    ) -> None:
+        self.args = args
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.generator = generator
+        self.rewards = rewards
+        self.stopping = False
+        """True while a rollout winds down: samples not yet started stay as they are."""
+        self._resolve_generator = resolve_generator
+        self._generators: dict[str, Generator] = {}
+        self._slots = asyncio.Semaphore(args.sglang_server_concurrency)
+        self._failures_in_a_row = 0
+
+    async def run_group(
+        self, group: Group, params: dict[str, Any], *, rollout_id: int | None, evaluation: bool = False
+    ) -> Group:
+        """Generate and score every sample; the result is ordered as `group`, fan-out siblings in place."""
+        context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
+        results = await asyncio.gather(*(self._run_sample(s, dict(params), context) for s in group))
+        finished = [sample for siblings in results for sample in siblings]
+        if self.args.group_rm and not evaluation:
+            with self.engine.live():
+                await self.rewards.score_group(finished)
+        for sample in finished:
+            self._count(sample)
+        return finished
+
+    async def _run_sample(self, sample: Sample, params: dict[str, Any], context: GenerateContext) -> list[Sample]:
+        async with self._slots:
+            if self.stopping or sample.status in FINISHED:
+                return [sample]
+            with self.engine.live():
+                siblings = await self._generate(sample, params, context)
+                if not (self.args.group_rm and not context.evaluation):
+                    await self._score(siblings, context.evaluation)
+                return siblings
+
+    async def _generate(self, sample: Sample, params: dict[str, Any], context: GenerateContext) -> list[Sample]:
+        if sample.response_length and self.args.mask_offpolicy_in_partial_rollout:
+            sample.loss_mask = [0] * sample.response_length
+        seed = self.args.rollout_seed
+        params.setdefault("sampling_seed", sampling_seed(seed, context.evaluation, sample.index))
+        sample.session_id = sample.session_id or f"{int(context.evaluation)}-{sample.group_index}-{sample.index}"
+        generator = self._generator_of(sample)
+        try:
+            async with asyncio.timeout(self.args.rollout_timeout):
+                result = await generator.call(
+                    self.args, sample, params, evaluation=context.evaluation, context=context
+                )
+        except TimeoutError:
+            sample.fail(generator.label, f"not done within --rollout-timeout {self.args.rollout_timeout} s")
+            return [sample]
+        except Exception as error:
+            logger.debug("%s failed", generator.label, exc_info=True)
+            sample.fail(generator.label, error)
+            return [sample]
+        siblings = result if isinstance(result, list) else [result]
+        return self._checked(siblings, sample, generator.label)
+
+    def _checked(self, siblings: list[Sample], origin: Sample, where: str) -> list[Sample]:
+        """Give fan-out siblings a common rollout id; what is no aligned sample becomes a failure of its origin."""
+        shared = next((s.rollout_id for s in siblings if s.rollout_id is not None), origin.index)
+        for sibling in siblings:
+            sibling.group_index = origin.group_index if sibling.group_index is None else sibling.group_index
+            if len(siblings) > 1:
+                sibling.rollout_id = shared
+            try:
+                sibling.validate()
+            except ValueError as error:
+                sibling.fail(where, error)
+            if sibling.status == SampleStatus.PENDING:
+                sibling.fail(where, "returned a sample whose status is still PENDING")
+        return siblings
+
+    async def _score(self, siblings: list[Sample], evaluation: bool) -> None:
+        if len(siblings) == 1:
+            await self.rewards.score(siblings[0], evaluation=evaluation)
+        elif not any(s.status == SampleStatus.ABORTED for s in siblings):
+            await self.rewards.score_group(siblings, evaluation=evaluation)
+
+    def _generator_of(self, sample: Sample) -> Generator:
+        spec = sample.generate_function_path or sample.metadata.get("generate_function_path")
+        if not spec:
+            return self.generator
+        if spec not in self._generators:
+            self._generators[spec] = self._resolve_generator(spec)
+        return self._generators[spec]
+
+    def _count(self, sample: Sample) -> None:
+        if sample.status != SampleStatus.FAILED:
+            self._failures_in_a_row = 0 if sample.status in FINISHED else self._failures_in_a_row
+            return
+        self._failures_in_a_row += 1
+        failure = sample.metadata.get("failure", {})
+        logger.warning("sample %s failed in %s: %s", sample.index, failure.get("where"), failure.get("error"))
+        if self._failures_in_a_row >= self.args.max_consecutive_failures:
+            raise RolloutError(
+                f"{self._failures_in_a_row} samples in a row failed (--max-consecutive-failures"
+                f" {self.args.max_consecutive_failures}); the last one in {failure.get('where')}: {failure.get('error')}"
+            )

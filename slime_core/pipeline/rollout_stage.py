@@ -1,0 +1,230 @@
+"""Everything on the generation side behind synchronous calls: prompts in, train batches out.
+
+The loop (`slime_core.loop`) holds one of these, or a stand-in with the same methods where the stage lives in another
+process. The stage owns the event loop in which engine, generate functions and rewards run; that loop turns only while
+one of the methods below is running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from slime_core.errors import CheckpointError, RolloutError
+from slime_core.pipeline.batch import make_batch
+from slime_core.pipeline.filters import FilterStage
+from slime_core.pipeline.gate import GatedEngine
+from slime_core.pipeline.generate import Generator, SampleRunner
+from slime_core.pipeline.metrics import eval_metrics, rollout_metrics
+from slime_core.pipeline.reward import RewardStage
+from slime_core.pipeline.rollout import RolloutContext
+from slime_core.protocols import RolloutEngine
+from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, TrainBatch
+
+if TYPE_CHECKING:
+    import torch
+
+STATE_FILE = "data_source.json"
+
+
+@dataclass
+class RolloutResult:
+    """One rollout, ready for the trainer."""
+
+    batch: TrainBatch
+    metrics: dict[str, float]
+
+
+@dataclass
+class RolloutParts:
+    """The resolved components a rollout stage is made of."""
+
+    data_source: Any
+    rollout_function: Callable[..., Any]
+    eval_function: Callable[..., Any]
+    tokenizer: Any = None
+    engine: RolloutEngine | None = None
+    """None where the rollout function needs none (SFT)."""
+    generator: Generator | None = None
+    rewards: RewardStage | None = None
+    filters: FilterStage | None = None
+    resolve_generator: Callable[[str], Generator] | None = None
+    estimator: Any = None
+    """Shapes the rewards; None leaves them as they are."""
+    post_process_rewards: Callable[..., Any] | None = None
+    convert_samples: Callable[..., Any] | None = None
+    expose: Callable[[RolloutEngine], Awaitable[Callable[[], Awaitable[None]]]] | None = None
+    """Serves the in-process engine over HTTP for generate functions that post to `args.sglang_router_ip`."""
+    hooks: Any = None
+    """pluggy's hook relay, or None."""
+
+
+class RolloutStage:
+    """Draws, generates, scores, filters and batches; also evaluates and takes new weights."""
+
+    def __init__(self, args: Any, parts: RolloutParts) -> None:
+        self.args = args
+        self.parts = parts
+        self.weight_version = 0
+        self._loop = asyncio.Runner()
+        self._context: RolloutContext | None = None
+        self._unexpose: Callable[[], Awaitable[None]] | None = None
+
+    def start(self) -> None:
+        """Bring up the engine, if there is one; returns when it serves."""
+        if self.parts.engine is not None:
+            self._loop.run(self._start(self.parts.engine))
+
+    async def _start(self, engine: RolloutEngine) -> None:
+        parts = self.parts
+        assert parts.generator and parts.rewards and parts.resolve_generator and parts.filters
+        await engine.start()
+        if parts.expose is not None:
+            self._unexpose = await parts.expose(engine)
+        gated = GatedEngine(engine, deterministic=self.args.deterministic_mode)
+        runner = SampleRunner(
+            self.args, gated, parts.tokenizer, parts.generator, parts.rewards, parts.resolve_generator
+        )
+        self._context = RolloutContext(runner, parts.filters)
+
+    def stop(self) -> None:
+        """Free engine and event loop; safe to call twice."""
+        engine, self.parts.engine = self.parts.engine, None
+        if engine is not None:
+            if self._unexpose is not None:
+                self._loop.run(self._call(self._unexpose))
+            self._loop.run(self._call(engine.stop))
+        self._loop.close()
+
+    @staticmethod
+    async def _call(function: Callable[[], Awaitable[Any]]) -> Any:
+        return await function()
+
+    # -- rollouts ------------------------------------------------------------------------------------
+
+    def generate(self, rollout_id: int) -> RolloutResult:
+        """One rollout. Raises RolloutError."""
+        groups, metrics = self.generate_groups(rollout_id)
+        args, parts = self.args, self.parts
+        batch = make_batch(
+            args,
+            rollout_id,
+            groups,
+            parts.estimator,
+            post_process_rewards=parts.post_process_rewards,
+            convert_samples=parts.convert_samples,
+        )
+        return RolloutResult(batch, metrics)
+
+    def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
+        """The samples of one rollout and its metrics, not yet a batch."""
+        started = time.perf_counter()
+        output = self._run_function(self.parts.rollout_function, rollout_id, evaluation=False)
+        if not isinstance(output, RolloutFnTrainOutput):
+            output = RolloutFnTrainOutput(output)
+        groups = [flatten(group) for group in output.samples]
+        if not any(groups):
+            raise RolloutError(f"rollout {rollout_id}: the rollout function returned no samples")
+        seconds = time.perf_counter() - started
+        metrics = {**rollout_metrics(self.args, groups, self.weight_version), **output.metrics}
+        tokens = sum(s.response_length for g in groups for s in g)
+        metrics["perf/rollout_time"] = seconds
+        metrics["perf/tokens_per_sec"] = tokens / seconds
+        if self.args.save_debug_rollout_data:
+            path = Path(self.args.save_debug_rollout_data.format(rollout_id=rollout_id))
+            write_samples(path, [s for g in groups for s in g])
+        if self.parts.hooks is not None:
+            self.parts.hooks.slime_rollout_end(rollout_id=rollout_id, groups=groups, metrics=metrics)
+        return groups, metrics
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """`eval/...` metrics of all evaluation data sets."""
+        data, metrics = self.evaluate_samples(rollout_id)
+        return {**eval_metrics(data), **metrics}
+
+    def evaluate_samples(self, rollout_id: int) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+        """The evaluated samples per data set, and timing."""
+        started = time.perf_counter()
+        output = self._run_function(self.parts.eval_function, rollout_id, evaluation=True)
+        if not isinstance(output, RolloutFnEvalOutput):
+            output = RolloutFnEvalOutput(output)
+        return output.data, {**output.metrics, "perf/eval_time": time.perf_counter() - started}
+
+    def _run_function(self, function: Callable[..., Any], rollout_id: int, *, evaluation: bool) -> Any:
+        keywords = {"context": self._context} if "context" in inspect.signature(function).parameters else {}
+        call = (self.args, rollout_id, self.parts.data_source)
+        if inspect.iscoroutinefunction(function):
+            return self._loop.run(function(*call, evaluation=evaluation, **keywords))
+        return function(*call, evaluation=evaluation, **keywords)
+
+    # -- weights -------------------------------------------------------------------------------------
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Hand tensors over; the engine copies them."""
+        if self.parts.engine is not None:
+            self._loop.run(self.parts.engine.update_weights_from_tensor(weights, version))
+        self.weight_version = version
+
+    def update_weights_from_disk(self, path: Path, version: int) -> None:
+        """Have the engine load an HF-layout directory."""
+        if self.parts.engine is not None:
+            self._loop.run(self.parts.engine.update_weights_from_disk(path, version))
+        self.weight_version = version
+
+    def weight_checksums(self) -> dict[str, str]:
+        """Of the weights served."""
+        assert self.parts.engine is not None
+        return self._loop.run(self.parts.engine.weight_checksums())
+
+    @property
+    def weight_transports(self) -> tuple[str, ...]:
+        """How this stage's engine takes weights; empty without an engine."""
+        return () if self.parts.engine is None else self.parts.engine.weight_transports
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def save(self, directory: Path, rollout_id: int) -> None:
+        """Write data cursor and buffer below `directory`."""
+        source = self.parts.data_source
+        if hasattr(source, "state_dict"):
+            state = {"weight_version": self.weight_version, "data_source": source.state_dict()}
+            (directory / STATE_FILE).write_bytes(orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY))
+        else:
+            source.save(rollout_id)
+
+    def load(self, directory: Path, rollout_id: int) -> None:
+        """Inverse of `save`. Raises CheckpointError when the state is missing or of another data set."""
+        source = self.parts.data_source
+        if not hasattr(source, "load_state_dict"):
+            source.load(rollout_id)
+            return
+        path = directory / STATE_FILE
+        if not path.is_file():
+            raise CheckpointError(f"{directory}: no {STATE_FILE}; the data cursor of the run is missing")
+        state = orjson.loads(path.read_bytes())
+        source.load_state_dict(state["data_source"])
+        self.weight_version = state["weight_version"]
+
+
+def flatten(group: Any) -> Group:
+    """A group of samples, or of lists of fan-out siblings -> the samples in order."""
+    if isinstance(group, Sample):
+        return [group]
+    return [sample for item in group for sample in (flatten(item) if isinstance(item, list) else [item])]
+
+
+def write_samples(path: Path, samples: Iterable[Sample]) -> None:
+    """One JSON object per line, readable by `Sample.from_dict`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        for sample in samples:
+            file.write(orjson.dumps(sample.to_dict(), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+    partial.replace(path)

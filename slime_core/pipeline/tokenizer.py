@@ -1,0 +1,99 @@
+"""HF tokenizer directory -> tokenizer, and prompt (text or chat messages) -> token ids.
+
+The data source, generate functions and the SFT rollout call this, so that a prompt has one spelling in ids
+everywhere. What a reader would get wrong: `--apply-chat-template` decides about *text* prompts only. Chat messages
+have no spelling but the template's, with or without the flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from slime_core.errors import ConfigError, DataError
+
+Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
+"""Text, or chat messages."""
+
+
+def load_tokenizer(directory: str | Path) -> Any:
+    """The HF tokenizer of a local directory; nothing is downloaded and no code of the directory is run.
+
+    Raises:
+        ConfigError: There is no such directory, or transformers cannot make a tokenizer of it.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: no such directory; --hf-checkpoint names a local HF-layout directory")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{directory}: cannot load a tokenizer: {error}") from error
+
+
+def encode_prompt(
+    tokenizer: Any, prompt: Prompt, args: Any = None, tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[int]:
+    """Token ids the policy continues.
+
+    Args:
+        tokenizer: HF tokenizer.
+        prompt: Text or chat messages. Text becomes one user message when `args.apply_chat_template` is set.
+        args: Read for `apply_chat_template` and `apply_chat_template_kwargs`.
+        tools: Tool schemas given to the chat template.
+
+    Raises:
+        DataError: The tokenizer has no chat template or the template refuses the messages.
+    """
+    if isinstance(prompt, str) and not getattr(args, "apply_chat_template", False):
+        return encode_text(tokenizer, prompt)
+    kwargs = getattr(args, "apply_chat_template_kwargs", None)
+    return encode_rendered(tokenizer, render_prompt(tokenizer, prompt, tools, kwargs))
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a plain prompt, with the tokenizer's own leading token (BOS) unless the text already begins with it."""
+    bos = getattr(tokenizer, "bos_token", None)
+    return list(tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos))))
+
+
+def encode_rendered(tokenizer: Any, text: str) -> list[int]:
+    """Ids of text that holds its special tokens already (a template's output, a piece of a response)."""
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def render_prompt(
+    tokenizer: Any,
+    prompt: Prompt,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The chat template's text up to where the assistant begins; plain text is one user message. Raises DataError."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return render_messages(tokenizer, messages, tools, {"add_generation_prompt": True, **(template_kwargs or {})})
+
+
+def render_messages(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The conversation as the template writes it. Raises DataError."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            f"{getattr(tokenizer, 'name_or_path', '') or 'the tokenizer'} has no chat template, which chat messages and"
+            " --apply-chat-template need; add chat_template.jinja to the model directory, or use text prompts"
+        )
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(m) for m in messages], tools=list(tools) if tools else None, tokenize=False, **(template_kwargs or {})
+        )
+    except (TemplateError, TypeError, KeyError, ValueError) as error:
+        raise DataError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
+    return str(text)

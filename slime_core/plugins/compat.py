@@ -1,0 +1,32 @@
+"""Does a plugin's distribution accept the slime that is running?
+
+A plugin author declares nothing for this: the distribution's own requirement on `slime-rl` is tested.
+"""
+
+from __future__ import annotations
+
+import slime_core
+from slime_core.errors import PluginIncompatibleError
+from slime_core.plugins.discovery import CORE_DISTRIBUTION
+from slime_core.plugins.registry import ComponentRef, normalized
+
+
+def check_compatible(ref: ComponentRef, *, running: str | None = None) -> None:
+    """Raise PluginIncompatibleError when `ref`'s distribution requires another slime-rl than `running`."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    version = running or slime_core.__version__
+    for text in ref.requires:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as error:
+            raise PluginIncompatibleError(f"{ref.origin} has a malformed requirement {text!r}: {error}") from error
+        if normalized(requirement.name) != CORE_DISTRIBUTION:
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            raise PluginIncompatibleError(
+                f"{ref.label} needs {CORE_DISTRIBUTION}{requirement.specifier}, but {CORE_DISTRIBUTION} {version} is"
+                f" running. Install a matching version of {ref.distribution} or of {CORE_DISTRIBUTION}"
+            )

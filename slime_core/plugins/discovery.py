@@ -1,0 +1,143 @@
+"""Finds components without importing them: installed distributions, `--plugin-dir` directories, the checkout.
+
+All three read the same thing, a distribution's entry points; the first from installed metadata, the others from
+`[project.entry-points]` in `pyproject.toml`. Each is a plugin implementing `slime_register_components`. What a
+reader would get wrong: a folder's code goes on `sys.path` when a component of it is loaded, not here.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import slime_core
+from slime_core.errors import ConfigError
+from slime_core.plugins.hookspecs import hookimpl
+from slime_core.plugins.kinds import HOOK_GROUP, KINDS
+from slime_core.plugins.registry import (
+    RANK_CHECKOUT,
+    RANK_EXPLICIT,
+    ComponentRef,
+    Problem,
+    Registry,
+)
+
+PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
+"""Directories, separated like PATH; `--plugin-dir` adds to it, so other processes see the same plugins."""
+
+CORE_DISTRIBUTION = "slime-rl"
+
+_GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
+_LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
+
+
+class InstalledComponents:
+    """Entry points of the distributions on `sys.path`."""
+
+    @hookimpl
+    def slime_register_components(self, registry: Registry) -> None:
+        """Read metadata only."""
+        for dist in metadata.distributions():
+            entries = [entry for entry in dist.entry_points if entry.group in _GROUPS]
+            if not entries:
+                continue
+            requires = tuple(dist.requires or ())
+            for entry in entries:
+                registry.add(
+                    ComponentRef(
+                        kind=_GROUPS[entry.group],
+                        name=entry.name,
+                        target=entry.value.split("[")[0].strip(),
+                        distribution=dist.name,
+                        version=dist.version,
+                        requires=requires,
+                    )
+                )
+
+
+class DirectoryComponents:
+    """Entry points declared by the plugin folders of one directory: itself, `*/` and `*/*/`."""
+
+    def __init__(self, directory: Path, rank: int = RANK_EXPLICIT, layouts: Sequence[str] = _LAYOUTS) -> None:
+        self.directory = directory
+        self.rank = rank
+        self.layouts = layouts
+
+    @hookimpl
+    def slime_register_components(self, registry: Registry) -> None:
+        """Read `pyproject.toml` files only; an unreadable one becomes a problem, not an error."""
+        for layout in self.layouts:
+            for file in sorted(self.directory.glob(layout)):
+                try:
+                    project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+                    refs = _project_refs(project, file.parent, self.rank)
+                except (OSError, ValueError, AttributeError, TypeError) as error:
+                    registry.problems.append(Problem(str(file), f"{type(error).__name__}: {error}"))
+                    continue
+                for ref in refs:
+                    registry.add(ref)
+
+
+def _project_refs(project: Mapping[str, Any], folder: Path, rank: int) -> list[ComponentRef]:
+    """What a `[project]` table offers to slime."""
+    name = str(project.get("name", folder.name))
+    version = slime_core.__version__ if name == CORE_DISTRIBUTION else str(project.get("version", ""))
+    requires = tuple(str(r) for r in project.get("dependencies", ()))
+    return [
+        ComponentRef(
+            kind=_GROUPS[group],
+            name=str(component),
+            target=str(target).strip(),
+            distribution=name,
+            version=version,
+            requires=requires,
+            folder=folder,
+            rank=rank,
+        )
+        for group, table in project.get("entry-points", {}).items()
+        if group in _GROUPS
+        for component, target in table.items()
+    ]
+
+
+def checkout_root() -> Path | None:
+    """The source checkout this slime_core is imported from, or None when it is installed as a wheel."""
+    root = Path(slime_core.__file__).resolve().parents[1]
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+    except (OSError, ValueError):
+        return None
+    return root if project.get("name") == CORE_DISTRIBUTION else None
+
+
+def plugin_directories() -> list[Path]:
+    """The directories named by SLIME_PLUGIN_DIR. Raises ConfigError for one that does not exist."""
+    directories = [Path(part) for part in os.environ.get(PLUGIN_DIR_VARIABLE, "").split(os.pathsep) if part]
+    for directory in directories:
+        if not directory.is_dir():
+            raise ConfigError(
+                f"--plugin-dir / {PLUGIN_DIR_VARIABLE}: {directory} is not a directory;"
+                " expected one with */pyproject.toml or */*/pyproject.toml"
+            )
+    return [directory.resolve() for directory in directories]
+
+
+def add_plugin_directories(directories: Sequence[str | Path]) -> None:
+    """Make `--plugin-dir` directories known to this process and to those it starts."""
+    known = [part for part in os.environ.get(PLUGIN_DIR_VARIABLE, "").split(os.pathsep) if part]
+    new = [str(Path(directory).expanduser().resolve()) for directory in directories]
+    os.environ[PLUGIN_DIR_VARIABLE] = os.pathsep.join([*known, *(d for d in dict.fromkeys(new) if d not in known)])
+
+
+def sources() -> list[object]:
+    """Every place components are found in, as hook implementations."""
+    found: list[object] = [InstalledComponents()]
+    found += [DirectoryComponents(directory) for directory in plugin_directories()]
+    if (root := checkout_root()) is not None:
+        found.append(DirectoryComponents(root, RANK_CHECKOUT, layouts=("pyproject.toml",)))
+        found.append(DirectoryComponents(root / "plugins", RANK_CHECKOUT))
+    return found

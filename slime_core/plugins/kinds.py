@@ -1,0 +1,227 @@
+"""The kinds of component: what each is called, which setting selects it and how slime calls it.
+
+The table is data: discovery, the resolver, the signature check and `slime plugins` all read it, and none of them
+branches on a kind. Adding a kind is adding a row. The plural is the key and the entry-point group is
+`slime.<plural>`; the singular is what messages and distribution names (`slime-<singular>-<name>`) use.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slime_core.errors import PluginNotFoundError
+
+HOOK_GROUP = "slime.plugins"
+"""Entry-point group of hook modules: told to all, never selected by name."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One accepted way to be called."""
+
+    positional: tuple[str, ...]
+    """Names of the arguments, passed by position."""
+    shown: str
+    """The signature as error messages print it."""
+    keywords: tuple[str, ...] = ()
+    """Passed as well to callables that declare a parameter of that name."""
+    marker: str | None = None
+    """The call applies only to callables with a positional parameter of this name."""
+    awaited: bool = False
+    """The callable must be `async def`, or annotated to return an awaitable."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row of the table."""
+
+    name: str
+    """Plural, e.g. "rewards"."""
+    singular: str
+    flags: tuple[str, ...]
+    """Settings that select a component of this kind."""
+    canonical: tuple[str, ...]
+    """Attributes looked for in a `file.py` spec that names none, best first."""
+    calls: tuple[Call, ...] = ()
+    """Accepted calls of a function; empty when the kind takes classes only, or any function at all."""
+    methods: Mapping[str, Call] = field(default_factory=dict)
+    """Methods a class must have."""
+    construct: Call | None = None
+    """How a class is built; None when the kind takes functions only."""
+
+    @property
+    def group(self) -> str:
+        """Entry-point group."""
+        return f"slime.{self.name}"
+
+
+_BUILT_FROM_ARGS = Call(("args",), "(args)")
+
+_SINGLE_REWARD = Call(("args", "sample"), "(args, sample[, evaluation], **kwargs) -> float", keywords=("evaluation",))
+_BATCH_REWARD = Call(
+    ("args", "samples"),
+    "(args, samples[, evaluation], **kwargs) -> list[float]",
+    keywords=("evaluation",),
+    marker="samples",
+)
+
+_KINDS = (
+    Kind(
+        name="rewards",
+        singular="reward",
+        flags=("--rm-type", "--custom-rm-path"),
+        canonical=("reward", "reward_func", "custom_rm", "batched_custom_rm"),
+        calls=(_BATCH_REWARD, _SINGLE_REWARD),
+        methods={
+            "compute_reward": Call(
+                ("prompts", "responses"), "(self, prompts, responses) -> list[float]", keywords=("evaluation",)
+            )
+        },
+        construct=_BUILT_FROM_ARGS,
+    ),
+    Kind(
+        name="generators",
+        singular="generator",
+        flags=("--custom-generate-function-path",),
+        canonical=("generate",),
+        calls=(
+            Call(
+                ("args", "sample", "sampling_params"),
+                "async (args, sample, sampling_params[, evaluation][, context]) -> Sample | list[Sample]",
+                keywords=("evaluation", "context"),
+                awaited=True,
+            ),
+        ),
+    ),
+    Kind(
+        name="buffers",
+        singular="buffer",
+        flags=("--buffer-filter-path",),
+        canonical=("buffer_filter",),
+        calls=(
+            Call(
+                ("args", "rollout_id", "buffer", "num_samples"),
+                "(args, rollout_id, buffer, num_samples) -> list[Group]",
+            ),
+        ),
+    ),
+    Kind(
+        name="filters",
+        singular="filter",
+        flags=("--dynamic-sampling-filter-path",),
+        canonical=("dynamic_filter", "dynamic_sampling_filter", "filter"),
+        calls=(Call(("args", "samples"), "(args, samples, **kwargs) -> FilterDecision | bool"),),
+    ),
+    Kind(
+        name="estimators",
+        singular="estimator",
+        flags=("--advantage-estimator", "--custom-advantage-function-path"),
+        canonical=("estimator", "compute_advantages"),
+        calls=(Call(("args", "rollout_data"), "(args, rollout_data) -> None"),),
+        methods={
+            "shape_rewards": Call(
+                ("args", "rewards", "group_indices", "rollout_ids"),
+                "(self, args, rewards, group_indices, rollout_ids) -> list[float]",
+            ),
+            "advantages": Call(("args", "inputs"), "(self, args, inputs) -> Advantages"),
+            "policy_loss": Call(("args", "inputs"), "(self, args, inputs) -> LossOutputs"),
+        },
+        construct=_BUILT_FROM_ARGS,
+    ),
+    Kind(
+        name="models",
+        singular="model",
+        flags=("model_type in config.json of --hf-checkpoint",),
+        canonical=("model",),
+        calls=(Call(("hf",), "(hf) -> ModelConfig"),),
+    ),
+    Kind(
+        name="data_sources",
+        singular="data_source",
+        flags=("--data-source-path",),
+        canonical=("data_source", "DataSource"),
+        methods={
+            "get_samples": Call(("num_samples",), "(self, num_samples) -> list[Group]"),
+            "add_samples": Call(("samples",), "(self, samples) -> None"),
+        },
+        construct=_BUILT_FROM_ARGS,
+    ),
+    Kind(
+        name="rollouts",
+        singular="rollout",
+        flags=("--rollout-function-path", "--eval-function-path"),
+        canonical=("generate_rollout", "rollout"),
+        calls=(
+            Call(
+                ("args", "rollout_id", "data_source"),
+                "(args, rollout_id, data_source, evaluation=False) -> RolloutFnTrainOutput | RolloutFnEvalOutput",
+                keywords=("evaluation", "context"),
+            ),
+        ),
+    ),
+    Kind(
+        name="losses",
+        singular="loss",
+        flags=("--loss-type", "--custom-loss-function-path"),
+        canonical=("loss", "loss_function"),
+        calls=(
+            Call(
+                ("args", "batch", "logits", "sum_of_sample_mean"),
+                "(args, batch, logits, sum_of_sample_mean) -> (loss, metrics)",
+            ),
+        ),
+        construct=Call(("args", "estimator"), "(args, estimator)"),
+    ),
+    Kind(
+        name="engines",
+        singular="engine",
+        flags=("--rollout-engine",),
+        canonical=("engine", "Engine"),
+        methods={
+            "generate": Call(("input_ids", "sampling_params"), "async (self, input_ids, sampling_params, *, rid=None)"),
+            "start": Call((), "async (self)"),
+            "stop": Call((), "async (self)"),
+        },
+        construct=_BUILT_FROM_ARGS,
+    ),
+    Kind(
+        name="trainers",
+        singular="trainer",
+        flags=("--train-backend",),
+        canonical=("trainer", "Trainer"),
+        methods={
+            "train_step": Call(("batch", "micro_batches", "loss_fn"), "(self, batch, micro_batches, loss_fn)"),
+            "log_probs": Call(("batch", "micro_batches"), "(self, batch, micro_batches, *, role='actor')"),
+            "named_weights": Call((), "(self)"),
+        },
+        construct=_BUILT_FROM_ARGS,
+    ),
+    Kind(
+        name="recipes",
+        singular="recipe",
+        flags=("--prepare-path",),
+        canonical=("prepare", "recipe"),
+        calls=(Call(("args",), "(args) -> None"),),
+    ),
+    Kind(
+        name="functions",
+        singular="function",
+        flags=("every other --*-path flag",),
+        canonical=(),
+    ),
+)
+
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
+"""Plural -> row."""
+
+
+def kind_of(name: str) -> Kind:
+    """The row of a plural or singular name. Raises PluginNotFoundError for another word."""
+    for kind in _KINDS:
+        if name in (kind.name, kind.singular):
+            return kind
+    close = difflib.get_close_matches(name, [k.name for k in _KINDS], n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise PluginNotFoundError(f"no plugin kind {name!r}.{hint} Kinds: {', '.join(sorted(KINDS))}")

@@ -1,0 +1,187 @@
+"""Imports the code behind a spec or a ref, and reports what goes wrong where it went wrong.
+
+Called by the resolver and by the hook manager. What a reader would get wrong: an ImportError raised inside a
+user's module is never taken for "no such module"; it is reported with that module's own file and line.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slime_core.errors import PluginLoadError, PluginNotFoundError
+from slime_core.plugins.kinds import Kind
+from slime_core.plugins.registry import ComponentRef
+
+
+def import_module(name: str, subject: str) -> ModuleType:
+    """Import a dotted module; `subject` begins the error messages.
+
+    Raises:
+        PluginNotFoundError: There is no such module.
+        PluginLoadError: Importing it raised.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if (name == missing or name.startswith(f"{missing}.")) and not _users_frames(error):
+            raise PluginNotFoundError(f"{subject}: no module {missing!r}{_module_hint(name)}") from error
+        raise _load_error(subject, name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _load_error(subject, name, error) from error
+
+
+def import_file(path: Path, subject: str) -> ModuleType:
+    """Load a `.py` file once; its module is in `sys.modules` under a name derived from the absolute path.
+
+    The file's folder is appended to `sys.path`, so that it can import its neighbours.
+
+    Raises:
+        PluginNotFoundError: There is no such file.
+        PluginLoadError: Running it raised.
+    """
+    if not path.is_file():
+        raise PluginNotFoundError(f"{subject}: no file {path}")
+    path = path.resolve()
+    name = f"slime_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:10]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    search_also(path.parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a .py file always has a loader"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _load_error(subject, str(path), error) from error
+    return module
+
+
+def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, ModuleType]:
+    """Import a registered component's target; the object and its module.
+
+    Raises:
+        PluginLoadError: The module or the attribute cannot be had; the message names the distribution.
+    """
+    module_name, _, attr = ref.target.partition(":")
+    if ref.folder is not None:
+        search_first(ref.folder / "src" if (ref.folder / "src").is_dir() else ref.folder)
+    try:
+        module = import_module(module_name.strip(), subject)
+        obj = attribute(module, attr.strip(), subject) if attr else _module_object(module, kind, subject)
+    except PluginNotFoundError as error:
+        raise PluginLoadError(f"{error} (entry point {ref.target!r} of {ref.origin})") from error
+    except PluginLoadError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError):
+            raise PluginLoadError(f"{error}. To install what it needs: {ref.install_hint}") from cause
+        raise
+    if ref.folder is not None and not _is_inside(module, ref.folder):
+        raise PluginLoadError(
+            f"{subject}: module {module_name!r} was imported from {module.__file__}, not from {ref.folder};"
+            " another distribution has a module of that name"
+        )
+    return obj, module
+
+
+def _module_object(module: ModuleType, kind: Kind | None, subject: str) -> Any:
+    return module if kind is None else canonical_attribute(module, kind, subject)
+
+
+def attribute(module: ModuleType, dotted: str, subject: str) -> Any:
+    """`module.a.b`. Raises PluginNotFoundError listing the module's public callables."""
+    try:
+        return functools.reduce(getattr, dotted.split("."), module)
+    except AttributeError as error:
+        listed = ", ".join(public_callables(module)) or "none"
+        raise PluginNotFoundError(
+            f"{subject}: {module.__file__ or module.__name__} has no {dotted!r}. Public callables there: {listed}"
+        ) from error
+
+
+def canonical_attribute(module: ModuleType, kind: Kind, subject: str) -> Any:
+    """The object of a `file.py` spec: the kind's canonical name, else the only public callable.
+
+    Raises:
+        PluginNotFoundError: There is none, or more than one candidate; the message lists them.
+    """
+    for name in kind.canonical:
+        if hasattr(module, name):
+            return getattr(module, name)
+    candidates = public_callables(module)
+    if len(candidates) == 1:
+        return getattr(module, candidates[0])
+    file = module.__file__ or module.__name__
+    wanted = " or ".join(kind.canonical[:2])
+    if not candidates:
+        raise PluginNotFoundError(f"{subject}: {file} defines no public function or class; write one: {wanted}")
+    hint = f"name one of them {wanted}, or write" if wanted else "write"
+    raise PluginNotFoundError(f"{subject}: {file} defines {', '.join(candidates)}; {hint} {file}:{candidates[0]}")
+
+
+def public_callables(module: ModuleType) -> list[str]:
+    """Names of the public functions and classes the module itself defines, in order."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
+def search_first(folder: Path) -> None:
+    """Put a plugin's folder at the head of `sys.path`."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+
+
+def search_also(folder: Path) -> None:
+    """Put a folder at the tail of `sys.path`, where it can shadow nothing."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        importlib.invalidate_caches()
+
+
+def _is_inside(module: ModuleType, folder: Path) -> bool:
+    return module.__file__ is None or Path(module.__file__).resolve().is_relative_to(folder.resolve())
+
+
+def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The traceback's frames that are neither the import machinery's nor ours, outermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    machinery = (__file__, importlib.__file__)
+    return [f for f in frames if f.filename not in machinery and not f.filename.startswith("<frozen ")]
+
+
+def _load_error(subject: str, what: str, error: BaseException) -> PluginLoadError:
+    frames = _users_frames(error)
+    where = what
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}:{error.lineno}"
+    elif frames:
+        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+        entered = f"{frames[0].filename}:{frames[0].lineno}"
+        if entered != where:
+            where = f"{where} (imported by {entered})"
+    detail = error.msg if isinstance(error, SyntaxError) else str(error)
+    return PluginLoadError(f"{subject}: importing {what} failed at {where}: {type(error).__name__}: {detail}")
+
+
+def _module_hint(name: str) -> str:
+    """A way out when the module is a file of the working directory."""
+    file = Path(os.getcwd(), *name.split(".")).with_suffix(".py")
+    if file.is_file():
+        return f". There is a file {file}; write {file}:<function>"
+    return ". Install the package that has it, or give the file: path/to/file.py:<function>"

@@ -1,0 +1,175 @@
+"""Kind and name -> `ComponentRef`, a component that is known but not imported.
+
+The registry is filled by the hook `slime_register_components`; discovery, tests and notebooks are all
+implementations of it. What a reader would get wrong: two distributions that offer one name are both kept, and it
+is an error only when that name is selected, so a clash nobody uses stops nobody.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import PluginConflictError, PluginNotFoundError
+from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
+
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")
+"""What a component may be called: no '.', ':' or '/', which keeps the grammar of specs unambiguous."""
+
+RANK_EXPLICIT, RANK_INSTALLED, RANK_CHECKOUT = 0, 1, 2
+"""Which copy of one distribution is used: `--plugin-dir`, then installed, then the checkout slime runs from."""
+
+
+def normalized(distribution: str) -> str:
+    """A distribution name in the form the packaging standard compares."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+@dataclass(frozen=True)
+class ComponentRef:
+    """Where a component comes from. Everything but `source_file` is known without importing it."""
+
+    kind: str
+    """Plural."""
+    name: str
+    """The registered name, or the spec it was reached by."""
+    target: str
+    """`module:attr`, or the absolute `file.py:attr`."""
+    distribution: str = ""
+    """Empty for a file or an import path that no distribution registered."""
+    version: str = ""
+    requires: tuple[str, ...] = ()
+    """The distribution's own requirements, as in `Requires-Dist`."""
+    folder: Path | None = None
+    """The plugin's source folder when it was found in a directory."""
+    rank: int = RANK_INSTALLED
+    source_file: Path | None = None
+    """The loaded module's file."""
+    registered: Any = field(default=None, compare=False, repr=False)
+    """The object itself, when it was registered by code instead of by metadata."""
+
+    @property
+    def origin(self) -> str:
+        """Distribution and version, or the folder or file, for tables and messages."""
+        if self.distribution:
+            return f"{self.distribution} {self.version}".strip()
+        return str(self.folder or self.source_file or "import path")
+
+    @property
+    def label(self) -> str:
+        """`reward 'math' (slime-reward-math 0.1.0)`, the way messages name a component."""
+        singular = KINDS[self.kind].singular.replace("_", " ") if self.kind in KINDS else "hook plugin"
+        return f"{singular} {self.name!r} ({self.origin})" if self.distribution else f"{singular} {self.name!r}"
+
+    @property
+    def install_hint(self) -> str:
+        """What to type to get the distribution's requirements."""
+        return f"pip install -e {self.folder}" if self.folder else f"pip install {self.distribution}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something discovery could not use; reported by `slime plugins list --check`, fatal to nobody."""
+
+    where: str
+    message: str
+
+
+class Registry:
+    """All known components, and the hook modules, by kind and name."""
+
+    def __init__(self) -> None:
+        self._refs: dict[tuple[str, str], dict[str, ComponentRef]] = {}
+        self.problems: list[Problem] = []
+
+    def add(self, ref: ComponentRef) -> None:
+        """Add a component; of two copies of one distribution the better-ranked one stays."""
+        if not NAME_PATTERN.fullmatch(ref.name):
+            self.problems.append(
+                Problem(ref.origin, f"{ref.kind} name {ref.name!r} is not allowed; names match [a-z][a-z0-9_]*")
+            )
+            return
+        offers = self._refs.setdefault((ref.kind, ref.name), {})
+        key = normalized(ref.distribution)
+        if key not in offers or ref.rank < offers[key].rank:
+            offers[key] = ref
+
+    def add_object(self, kind: str, name: str, obj: Any, *, distribution: str = "") -> None:
+        """Register an object by code, from a hook module, a test or a notebook.
+
+        Raises:
+            PluginConflictError: Another object is registered under that name by the same distribution.
+            PluginNotFoundError: There is no such kind.
+            ValueError: The name is not allowed.
+        """
+        plural = kind_of(kind).name
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"{plural} name {name!r} is not allowed; names match [a-z][a-z0-9_]*")
+        module, attr = getattr(obj, "__module__", ""), getattr(obj, "__qualname__", type(obj).__qualname__)
+        known = self._refs.get((plural, name), {}).get(normalized(distribution))
+        if known is not None and known.registered is not obj:
+            raise PluginConflictError(
+                f"{plural} plugin {name!r} is registered twice: {known.target} and {module}:{attr}"
+            )
+        self.add(ComponentRef(plural, name, f"{module}:{attr}", distribution=distribution, registered=obj))
+
+    def offers(self, kind: str, name: str) -> list[ComponentRef]:
+        """Every distribution's component of that name, sorted by distribution; more than one is a conflict."""
+        found = self._refs.get((kind, name), {})
+        return [found[key] for key in sorted(found)]
+
+    def names(self, kind: str) -> list[str]:
+        """Sorted names of a kind."""
+        return sorted(name for k, name in self._refs if k == kind)
+
+    def __iter__(self) -> Iterator[ComponentRef]:
+        """All refs, conflicting ones included, by kind and name; hook modules last."""
+        order = [*KINDS, HOOK_GROUP]
+        for kind, name in sorted(self._refs, key=lambda key: (order.index(key[0]), key[1])):
+            yield from self.offers(kind, name)
+
+    def conflicts(self, kinds: Iterable[str]) -> list[PluginConflictError]:
+        """One error per name of these kinds that two distributions offer."""
+        wanted = set(kinds)
+        clashing = sorted(key for key, offers in self._refs.items() if key[0] in wanted and len(offers) > 1)
+        return [_conflict(kind, name, self.offers(kind, name)) for kind, name in clashing]
+
+    def get(self, kind: str, name: str, *, distribution: str = "") -> ComponentRef:
+        """The component of that name, of one distribution when given.
+
+        Raises:
+            PluginNotFoundError: Nobody offers it; the message suggests and lists names.
+            PluginConflictError: Two distributions offer it and `distribution` does not say which.
+        """
+        offers = self.offers(kind, name)
+        if distribution:
+            offers = [ref for ref in offers if normalized(ref.distribution) == normalized(distribution)]
+        if not offers:
+            raise PluginNotFoundError(self._not_found(kind, name, distribution))
+        if len(offers) > 1:
+            raise _conflict(kind, name, offers)
+        return offers[0]
+
+    def _not_found(self, kind: str, name: str, distribution: str) -> str:
+        names = self.names(kind)
+        who = f" from {distribution!r}" if distribution else ""
+        parts = [f"no {kind} plugin {name!r}{who}."]
+        if distribution:
+            parts += [f"{ref.distribution} offers it." for ref in self.offers(kind, name)]
+        elif close := difflib.get_close_matches(name.replace("-", "_"), names, n=1):
+            parts.append(f"Did you mean {close[0]!r}?")
+        else:
+            parts.append(f"Try: pip install slime-{KINDS[kind].singular}-{name}".replace("_", "-"))
+        parts.append(f"Installed: {', '.join(names) or 'none'}")
+        parts += [f"(not usable: {p.where}: {p.message})" for p in self.problems]
+        return " ".join(parts)
+
+
+def _conflict(kind: str, name: str, offers: list[ComponentRef]) -> PluginConflictError:
+    who = " and ".join(f"{ref.origin} ({ref.target})" for ref in offers)
+    choices = " or ".join(f"'{ref.distribution or '?'}:{name}'" for ref in offers)
+    return PluginConflictError(f"{kind} plugin {name!r} is offered by {who}. Say which: {choices}")

@@ -1,0 +1,172 @@
+"""Turns the string a user wrote into the object it names: one grammar for every flag that selects a component.
+
+======================  ====================================================================================
+`name`                  registered component of that name
+`dist:name`             the same, from one distribution; chosen when a distribution of that name offers plugins
+`pkg.mod:attr`          import `pkg.mod`, take `attr`
+`pkg.mod.attr`          the same, split at the last dot (THUDM/slime's form)
+`path/to/file.py`       load the file, take the kind's canonical name, else its only public callable
+`file.py:attr`          load the file, take `attr`
+======================  ====================================================================================
+
+The form is decided by shape and metadata before anything is imported, never by trying one after the other, so an
+ImportError inside a user's module is reported and not hidden. Every stage resolves in its own process from the
+string: functions loaded from files do not unpickle elsewhere, so absolute paths travel, not objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slime_core.errors import PluginConflictError, PluginNotFoundError
+from slime_core.plugins.compat import check_compatible
+from slime_core.plugins.kinds import Kind, kind_of
+from slime_core.plugins.loading import (
+    attribute,
+    canonical_attribute,
+    import_file,
+    import_module,
+    load_ref,
+    search_also,
+)
+from slime_core.plugins.manager import current_registry
+from slime_core.plugins.registry import ComponentRef, Registry, normalized
+from slime_core.plugins.signatures import check_signature
+
+_FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<attr>[A-Za-z_][\w.]*))?")
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_DIST_NAME = re.compile(r"(?P<dist>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<name>[A-Za-z0-9_-]+)")
+_COLON = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attr>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_DOTTED = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.(?P<attr>[A-Za-z_]\w*)")
+
+GRAMMAR = "name, dist:name, pkg.module:attr, pkg.module.attr, path/to/file.py or path/to/file.py:attr"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A loaded component."""
+
+    obj: Any
+    """The function, class or instance."""
+    ref: ComponentRef
+    """Where it came from; `source_file` is set."""
+
+    def provenance(self) -> dict[str, Any]:
+        """Name, target, distribution, version and hash of the source, for run directory and checkpoint."""
+        file = self.ref.source_file
+        return {
+            "kind": self.ref.kind,
+            "name": self.ref.name,
+            "target": self.ref.target,
+            "distribution": self.ref.distribution,
+            "version": self.ref.version,
+            "source_file": str(file) if file else None,
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None,
+        }
+
+
+def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None = None) -> Resolved:
+    """Load the component of a kind that `spec` names and check that it can be called as its kind is called.
+
+    Args:
+        kind: "rewards", "generators", ... (see `kinds.KINDS`).
+        spec: The user's string, in one of the forms above.
+        origin: Where the string came from, e.g. "--custom-rm-path (run.yaml)"; begins the error messages.
+        registry: Names to look in; by default those discovered in this process.
+
+    Raises:
+        PluginNotFoundError: No such name, module, file or attribute.
+        PluginConflictError: Two distributions offer the name.
+        PluginLoadError: Importing the code raised.
+        PluginIncompatibleError: The distribution requires another version of slime.
+        PluginSignatureError: The object does not have its kind's signature.
+    """
+    row = kind_of(kind)
+    obj, ref = _load(row, spec.strip(), origin, registry)
+    check_signature(row, obj, _subject(row, spec, origin))
+    return Resolved(obj, ref)
+
+
+def find(kind: str, spec: str, *, origin: str = "", registry: Registry | None = None) -> ComponentRef | None:
+    """The registered component `spec` names, without importing it; None when it names a module or a file.
+
+    Raises:
+        PluginNotFoundError: The spec has the shape of a name that is not registered, or no known shape.
+        PluginConflictError: Two distributions offer the name.
+    """
+    row = kind_of(kind)
+    spec = spec.strip()
+    if _FILE.fullmatch(spec):
+        return None
+    known = registry if registry is not None else current_registry()
+    try:
+        if _NAME.fullmatch(spec):
+            return known.get(row.name, spec)
+        if (match := _DIST_NAME.fullmatch(spec)) and _is_distribution(match["dist"], known):
+            return known.get(row.name, match["name"], distribution=match["dist"])
+    except (PluginNotFoundError, PluginConflictError) as error:
+        raise type(error)(_prefixed(origin, str(error))) from None
+    if _COLON.fullmatch(spec) or _DOTTED.fullmatch(spec):
+        return None
+    raise PluginNotFoundError(f"{_subject(row, spec, origin)}: not a component; write {GRAMMAR}")
+
+
+def absolute_spec(spec: str, base: str | Path | None = None) -> str:
+    """The spec with a file's path made absolute against `base` (default: working directory); others unchanged."""
+    match = _FILE.fullmatch(spec.strip())
+    if match is None:
+        return spec
+    path = os.path.abspath(os.path.join(base or os.getcwd(), os.path.expanduser(match["file"])))
+    return f"{path}:{match['attr']}" if match["attr"] else path
+
+
+def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple[Any, ComponentRef]:
+    subject = _subject(row, spec, origin)
+    if match := _FILE.fullmatch(absolute_spec(spec)):
+        module = import_file(Path(match["file"]), subject)
+        obj = attribute(module, match["attr"], subject) if match["attr"] else canonical_attribute(module, row, subject)
+        return obj, _path_ref(row, spec, f"{match['file']}:{match['attr'] or getattr(obj, '__name__', '')}", module)
+    ref = find(row.name, spec, origin=origin, registry=registry)
+    if ref is None:
+        match = _COLON.fullmatch(spec) or _DOTTED.fullmatch(spec)
+        assert match is not None, "find() accepts no other shape"
+        search_also(Path.cwd())
+        module = import_module(match["module"], subject)
+        return attribute(module, match["attr"], subject), _path_ref(
+            row, spec, f"{match['module']}:{match['attr']}", module
+        )
+    if ref.registered is not None:
+        return ref.registered, ref
+    subject = _prefixed(origin, ref.label)
+    check_compatible(ref)
+    obj, module = load_ref(ref, row, subject)
+    return obj, replace(ref, source_file=_module_file(module))
+
+
+def _is_distribution(left: str, registry: Registry) -> bool:
+    """True when `left:name` means a distribution: it offers plugins, or is no importable module name."""
+    if "-" in left:
+        return True
+    return any(normalized(ref.distribution) == normalized(left) for ref in registry if ref.distribution)
+
+
+def _path_ref(row: Kind, spec: str, target: str, module: ModuleType) -> ComponentRef:
+    return ComponentRef(kind=row.name, name=spec, target=target, source_file=_module_file(module))
+
+
+def _module_file(module: ModuleType) -> Path | None:
+    return Path(module.__file__) if module.__file__ else None
+
+
+def _subject(row: Kind, spec: str, origin: str) -> str:
+    return _prefixed(origin, f"{row.singular.replace('_', ' ')} {spec!r}")
+
+
+def _prefixed(origin: str, text: str) -> str:
+    return f"{origin}: {text}" if origin else text

@@ -1,0 +1,186 @@
+"""Can an object be called the way its kind is called? Checked when a command starts, before any process.
+
+The check binds the kind's arguments to the object's signature; it never calls the object. What a reader would get
+wrong: a second parameter named `samples` makes a reward a batch reward, whatever its annotation says.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from slime_core.errors import PluginSignatureError
+from slime_core.plugins.kinds import Call, Kind
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def check_signature(kind: Kind, obj: Any, subject: str) -> None:
+    """Raise PluginSignatureError, showing what was expected and what was found, when `obj` does not fit `kind`."""
+    if not (kind.calls or kind.construct):
+        if not callable(obj):
+            raise PluginSignatureError(f"{subject}: expected a function, found {type(obj).__name__} {obj!r:.80}")
+        return
+    if kind.construct and (inspect.isclass(obj) or _has_methods(obj, kind)):
+        _check_class(kind, obj, subject)
+    elif not callable(obj) or inspect.isclass(obj) or not kind.calls:
+        raise PluginSignatureError(f"{subject}: expected {' or '.join(_expected(kind))}; found {_describe(obj)}")
+    else:
+        check_call(kind.calls, obj, subject, extra=_class_forms(kind))
+
+
+def check_call(calls: Iterable[Call], function: Callable[..., Any], subject: str, *, extra: Iterable[str] = ()) -> None:
+    """Raise PluginSignatureError unless one of `calls` that applies can be made on `function`."""
+    signature = signature_of(function)
+    if signature is None:
+        return
+    names = positional_names(signature)
+    applicable = [call for call in calls if call.marker is None or call.marker in names]
+    for call in applicable:
+        if _binds(function, signature, call) and (not call.awaited or is_async(function)):
+            return
+    expected = " or ".join([*(call.shown for call in applicable), *extra])
+    found = f"{_async_word(function)}{getattr(function, '__name__', type(function).__name__)}{signature}"
+    needs_async = any(call.awaited and _binds(function, signature, call) for call in applicable)
+    hint = ". Make it `async def`" if needs_async else ""
+    raise PluginSignatureError(f"{subject}: expected {expected}; found {found}{hint}")
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature, or None for a built-in that has none to read."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return None
+
+
+def positional_names(signature: inspect.Signature) -> list[str]:
+    """Names of the parameters that can be passed by position."""
+    return [p.name for p in signature.parameters.values() if p.kind in _POSITIONAL]
+
+
+def declared(function: Callable[..., Any], names: Iterable[str]) -> frozenset[str]:
+    """Which of `names` the function declares as parameters; `**kwargs` declares none."""
+    signature = signature_of(function)
+    parameters = signature.parameters if signature else {}
+    return frozenset(
+        name
+        for name in names
+        if name in parameters
+        and parameters[name].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    )
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """True for `async def`, an object whose `__call__` is one, or an annotation that promises an awaitable."""
+    for candidate in (function, inspect.unwrap(function), getattr(function, "__call__", None)):  # noqa: B004
+        if candidate is not None and inspect.iscoroutinefunction(candidate):
+            return True
+    signature = signature_of(function)
+    annotation = str(signature.return_annotation) if signature else ""
+    return any(word in annotation for word in ("Awaitable", "Coroutine", "Future", "Task["))
+
+
+def is_batch_reward(function: Callable[..., Any]) -> bool:
+    """True when a reward function takes a list of samples: `scores_groups`, or a parameter named `samples`."""
+    if getattr(function, "scores_groups", False):
+        return True
+    signature = signature_of(function)
+    return signature is not None and "samples" in positional_names(signature)
+
+
+def construct(cls: type, args: Any) -> Any:
+    """`cls(args)`, or `cls()` for a class whose constructor takes nothing."""
+    signature = signature_of(cls)
+    takes_args = signature is None or _can_bind(signature, 1)
+    return cls(args) if takes_args else cls()
+
+
+def _check_class(kind: Kind, obj: Any, subject: str) -> None:
+    is_class = inspect.isclass(obj)
+    where = obj.__name__ if is_class else type(obj).__name__
+    missing = [name for name in kind.methods if not callable(getattr(obj, name, None))]
+    if missing:
+        if is_class and kind.calls and _instances_callable(obj):
+            check_call(kind.calls, _unbound(obj.__call__), f"{subject}: {where}.__call__", extra=_class_forms(kind))
+            return
+        wanted = "; ".join(f"{name}{call.shown}" for name, call in kind.methods.items())
+        raise PluginSignatureError(
+            f"{subject}: expected a class with {wanted}; found class {where} without {', '.join(missing)}"
+        )
+    for name, call in kind.methods.items():
+        method = getattr(obj, name)
+        check_call((call,), _unbound(method) if is_class else method, f"{subject}: {where}.{name}")
+    assert kind.construct is not None, "only kinds that take classes get here"
+    signature = signature_of(obj) if is_class else None
+    if signature and not (_can_bind(signature, len(kind.construct.positional)) or _can_bind(signature, 0)):
+        raise PluginSignatureError(
+            f"{subject}: expected to construct {where}{kind.construct.shown}; found {where}{signature}"
+        )
+
+
+def _unbound(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method read from its class, as it looks once bound."""
+    if inspect.isfunction(method):
+        signature = inspect.signature(method)
+        parameters = list(signature.parameters.values())
+
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            raise AssertionError("only its signature is used")
+
+        bound.__name__ = method.__name__
+        first_takes_self = parameters and parameters[0].kind in _POSITIONAL
+        bound.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=parameters[1:] if first_takes_self else parameters
+        )
+        return bound
+    return method
+
+
+def _has_methods(obj: Any, kind: Kind) -> bool:
+    return (
+        bool(kind.methods)
+        and not inspect.isfunction(obj)
+        and all(callable(getattr(obj, name, None)) for name in kind.methods)
+    )
+
+
+def _instances_callable(cls: type) -> bool:
+    return "__call__" in {name for base in cls.__mro__ for name in vars(base)}
+
+
+def _class_forms(kind: Kind) -> list[str]:
+    if not kind.methods or not kind.calls:
+        return []
+    return ["a class with " + " and ".join(f"{name}{call.shown}" for name, call in kind.methods.items())]
+
+
+def _expected(kind: Kind) -> list[str]:
+    functions = [f"a function {call.shown}" for call in kind.calls]
+    classes = ["a class with " + " and ".join(f"{n}{c.shown}" for n, c in kind.methods.items())] if kind.methods else []
+    return functions + classes
+
+
+def _binds(function: Callable[..., Any], signature: inspect.Signature, call: Call) -> bool:
+    return _can_bind(signature, len(call.positional), declared(function, call.keywords))
+
+
+def _can_bind(signature: inspect.Signature, count: int, keywords: Iterable[str] = ()) -> bool:
+    try:
+        signature.bind(*[None] * count, **dict.fromkeys(keywords))
+    except TypeError:
+        return False
+    return True
+
+
+def _async_word(function: Callable[..., Any]) -> str:
+    return "async " if is_async(function) else ""
+
+
+def _describe(obj: Any) -> str:
+    if inspect.ismodule(obj):
+        return f"module {obj.__name__}; name the function in it: {obj.__name__}:<function>"
+    if inspect.isclass(obj):
+        return f"class {obj.__name__}"
+    return f"{type(obj).__name__} {obj!r:.80}"

@@ -1,0 +1,47 @@
+"""The contract of dynamic sampling filters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+
+from slime_core.testing.contracts.base import Contract, scored_group
+from slime_core.types import FilterDecision
+
+
+class FilterContract(Contract):
+    """A decision with a reason for every group that can come, and the group untouched."""
+
+    kind = "filters"
+    examples: ClassVar[Sequence[tuple[list[float | None], bool]]] = ()
+    """(rewards of a group, whether it is kept)"""
+
+    def decide(self, rewards: list[float | None]) -> FilterDecision | bool:
+        """The filter's answer for a group with these rewards."""
+        decision = self.resolved.obj(self.settings, scored_group(rewards))
+        assert isinstance(decision, (FilterDecision, bool)), f"returned {type(decision).__name__}"
+        return decision
+
+    def test_examples(self) -> None:
+        """The author's examples hold."""
+        for rewards, kept in self.examples:
+            assert bool(self.decide(rewards)) is kept, f"rewards {rewards}"
+
+    @pytest.mark.parametrize(
+        "rewards", [[0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0], [0.5], [None, 1.0], [None, None], [1e30, -1e30]], ids=repr
+    )
+    def test_every_group_gets_a_decision(self, rewards: list[float | None]) -> None:
+        """Equal rewards, one sample, failed samples; a drop says why."""
+        decision = self.decide(rewards)
+        if isinstance(decision, FilterDecision) and not decision.keep:
+            assert decision.reason
+            assert "/" not in decision.reason, "the reason becomes part of a metric's name"
+
+    def test_the_group_is_left_alone(self) -> None:
+        """Dropping is the pipeline's."""
+        group = scored_group([0.0, 1.0])
+        before = [sample.to_dict() for sample in group]
+        self.resolved.obj(self.settings, group)
+        assert [sample.to_dict() for sample in group] == before

@@ -1,0 +1,232 @@
+"""Parameters -> one flat buffer with one flat gradient, and AdamW on it.
+
+A tiny model's step is dominated by per-tensor calls, so values, gradients and moments live in one buffer each and
+the module's parameters become views of it; summing gradients over ranks, their norm, clipping and the update are
+then a handful of calls. What a reader would get wrong: `p.grad` is such a view too, so gradients are cleared with
+`zero_grad` here, never by setting `p.grad = None`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.adamw import adamw
+
+from slime_core.errors import ConfigError, TrainError
+from slime_core.trainers.embedded.parallel import DataParallel
+from slime_core.trainers.embedded.schedule import LearningRateSchedule
+
+ALIGNMENT = 16
+"""Elements a parameter's offset is rounded up to, so that every view starts on a cache line."""
+MAX_CONSECUTIVE_SKIPS = 5
+"""Steps in a row without finite gradients after which the run stops."""
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """AdamW (Loshchilov & Hutter, 2019) with Megatron's flag names."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip_grad: float = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    stateless: bool = False
+    """Every step is a first step: no moments, `lr * g / (|g| + eps)`."""
+
+    @classmethod
+    def from_args(cls, args: Any) -> AdamSettings:
+        """Read the flags. Raises ConfigError for values outside their range."""
+
+        def get(name: str, default: Any) -> Any:
+            value = getattr(args, name, None)
+            return default if value is None else value
+
+        optimizer = get("optimizer", "adam")
+        if optimizer != "adam":
+            raise ConfigError(f"--optimizer {optimizer}: the embedded trainer knows only 'adam' (AdamW)")
+        settings = cls(
+            beta1=float(get("adam_beta1", cls.beta1)),
+            beta2=float(get("adam_beta2", cls.beta2)),
+            eps=float(get("adam_eps", cls.eps)),
+            weight_decay=float(get("weight_decay", cls.weight_decay)),
+            clip_grad=float(get("clip_grad", cls.clip_grad)),
+            stateless=bool(get("use_stateless_adam", False)),
+        )
+        for flag, value in (("--adam-beta1", settings.beta1), ("--adam-beta2", settings.beta2)):
+            if not 0 <= value < 1:
+                raise ConfigError(f"{flag} {value}: a number from 0 up to but not including 1 is needed")
+        for flag, value in (
+            ("--adam-eps", settings.eps),
+            ("--weight-decay", settings.weight_decay),
+            ("--clip-grad", settings.clip_grad),
+        ):
+            if not value >= 0:
+                raise ConfigError(f"{flag} {value}: a number >= 0 is needed")
+        return settings
+
+
+@dataclass
+class _Slice:
+    """A stretch of the flat buffers with one weight decay, and its moments."""
+
+    values: torch.Tensor
+    grads: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+    step: torch.Tensor
+    weight_decay: float
+
+
+class FlatAdamW:
+    """AdamW over all trained parameters; biases and other 1-D parameters are not decayed, as in Megatron.
+
+    Args:
+        parameters: HF names and leaf tensors; their data and gradients are moved into flat buffers.
+        settings: Betas, decay, clipping.
+        schedule: Learning rate by step.
+        parallel: Peers whose gradients are summed.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        settings: AdamSettings,
+        schedule: LearningRateSchedule,
+        parallel: DataParallel,
+    ) -> None:
+        named = dict(parameters)
+        assert named, "nothing to optimize"
+        self.settings, self.schedule, self._parallel = settings, schedule, parallel
+        self.steps = 0
+        """Optimizer steps taken; drives the schedule."""
+        self._skips_in_a_row = 0
+        decayed = [name for name, p in named.items() if p.dim() > 1]
+        plain = [name for name, p in named.items() if p.dim() <= 1]
+        self._where: dict[str, tuple[int, torch.Size]] = {}
+        boundary = self._place(decayed, named, 0)
+        total = self._place(plain, named, boundary)
+        self.values = torch.zeros(total, device=parallel.device)
+        self.grads = torch.zeros(total, device=parallel.device)
+        for name, parameter in named.items():
+            view = self._view(self.values, name)
+            view.copy_(parameter.data)
+            parameter.data = view
+            parameter.grad = self._view(self.grads, name)
+        moments = 0 if settings.stateless else total
+        self._exp_avg = torch.zeros(moments, device=parallel.device)
+        self._exp_avg_sq = torch.zeros(moments, device=parallel.device)
+        spans = [(0, boundary, settings.weight_decay), (boundary, total, 0.0)]
+        self._slices = [self._slice(start, end, decay) for start, end, decay in spans if end > start]
+
+    def _place(self, names: list[str], named: Mapping[str, torch.nn.Parameter], offset: int) -> int:
+        for name in names:
+            self._where[name] = (offset, named[name].shape)
+            offset += math.ceil(named[name].numel() / ALIGNMENT) * ALIGNMENT
+        return offset
+
+    def _view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        offset, shape = self._where[name]
+        return flat[offset : offset + shape.numel()].view(shape)
+
+    def _slice(self, start: int, end: int, weight_decay: float) -> _Slice:
+        step = torch.zeros((), dtype=torch.float32, device=self.values.device)
+        flats = (self.values, self.grads, self._exp_avg, self._exp_avg_sq)
+        values, grads, exp_avg, exp_avg_sq = (flat[start:end] for flat in flats)
+        return _Slice(values, grads, exp_avg, exp_avg_sq, step, weight_decay)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every trained parameter."""
+        return {name: tuple(shape) for name, (_, shape) in self._where.items()}
+
+    def zero_grad(self) -> None:
+        """Clear all gradients."""
+        self.grads.zero_()
+
+    @torch.no_grad()
+    def step(self) -> dict[str, float]:
+        """Sum gradients over ranks, clip, update.
+
+        A step whose gradients are not finite is skipped: weights, moments and schedule stay as they are.
+
+        Returns:
+            `grad_norm` before clipping, `lr` of this step, `skipped_steps` 0 or 1.
+
+        Raises:
+            TrainError: `MAX_CONSECUTIVE_SKIPS` steps in a row were skipped.
+        """
+        self._parallel.sum_in_buckets_(self.grads)
+        norm = float(torch.linalg.vector_norm(self.grads))
+        lr = self.schedule.at(self.steps)
+        if not math.isfinite(norm):
+            self._skips_in_a_row += 1
+            if self._skips_in_a_row >= MAX_CONSECUTIVE_SKIPS:
+                raise TrainError(
+                    f"gradient norm was {norm} in {self._skips_in_a_row} optimizer steps in a row; the weights are"
+                    " those before the first of them. Look at train/loss and the rewards, or lower --lr"
+                )
+            return {"grad_norm": norm, "lr": lr, "skipped_steps": 1.0}
+        self._skips_in_a_row = 0
+        limit = self.settings.clip_grad
+        if limit and norm > limit:
+            self.grads.mul_(limit / (norm + 1e-6))
+        for part in self._slices:
+            self._update(part, lr)
+        self.steps += 1
+        return {"grad_norm": norm, "lr": lr, "skipped_steps": 0.0}
+
+    def _update(self, part: _Slice, lr: float) -> None:
+        s = self.settings
+        if s.stateless:
+            part.values.mul_(1.0 - lr * part.weight_decay)
+            part.values.addcdiv_(part.grads, part.grads.abs().add_(s.eps), value=-lr)
+            return
+        adamw(
+            [part.values],
+            [part.grads],
+            [part.exp_avg],
+            [part.exp_avg_sq],
+            [],
+            [part.step],
+            fused=True,
+            amsgrad=False,
+            beta1=s.beta1,
+            beta2=s.beta2,
+            lr=lr,
+            weight_decay=part.weight_decay,
+            eps=s.eps,
+            maximize=False,
+        )
+
+    def reset_moments(self) -> None:
+        """Forget both moments and their bias-correction count; the schedule goes on."""
+        self._exp_avg.zero_()
+        self._exp_avg_sq.zero_()
+        self._set_moment_steps(0)
+
+    @property
+    def moment_steps(self) -> int:
+        """Steps the moments have seen since the start or the last reset."""
+        return int(self._slices[0].step)
+
+    def _set_moment_steps(self, steps: int) -> None:
+        for part in self._slices:
+            part.step.fill_(steps)
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """`exp_avg.<name>` and `exp_avg_sq.<name>` views of every trained parameter; empty when stateless."""
+        if self.settings.stateless:
+            return {}
+        both = (("exp_avg", self._exp_avg), ("exp_avg_sq", self._exp_avg_sq))
+        return {f"{kind}.{name}": self._view(flat, name) for kind, flat in both for name in self._where}
+
+    def restore(self, steps: int, moment_steps: int) -> None:
+        """Set the counters; the moments themselves are filled through the views of `moments`."""
+        self.steps = steps
+        self._set_moment_steps(moment_steps)

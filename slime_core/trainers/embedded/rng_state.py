@@ -1,0 +1,49 @@
+"""Torch's, Python's and numpy's global random states <-> JSON values. The checkpoint's state files hold them."""
+
+from __future__ import annotations
+
+import base64
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def capture_rng() -> dict[str, Any]:
+    """The states as JSON values; generator words are base64."""
+    version, words, gauss = random.getstate()
+    algorithm, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "torch": _encode(torch.get_rng_state()),
+        "python": {"version": version, "words": list(words), "gauss": gauss},
+        "numpy": {
+            "algorithm": algorithm,
+            "keys": base64.b64encode(np.asarray(keys, dtype="<u4").tobytes()).decode("ascii"),
+            "place": int(place),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = _encode(torch.cuda.get_rng_state())
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Inverse of `capture_rng`; a CUDA state is restored where there is a GPU."""
+    torch.set_rng_state(_decode(state["torch"]))
+    python, numpy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+    keys = np.frombuffer(base64.b64decode(numpy["keys"]), dtype="<u4")
+    np.random.set_state((numpy["algorithm"], keys, numpy["place"], numpy["has_gauss"], numpy["cached"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_decode(state["cuda"]))
+
+
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _decode(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,198 @@
+"""Files of a trainer's checkpoint: what `EmbeddedTrainer.save` writes and `load` reads back, bit for bit.
+
+    DIR/model.safetensors, config.json, tokenizer files   an HF-layout model
+    DIR/trainer/state.json                    counters, schedule, trained parameters, world size, rank 0's RNG
+    DIR/trainer/rng_<rank>.json               RNG of the other ranks
+    DIR/trainer/optimizer.safetensors         moments under exp_avg.<name> and exp_avg_sq.<name>
+    DIR/trainer/master.safetensors            float32 weights, only when the model is stored in another dtype
+    DIR/trainer/reference.safetensors         the reference, only once it differs from its checkpoint
+
+Safetensors and JSON only. Atomicity is the caller's: it hands in a directory and publishes it when `save` returned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.models.config import ModelConfig
+from slime_core.models.decoder import check_shapes
+from slime_core.models.hf_io import copy_assets, weight_files, write_config, write_weights
+from slime_core.trainers.embedded.optimizer import FlatAdamW
+from slime_core.trainers.embedded.rng_state import capture_rng, restore_rng
+from slime_core.trainers.embedded.settings import TrainerSettings
+
+FORMAT = 1
+FOLDER, STATE, OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"
+MASTER, REFERENCE = "master.safetensors", "reference.safetensors"
+
+
+def save_model(
+    directory: Path, weights: Mapping[str, torch.Tensor], config: ModelConfig, assets: str, dtype: torch.dtype
+) -> None:
+    """Write an HF-layout model in `dtype`, and the float32 weights beside it when that loses bits."""
+    copy_assets(assets, directory)
+    hf = {key: value for key, value in config.hf.items() if key != "torch_dtype"}
+    write_config(directory, {**hf, "dtype": str(dtype).removeprefix("torch.")})
+    write_weights(directory, ((name, tensor.to(dtype)) for name, tensor in weights.items()))
+    if dtype != torch.float32:
+        _write_tensors(directory / FOLDER / MASTER, weights)
+
+
+def load_model(directory: Path, into: Mapping[str, torch.Tensor]) -> None:
+    """Copy the stored weights, float32 ones where there are any, into the tensors of `into`."""
+    master = directory / FOLDER / MASTER
+    try:
+        files = [master] if master.is_file() else weight_files(directory)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    _read_tensors(files, into, ignore="lm_head.weight")
+
+
+def save_reference(directory: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write the reference's weights."""
+    _write_tensors(directory / FOLDER / REFERENCE, weights)
+
+
+def load_reference(directory: Path, into: Mapping[str, torch.Tensor]) -> bool:
+    """Copy stored reference weights into `into`; False when the checkpoint has none of its own."""
+    path = directory / FOLDER / REFERENCE
+    if not path.is_file():
+        return False
+    _read_tensors([path], into)
+    return True
+
+
+def save_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettings, rank: int, world_size: int) -> None:
+    """Write counters, RNG and moments: state.json and moments by rank 0, the other ranks only their RNG."""
+    folder = directory / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = capture_rng() if settings.save_rng else None
+    if rank:
+        _write_json(folder / f"rng_{rank}.json", {"rng": rng})
+        return
+    state: dict[str, Any] = {
+        "format": FORMAT,
+        "world_size": world_size,
+        "parameters": {name: list(shape) for name, shape in optimizer.shapes.items()},
+        "rng": rng,
+        "optimizer": None,
+    }
+    if settings.save_optim:
+        state["optimizer"] = {
+            "steps": optimizer.steps,
+            "moment_steps": optimizer.moment_steps,
+            "stateless": optimizer.settings.stateless,
+            "schedule": optimizer.schedule.facts(),
+        }
+        _write_tensors(folder / OPTIMIZER, optimizer.moments())
+    _write_json(folder / STATE, state)
+
+
+def load_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettings, rank: int, world_size: int) -> None:
+    """Restore what `save_progress` wrote, as far as the settings ask for it.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit this run; every difference is listed.
+    """
+    if not (settings.load_optim or settings.load_rng):
+        return
+    folder = directory / FOLDER
+    if not (folder / STATE).is_file():
+        raise CheckpointError(
+            f"{directory}: no trainer state (no {FOLDER}/{STATE}); to start from its weights alone, use"
+            " --finetune, or name it as --hf-checkpoint instead of --load"
+        )
+    state = _read_json(folder / STATE)
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"{folder / STATE}: format {state.get('format')}, this version reads {FORMAT}")
+    problems = _differences(state, optimizer, settings, world_size)
+    if problems:
+        raise CheckpointError(f"{directory} does not fit this run:\n  " + "\n  ".join(problems))
+    if settings.load_optim:
+        stored = state["optimizer"]
+        _read_tensors([folder / OPTIMIZER], optimizer.moments())
+        optimizer.restore(int(stored["steps"]), int(stored["moment_steps"]))
+    if settings.load_rng:
+        restore_rng((state if rank == 0 else _read_json(folder / f"rng_{rank}.json"))["rng"])
+
+
+def _differences(
+    state: Mapping[str, Any], optimizer: FlatAdamW, settings: TrainerSettings, world_size: int
+) -> list[str]:
+    problems: list[str] = []
+    if settings.load_optim:
+        problems += _optimizer_differences(state, optimizer, settings)
+    if settings.load_rng and state["rng"] is None:
+        problems.append("it was saved with --no-save-rng: add --no-load-rng")
+    elif settings.load_rng and state["world_size"] != world_size:
+        problems.append(
+            f"saved by {state['world_size']} data-parallel processes, this run has {world_size}: start as many, or add"
+            " --no-load-rng to go on with fresh random states"
+        )
+    return problems
+
+
+def _optimizer_differences(state: Mapping[str, Any], optimizer: FlatAdamW, settings: TrainerSettings) -> list[str]:
+    stored = state["optimizer"]
+    if stored is None:
+        return ["it was saved with --no-save-optim: add --no-load-optim"]
+    problems = []
+    if stored["stateless"] != optimizer.settings.stateless:
+        problems.append("--use-stateless-adam differs: set it as it was, or add --no-load-optim")
+    saved = {name: tuple(shape) for name, shape in state["parameters"].items()}
+    for name in saved.keys() | optimizer.shapes.keys():
+        before, now = saved.get(name), optimizer.shapes.get(name)
+        if before != now:
+            problems.append(f"trained parameter {name}: {before or 'not trained'} then, {now or 'not trained'} now")
+    problems.sort()
+    facts, before_facts = optimizer.schedule.facts(), stored["schedule"]
+    changed = [k for k in facts.keys() | before_facts.keys() if facts.get(k) != before_facts.get(k)]
+    if changed and not settings.override_schedule:
+        shown = ", ".join(f"{k} {before_facts.get(k)} then, {facts.get(k)} now" for k in sorted(changed))
+        problems.append(f"learning-rate schedule: {shown}; add --override-opt-param-scheduler to take this run's")
+    return problems
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}, path)
+
+
+def _read_tensors(files: list[Path], into: Mapping[str, torch.Tensor], ignore: str | None = None) -> None:
+    """Copy every tensor of the files into its namesake; names and shapes are checked before anything is changed."""
+    try:
+        found: dict[str, tuple[int, ...]] = {}
+        for path in files:
+            with safe_open(path, framework="pt") as file:
+                names = [name for name in file.keys() if name in into or name != ignore]  # noqa: SIM118
+                found |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        check_shapes({name: tuple(t.shape) for name, t in into.items()}, found, ", ".join(map(str, files)))
+        for path in files:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 -- safe_open is no mapping
+                    if name in into:
+                        into[name].copy_(file.get_tensor(name))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{files[0].parent}: cannot be read: {error}") from error
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return value

@@ -1,0 +1,101 @@
+"""The dependency rules of docs/architecture.md, checked on the code."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "slime_core"
+PLUGINS = sorted(p.parent for p in (ROOT / "plugins").glob("*/*/pyproject.toml"))
+PUBLIC = ("slime_core", "slime_core.ops", "slime_core.errors", "slime_core.models.config", "slime_core.types")
+
+
+def test_import_contracts_hold() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("statement", ["import slime_core", "import slime_core; slime_core.Sample", "import slime_core.cli.main"])
+def test_light_import(statement: str) -> None:
+    heavy = "torch transformers numpy ray pydantic fastapi".split()
+    code = f"{statement}; import sys; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def _imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_plugins_use_the_public_api_and_no_other_plugin(plugin: Path) -> None:
+    package = next(p for p in plugin.iterdir() if p.name.startswith("slime_"))
+    for file in package.rglob("*.py"):
+        for name in _imports(file):
+            if name.split(".")[0] == "slime_core":
+                assert name in PUBLIC or name.startswith("slime_core.ops."), f"{file} imports {name}"
+            assert not name.startswith("slime_") or name.split(".")[0] in ("slime_core", package.name), f"{file}: {name}"
+
+
+def _component_names() -> set[str]:
+    import tomllib
+
+    names: set[str] = set()
+    for path in [ROOT / "pyproject.toml", *(p / "pyproject.toml" for p in PLUGINS)]:
+        groups = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {})
+        names |= {n for group, entries in groups.items() if group.startswith("slime.") for n in entries}
+    return names
+
+
+def test_core_never_branches_on_a_component_name() -> None:
+    names = _component_names() - {"generate", "jsonl", "dataset"}  # words of their own right; see below
+    assert {"grpo", "reinforce_plus_plus", "fifo", "qwen3", "policy_loss", "embedded"} <= names
+    found = []
+    for file in CORE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, (ast.Compare, ast.Match)):
+                continue
+            for constant in ast.walk(node if isinstance(node, ast.Compare) else node.subject):
+                if isinstance(constant, ast.Constant) and constant.value in names:
+                    found.append(f"{file.relative_to(ROOT)}:{constant.lineno} {constant.value!r}")
+    assert found == []
+
+
+def test_core_imports_no_plugin_package() -> None:
+    packages = {p.name for plugin in PLUGINS for p in plugin.iterdir() if p.name.startswith("slime_")}
+    for file in CORE.rglob("*.py"):
+        assert not {name.split(".")[0] for name in _imports(file)} & packages, file
+
+
+def test_every_stage_is_in_the_reading_order() -> None:
+    text = (CORE / "README.md").read_text(encoding="utf-8")
+    missing = [f.name for f in (CORE / "pipeline").glob("*.py") if f.name != "__init__.py" and f.name not in text]
+    assert missing == []
+    named = {word.strip("`") for word in text.split() if word.startswith("`") and word.endswith(".py`")}
+    assert named
+    assert [n for n in named if not (CORE / n).is_file()] == []
+
+
+SIZE_CEILING = 420
+
+
+def test_no_module_grows_beyond_the_ceiling() -> None:
+    sizes = {f.relative_to(ROOT): f.read_text(encoding="utf-8").count("\n") for f in CORE.rglob("*.py")}
+    assert {str(f): n for f, n in sizes.items() if n > SIZE_CEILING} == {}
+
+
+def test_no_module_is_named_for_nothing() -> None:
+    bad = {"utils.py", "helpers.py", "misc.py", "common.py"}
+    assert [f for f in CORE.rglob("*.py") if f.name in bad] == []

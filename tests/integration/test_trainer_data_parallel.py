@@ -1,0 +1,117 @@
+"""Two gloo processes train as one does, agree bit for bit, and resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slime_core.errors import CheckpointError
+from slime_core.models.config import ModelConfig
+from slime_core.models.decoder import init_weights
+from slime_core.models.hf_io import write_config, write_weights
+
+WORKER = Path(__file__).with_name("trainer_worker.py")
+VOCAB = 31
+HF: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, Any]:
+    model = tmp_path / "model"
+    write_weights(model, init_weights(ModelConfig.from_hf(HF, qkv_bias=True), seed=0).items())
+    write_config(model, HF)
+    args = {"hf_checkpoint": str(model), "device": "cpu", "lr": 1e-2, "lr_decay_style": "constant"}
+    # Keys' biases hardly matter, so their gradients are rounding noise: a small eps would blow it up to full steps.
+    args |= {"distributed_timeout_minutes": 1, "clip_grad": 0.5, "adam_eps": 1e-3}
+    return {"args": args, "batches": [columns(seed) for seed in range(4)], "load": None}
+
+
+def columns(seed: int) -> dict[str, Any]:
+    rng = random.Random(seed)
+    responses = [rng.randint(1, 9) for _ in range(6)]
+    return {
+        "rollout_id": seed,
+        "tokens": [[rng.randrange(VOCAB) for _ in range(3 + n)] for n in responses],
+        "response_lengths": responses,
+        "loss_masks": [[1] * n for n in responses],
+        "rewards": [rng.uniform(-1, 1) for _ in responses],
+        "raw_rewards": [0.0] * 6,
+        "truncated": [0] * 6,
+        "sample_indices": list(range(6)),
+        "group_indices": [0] * 6,
+        "rollout_ids": list(range(6)),
+        "rollout_mask_sums": responses,
+    }
+
+
+def run(job: dict[str, Any], save: Path, world_size: int, check: bool = True) -> str:
+    """Run the workers to their end; returns their standard error."""
+    save.mkdir(parents=True, exist_ok=True)
+    path = save.with_suffix(".job.json")
+    path.write_text(json.dumps({**job, "save": str(save)}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    processes = []
+    for rank in range(world_size):
+        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(WORKER), str(path)]
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = "".join(process.communicate(timeout=120)[1] for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if check:
+        assert [process.returncode for process in processes] == [0] * world_size, errors
+    return errors
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+def test_two_processes_train_as_one_and_resume(job: dict[str, Any], tmp_path: Path) -> None:
+    one, two, halves = tmp_path / "one", tmp_path / "two", tmp_path / "halves"
+    run(job, one, 1)
+    run(job, two, 2)
+    expected, found = weights(one), weights(two)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-6, msg=name)
+    single = json.loads((one / "metrics_0.json").read_text())
+    both = [json.loads((two / f"metrics_{rank}.json").read_text()) for rank in (0, 1)]
+    assert both[0] == both[1]
+    for a, b in zip(single, both[0], strict=True):
+        assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+
+    run({**job, "batches": job["batches"][:2]}, tmp_path / "first", 2)
+    run({**job, "batches": job["batches"][2:], "load": str(tmp_path / "first")}, halves, 2)
+    resumed = weights(halves)
+    assert all(torch.equal(resumed[name], found[name]) for name in found)
+
+    error = run({**job, "load": str(tmp_path / "first")}, tmp_path / "misfit", 1, check=False)
+    assert CheckpointError.__name__ in error
+    assert "saved by 2 data-parallel processes" in error

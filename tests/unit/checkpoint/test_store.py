@@ -1,0 +1,118 @@
+"""Checkpoint commits: atomic, verified, refused when torn or foreign."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from slime_core.checkpoint import store as module
+from slime_core.checkpoint.store import LATEST, MANIFEST, CheckpointStore, find, read_state
+from slime_core.errors import CheckpointError
+
+
+def _write(text: str):
+    def write(directory: Path) -> None:
+        (directory / "trainer").mkdir(exist_ok=True)
+        (directory / "trainer" / "weights").write_text(text)
+
+    return write
+
+
+def test_commit_is_found_with_its_state(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    path = store.commit(4, {"weight_version": 6}, [_write("a")])
+    assert store.latest() == path == find(tmp_path) == find(path)
+    assert read_state(path) == {"rollout_id": 4, "weight_version": 6}
+    assert (store.root / LATEST).read_text().strip() == "rollout_0000004"
+
+
+def test_nothing_to_find(tmp_path: Path) -> None:
+    assert find(tmp_path) is None
+    assert find(tmp_path / "missing") is None
+
+
+def test_keep_prunes_the_oldest(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for rollout_id in range(4):
+        store.commit(rollout_id, {}, [_write(str(rollout_id))], keep=2)
+    assert [p.name for p in store.commits()] == ["rollout_0000002", "rollout_0000003"]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+def test_torn_commit_is_refused_with_the_reason(tmp_path: Path, damage: str) -> None:
+    path = CheckpointStore(tmp_path).commit(0, {}, [_write("abcdef")])
+    victim = path / "trainer" / "weights"
+    if damage == "truncate":
+        victim.write_text("abc")
+    elif damage == "flip":
+        victim.write_text("abcdeF")
+    elif damage == "remove":
+        victim.unlink()
+    else:
+        (path / MANIFEST).write_text('{"format": ')
+    with pytest.raises(CheckpointError, match="torn"):
+        find(tmp_path)
+
+
+def test_foreign_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rollout_0000003").mkdir()
+    with pytest.raises(CheckpointError, match="not a slime checkpoint"):
+        find(tmp_path)
+    path = CheckpointStore(tmp_path / "other").commit(0, {}, [])
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "format": "theirs-7"}))
+    with pytest.raises(CheckpointError, match="theirs-7"):
+        find(path)
+
+
+class Killed(BaseException):
+    """Stands for the kernel taking the process away."""
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_killed_at_any_call_leaves_the_old_or_the_new_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    store = CheckpointStore(tmp_path)
+    store.commit(0, {}, [_write("old")])
+    counter = {"left": call}
+
+    def dying(function):
+        def wrapper(*args, **kwargs):
+            if counter["left"] == 0:
+                raise Killed
+            counter["left"] -= 1
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "rename", dying(os.rename))
+        patch.setattr(module.os, "replace", dying(os.replace))
+        patch.setattr(module.os, "fsync", dying(os.fsync))
+        try:
+            store.commit(1, {}, [_write("new")])
+        except Killed:
+            pass
+    found = CheckpointStore(tmp_path).latest()
+    assert found is not None
+    assert (found / "trainer" / "weights").read_text() == ("new" if found.name.endswith("1") else "old")
+    CheckpointStore(tmp_path).commit(1, {}, [_write("again")])
+    assert (tmp_path / "rollout_0000001" / "trainer" / "weights").read_text() == "again"
+
+
+def test_rewind_forgets_later_commits(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    paths = [store.commit(i, {}, [_write(str(i))]) for i in range(3)]
+    store.rewind(paths[0])
+    assert store.commits() == [paths[0]]
+    assert store.latest() == paths[0]
+
+
+def test_file_system_errors_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot save to"):
+        CheckpointStore(tmp_path / "file" / "checkpoints").commit(0, {}, [])

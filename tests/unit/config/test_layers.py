@@ -1,0 +1,201 @@
+"""Precedence, provenance, and what happens to keys nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime_core.config import Settings, load_settings
+from slime_core.errors import ConfigError
+
+Load = Callable[..., Settings]
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def show(*argv: str, env: dict[str, str] | None = None) -> Settings:
+    return load_settings(argv, command="show", env=env or {})
+
+
+def test_each_layer_wins_over_the_one_before() -> None:
+    Path("a.yaml").write_text("lr: 1e-3\nmin-lr: 1e-5\nseed: 1\nweight_decay: 0.1\nadam_beta2: 0.9\n")
+    Path("b.yaml").write_text("seed: 2\n")
+    Path("custom.yaml").write_text("adam_beta2: 0.8\n")
+    s = show(
+        *"--config a.yaml --config b.yaml --custom-config-path custom.yaml --lr 5e-3".split(),
+        env={"SLIME_LR": "9", "SLIME_WEIGHT_DECAY": "0.2"},
+    )
+    got = {
+        n: (getattr(s.args, n), str(s.origins[n])) for n in "lr min_lr seed weight_decay adam_beta1 adam_beta2".split()
+    }
+    assert got == {
+        "lr": (5e-3, "flag"),
+        "min_lr": (1e-5, "a.yaml:2"),
+        "seed": (2, "b.yaml:1"),
+        "weight_decay": (0.2, "SLIME_WEIGHT_DECAY env"),
+        "adam_beta1": (0.9, "default"),
+        "adam_beta2": (0.8, "custom.yaml:1"),
+    }
+
+
+def test_switches_can_be_set_and_unset_from_every_layer() -> None:
+    Path("a.yaml").write_text("group_rm: true\ndisable-grpo-std-normalization: true\nrollout_shuffle: true\n")
+    s = show(
+        "--config", "a.yaml", "--no-group-rm", "--n-samples-per-prompt", "2", env={"SLIME_ROLLOUT_SHUFFLE": "false"}
+    )
+    assert (s.args.group_rm, s.args.grpo_std_normalization, s.args.rollout_shuffle) == (False, False, False)
+    assert str(s.origins["grpo_std_normalization"]) == "a.yaml:2"
+    s = show("--config", "a.yaml", "--grpo-std-normalization", "--n-samples-per-prompt", "2")
+    assert s.args.grpo_std_normalization is True
+    s = show(env={"SLIME_DISABLE_REWARDS_NORMALIZATION": "true"})
+    assert s.args.rewards_normalization is False
+    assert str(s.origins["rewards_normalization"]) == "SLIME_DISABLE_REWARDS_NORMALIZATION env"
+
+
+def test_lists_and_mappings_from_every_layer() -> None:
+    Path("a.yaml").write_text("rollout_stop: [x, y]\napply_chat_template_kwargs: {enable_thinking: false}\n")
+    s = show("--config", "a.yaml", "--rollout-sample-hook-path", "m.f", "--rollout-sample-hook-path", "m.g")
+    assert s.args.rollout_stop == ["x", "y"]
+    assert s.args.apply_chat_template_kwargs == {"enable_thinking": False}
+    assert s.args.rollout_sample_hook_path == ["m.f", "m.g"]
+    s = show("--rollout-stop", "a b", "c", "--rollout-top-k", "-1", env={"SLIME_PLUGIN_DIR": "/p:/q"})
+    assert s.args.rollout_stop == ["a b", "c"]
+    assert s.args.plugin_dir == ["/p", "/q"]
+    s = show(env={"SLIME_ROLLOUT_STOP": '["a b", "c"]', "SLIME_APPLY_CHAT_TEMPLATE_KWARGS": '{"a": 1}'})
+    assert s.args.rollout_stop == ["a b", "c"]
+    assert s.args.apply_chat_template_kwargs == {"a": 1}
+    assert show("--prompt-data", "d.jsonl@[-10:]").args.prompt_data == "d.jsonl@[-10:]"
+
+
+def test_plugin_options_merge_and_are_typed() -> None:
+    Path("a.yaml").write_text("plugins:\n  math: {tolerance: 1e-3, timeout: 2}\n")
+    s = show("--config", "a.yaml", "--set", "plugins.math.tolerance=1e-6", "--set", "plugins.f1.lower=true")
+    assert s.args.plugins == {"math": {"tolerance": 1e-6, "timeout": 2}, "f1": {"lower": True}}
+    assert str(s.origins["plugins"]) == "flag"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("plugins.math", "--set 'plugins.math' (flag): expected NAME.KEY=VALUE, e.g. plugins.math.tolerance=1e-6"),
+        ("lr=1", "--set 'lr=1' (flag): lr is a setting of its own; use --lr."),
+        (
+            "math.tolerance=1",
+            "--set 'math.tolerance=1' (flag): 'math' is not a mapping; for an option of a plugin write"
+            " --set plugins.math.tolerance=... (mappings: plugins, multimodal_keys, apply_chat_template_kwargs,"
+            " train_env_vars)",
+        ),
+    ],
+)
+def test_set_says_what_it_takes(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        show("--set", text)
+    assert str(caught.value) == message
+
+
+def test_custom_keys_become_attributes_and_cannot_bypass_checks() -> None:
+    Path("mine.yaml").write_text("max_turns: 4\nsearch: {top_k: 3}\nrollout_top_p: 0.5\n")
+    s = show("--custom-config-path", "mine.yaml")
+    assert (s.args.max_turns, s.args.search, s.args.rollout_top_p) == (4, {"top_k": 3}, 0.5)
+    assert s.custom == ("max_turns", "search")
+    assert str(s.origins["max_turns"]) == "mine.yaml:1"
+    Path("mine.yaml").write_text("max_turns: 4\nrollout_temperature: 0\n")
+    with pytest.raises(ConfigError, match=r"^--rollout-temperature 0 \(mine.yaml:2\): must be greater than 0$"):
+        show("--custom-config-path", "mine.yaml")
+    Path("mine.yaml").write_text("model_dump: 4\n")
+    with pytest.raises(ConfigError, match=r"^mine.yaml:1: 'model_dump' cannot be an attribute of args; rename it.$"):
+        show("--custom-config-path", "mine.yaml")
+    Path("main.yaml").write_text("custom:\n  max_turns: 5\n")
+    assert show("--config", "main.yaml").args.max_turns == 5
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("lr: 1\nrolout_batch_size: 4\n", "a.yaml:2: unknown setting 'rolout_batch_size'. Did you mean rollout_batch_size?"),
+        ("tensor-model-paralel-size: 4\n", "a.yaml:1: unknown setting 'tensor-model-paralel-size'."
+         " Did you mean tensor_model_parallel_size?"),
+        ("zzz: 4\n", "a.yaml:1: unknown setting 'zzz'. Keys of your own go under 'custom': or into --custom-config-path."),
+        ("lr: 1\n\nlr: 2\n", "a.yaml:3: 'lr' is already set in line 1"),
+        ("plugins:\n  m: 1\n  m: 2\n", "a.yaml:3: 'm' is already set in line 2"),
+        ("lr: [1\n", "a.yaml:2: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        ("- lr\n", "a.yaml:1: expected `name: value` lines"),
+        ("lr: 1\nseed: x\n", "--seed 'x' (a.yaml:2): must be a whole number"),
+        ("seed: true\n", "--seed True (a.yaml:1): must be a number"),
+        ("group_rm: 7\n", "--group-rm 7 (a.yaml:1): must be a valid boolean, unable to interpret input"),
+        ("config: b.yaml\n", "a.yaml:1: 'config' can only be given as a flag."),
+        ("tensor_model_parallel_size: two\n", "a.yaml:1: tensor_model_parallel_size 'two': expected a whole number"),
+        ("kl_loss_type: k9\n", "--kl-loss-type 'k9' (a.yaml:1): must be one of k1, k2, k3, low_var_kl"),
+    ],
+)  # fmt: skip
+def test_file_errors_name_file_and_line(yaml: str, message: str) -> None:
+    Path("a.yaml").write_text(yaml)
+    with pytest.raises(ConfigError) as caught:
+        show("--config", "a.yaml")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--rollout-batchsize 4", "unknown flag --rollout-batchsize. Did you mean --rollout-batch-size?"),
+        ("--rollout_batch_size=4", "unknown flag --rollout_batch_size. Did you mean --rollout-batch-size?"),
+        ("--tensor-model-parallel 4", "unknown flag --tensor-model-parallel. Did you mean --tensor-model-parallel-size?"),
+        ("--zzz", "unknown flag --zzz. `slime config show --help` lists all; keys of your own go into"
+         " --custom-config-path."),
+        ("stray", "unexpected argument 'stray'; every setting is a flag, see `slime config show --help`."),
+        ("--lr", "--lr: expected one argument"),
+        ("--num-roll 3", "unknown flag --num-roll. Did you mean --num-rollout?"),
+        ("--config none.yaml", "none.yaml: no such file"),
+        ("--train-env-vars {", "--train-env-vars '{' (flag): not valid JSON: Expecting property name enclosed in double"
+         " quotes: line 1 column 2 (char 1)"),
+        ("--lr x --seed 1.5", "--lr 'x' (flag): must be a number\n--seed '1.5' (flag): must be a whole number"),
+    ],
+)  # fmt: skip
+def test_flag_errors(argv: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        show(*argv.split())
+    assert str(caught.value) == message
+
+
+def test_environment_typos_stop_and_foreign_variables_warn() -> None:
+    with pytest.raises(ConfigError) as caught:
+        show(env={"SLIME_NUM_ROLOUT": "3"})
+    assert str(caught.value) == "unknown setting SLIME_NUM_ROLOUT in the environment. Did you mean SLIME_NUM_ROLLOUT?"
+    s = show(env={"SLIME_HOME": "/x", "SLIME_PLUGINS": "", "SLIME_TRACE_PLUGINS": "1", "OTHER": "1"})
+    assert s.warnings == ["SLIME_HOME in the environment is no setting and has no effect."]
+
+
+def test_yaml_text_loads_back_as_the_same_settings(load: Load) -> None:
+    Path("mine.yaml").write_text('max_turns: 4\n"odd key": [1, {a: "no"}]\n')
+    Path("main.yaml").write_text("rollout_stop: ['no', '1e-6', \"a: b # c\", \"\\u00e9\\n\", null_]\nsave: out dir\n")
+    s = load(
+        *"--config main.yaml --custom-config-path mine.yaml --set plugins.math.tolerance=1e-6 --lr 3e-7".split(),
+        *"--tensor-model-parallel-size 2 --sglang-mem-fraction-static 0.8 --router-policy cache_aware".split(),
+        *"--eval-prompt-data a d.jsonl@[0:5] --eval-interval 2 --disable-grpo-std-normalization".split(),
+        env={"SLIME_SEED": "9"},
+    )
+    text = s.to_yaml()
+    assert "lr: 3e-07  # flag\n" in text
+    assert "seed: 9  # SLIME_SEED env\n" in text
+    assert "# global_batch_size: 32  # derived: rollout_batch_size * n_samples_per_prompt\n" in text
+    Path("saved.yaml").write_text(text)
+    Path("main.yaml").unlink()
+    Path("mine.yaml").unlink()
+    again = load("--config", "saved.yaml", base=False)
+    files = {"config": None, "custom_config_path": None}
+    assert again.to_dict() | files == s.to_dict() | files
+    assert again.args.eval_datasets == s.args.eval_datasets
+    assert again.args.max_turns == 4
+    assert again.args.rollout_stop == ["no", "1e-6", "a: b # c", "\u00e9\n", "null_"]
+
+
+def test_changed_leaves_out_defaults() -> None:
+    lines = show("--lr", "1e-4").to_yaml(changed=True).splitlines()
+    assert "lr: 0.0001  # flag" in lines
+    assert not any(line.endswith("# default") for line in lines)

@@ -1,0 +1,175 @@
+"""What follows from settings, and the exact words when they contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from slime_core.config import Settings
+from slime_core.errors import ConfigError
+
+Load = Callable[..., Settings]
+
+DERIVED = [
+    ("", "global_batch_size", 32, "derived: rollout_batch_size * n_samples_per_prompt"),
+    ("", "num_steps_per_rollout", 1, "derived: rollout_batch_size * n_samples_per_prompt / global_batch_size"),
+    ("--num-steps-per-rollout 2", "global_batch_size", 16,
+     "derived: rollout_batch_size * n_samples_per_prompt / num_steps_per_rollout"),
+    ("--global-batch-size 8", "num_steps_per_rollout", 4,
+     "derived: rollout_batch_size * n_samples_per_prompt / global_batch_size"),
+    ("--global-batch-size 8 --num-steps-per-rollout 4", "global_batch_size", 8, "flag"),
+    ("", "eps_clip_high", 0.2, "derived: eps_clip"),
+    ("--eps-clip 0.1 --eps-clip-high 0.3", "eps_clip_high", 0.3, "flag"),
+    ("", "over_sampling_batch_size", 4, "derived: rollout_batch_size"),
+    ("", "run_dir", "outputs/train", "derived: slime train"),
+    ("--save out", "run_dir", "out", "derived: save"),
+    ("--save out --run-dir r", "run_dir", "r", "flag"),
+    ("--bf16", "dtype", "bfloat16", "derived: bf16"),
+    ("--n-samples-per-prompt 1", "grpo_std_normalization", False, "derived: n_samples_per_prompt 1"),
+    ("", "grpo_std_normalization", True, "default"),
+    ("--use-kl-loss --kl-loss-coef 0.1", "ref_load", "/m", "derived: hf_checkpoint"),
+    ("", "ref_load", None, "default"),
+    ("--kl-coef 0.1 --ref-load /r", "ref_load", "/r", "flag"),
+    ("--use-dynamic-batch-size --max-tokens-per-gpu 64", "log_probs_max_tokens_per_gpu", 64,
+     "derived: max_tokens_per_gpu"),
+    ("--rollout-max-context-len 32", "rollout_max_prompt_len", 31, "derived: rollout_max_context_len - 1"),
+    ("--rollout-max-context-len 32", "eval_max_context_len", 32, "derived: rollout_max_context_len"),
+    ("--rollout-max-context-len 32", "eval_max_prompt_len", 31, "derived: eval_max_context_len - 1"),
+    ("--reward-key score", "eval_reward_key", "score", "derived: reward_key"),
+    ("--load-debug-rollout-data d", "debug_train_only", True, "derived: load_debug_rollout_data"),
+    ("--dump-details d", "save_debug_train_data", "d/train_data/{rollout_id}.json", "derived: dump_details"),
+    ("--update-weight-transport disk --save out", "update_weight_disk_dir", "out/weights", "derived: run_dir"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "name", "value", "origin"), DERIVED)
+def test_derived(load: Load, argv: str, name: str, value: object, origin: str) -> None:
+    s = load(*argv.split())
+    assert (getattr(s.args, name), str(s.origins[name])) == (value, origin)
+
+
+BROKEN = [
+    ("--global-batch-size 5",
+     "--rollout-batch-size 4 (flag) * --n-samples-per-prompt 8 (flag) = 32 samples per rollout cannot be divided by"
+     " --global-batch-size 5 (flag); the rest would be lost."),
+    ("--num-steps-per-rollout 3",
+     "--rollout-batch-size 4 (flag) * --n-samples-per-prompt 8 (flag) = 32 samples per rollout cannot be divided into"
+     " --num-steps-per-rollout 3 (flag)."),
+    ("--num-steps-per-rollout 2 --global-batch-size 8",
+     "--rollout-batch-size 4 (flag) * --n-samples-per-prompt 8 (flag) = 32 samples per rollout, but"
+     " --global-batch-size 8 (flag) * --num-steps-per-rollout 2 (flag) = 16; drop one of the last two, or make the"
+     " products equal."),
+    ("--over-sampling-batch-size 2",
+     "--over-sampling-batch-size 2 (flag) must be at least --rollout-batch-size 4 (flag)."),
+    ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.01",
+     "--kl-coef 0.1 (flag) and --kl-loss-coef 0.01 (flag) are both set; use one: reward penalty or loss term."),
+    ("--use-dynamic-batch-size", "--use-dynamic-batch-size (flag) needs --max-tokens-per-gpu N."),
+    ("--max-tokens-per-gpu 64", "--max-tokens-per-gpu 64 (flag) needs --use-dynamic-batch-size."),
+    ("--balance-by-flops", "--balance-by-flops (flag) needs --use-dynamic-batch-size."),
+    ("--eval-interval 5", "--eval-interval 5 (flag) needs --eval-prompt-data NAME PATH or --eval-config FILE."),
+    ("--save-interval 5", "--save-interval 5 (flag) needs --save DIR."),
+    ("--keep-checkpoints 5", "--keep-checkpoints 5 (flag) needs --save DIR."),
+    ("--rollout-max-context-len 32 --rollout-max-prompt-len 32",
+     "--rollout-max-prompt-len 32 (flag) must be smaller than --rollout-max-context-len 32 (flag)."),
+    ("--rollout-temperature 0", "--rollout-temperature '0' (flag): must be greater than 0"),
+    ("--eps-clip-c 1", "--eps-clip-c '1' (flag): must be greater than 1"),
+    ("--bf16 --dtype float32", "--bf16 (flag) contradicts --dtype 'float32' (flag); remove one."),
+    ("--lr-warmup-iters 5 --lr-warmup-fraction 0.1",
+     "--lr-warmup-iters 5 (flag) and --lr-warmup-fraction 0.1 (flag) are both set; use one."),
+    ("--min-lr 1", "--min-lr 1.0 (flag) must not exceed --lr 1e-06 (default)."),
+    ("--debug-rollout-only --debug-train-only",
+     "--debug-rollout-only (flag) and --debug-train-only (flag) leave nothing to do."),
+    ("--save-debug-rollout-data x --save-debug-train-data x",
+     "--save-debug-rollout-data 'x' (flag) and --save-debug-train-data 'x' (flag) must differ."),
+    ("--loss-type custom_loss", "--loss-type 'custom_loss' (flag) needs --custom-loss-function-path PATH."),
+    ("--custom-loss-function-path m.f", "--custom-loss-function-path 'm.f' (flag) needs --loss-type custom_loss."),
+    ("--mask-offpolicy-in-partial-rollout", "--mask-offpolicy-in-partial-rollout (flag) needs --partial-rollout."),
+    ("--only-train-params-name-list a --freeze-params-name-list b c",
+     "--only-train-params-name-list 'a' (flag) and --freeze-params-name-list 'b' 'c' (flag) are both set; use one."),
+    ("--eval-prompt-data a b --eval-config e.yaml",
+     "--eval-config 'e.yaml' (flag) and --eval-prompt-data 'a' 'b' (flag) are both set; use one."),
+    ("--use-tis", "--use-tis (flag) is not supported by this version; remove to go on."),
+    ("--use-opd --opd-type sglang",
+     "--use-opd (flag), --opd-type 'sglang' (flag) are not supported by this version; remove to go on."),
+    ("--update-weight-transport nccl",
+     "--update-weight-transport 'nccl' (flag) is not supported by this version; remove to go on."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "message"), BROKEN)
+def test_contradictions(load: Load, argv: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(*argv.split())
+    assert str(caught.value) == message
+
+
+REQUIRED = [
+    ("train", "--hf-checkpoint", "--hf-checkpoint is required: a directory in Hugging Face layout."),
+    ("train", "--prompt-data", "--prompt-data is required: a JSONL or parquet file."),
+    ("train", "--rollout-batch-size", "--rollout-batch-size is required: the number of prompts per rollout."),
+    ("train", "--num-rollout", "--num-rollout N or --num-epoch N is required."),
+    ("train", "--rm-type",
+     "no reward: give --rm-type NAME or --custom-rm-path PATH; `slime plugins list` shows the names."),
+    ("train", "--rollout-max-response-len",
+     "--rollout-max-response-len N or --rollout-max-context-len N is required."),
+    ("eval", "--rm-type", "nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE."),
+    ("serve", "--hf-checkpoint", "--hf-checkpoint is required: a directory in Hugging Face layout."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "missing", "message"), REQUIRED)
+def test_required(load: Load, command: str, missing: str, message: str) -> None:
+    from .conftest import BASE
+
+    at = BASE.index(missing)
+    with pytest.raises(ConfigError) as caught:
+        load(*BASE[:at], *BASE[at + 2 :], base=False, command=command)
+    assert str(caught.value) == message
+
+
+def test_what_other_commands_do_not_need(load: Load) -> None:
+    load("--hf-checkpoint", "/m", base=False, command="serve")
+    load(base=False, command="show")
+    evaluation = "--hf-checkpoint /m --eval-prompt-data a d.jsonl --rm-type math".split()
+    assert load(*evaluation, base=False, command="eval").args.eval_datasets[0].name == "a"
+    rollout = "--hf-checkpoint /m --prompt-data d --rollout-batch-size 2 --rm-type math --rollout-max-response-len 4"
+    assert load(*rollout.split(), base=False, command="rollout").args.num_rollout == 1
+
+
+def test_generation_may_score_itself(load: Load) -> None:
+    from .conftest import BASE
+
+    at = BASE.index("--rm-type")
+    load(*BASE[:at], *BASE[at + 2 :], "--custom-generate-function-path", "m.f", base=False)
+
+
+def test_supervised_fine_tuning(load: Load) -> None:
+    argv = "--hf-checkpoint /m --prompt-data d --global-batch-size 16 --num-epoch 2".split()
+    a = load(*argv, base=False, command="sft").args
+    assert (a.rollout_batch_size, a.loss_type, a.compute_advantages_and_returns) == (16, "sft_loss", False)
+    with pytest.raises(ConfigError, match=r"^--n-samples-per-prompt 2 \(flag\): supervised fine-tuning takes one"):
+        load(*argv, "--n-samples-per-prompt", "2", base=False, command="sft")
+
+
+WARNINGS = [
+    ("--num-epoch 2", ["--num-epoch 2 (flag) has no effect with --num-rollout 3 (flag)."]),
+    ("--kl-loss-coef 0.1", ["--kl-loss-coef 0.1 (flag) has no effect without --use-kl-loss."]),
+    ("--custom-rm-path m.f", ["--rm-type 'math' (flag) has no effect with --custom-rm-path 'm.f' (flag)."]),
+    ("--actor-num-nodes 2 --offload --rollout-num-gpus 4",
+     ["without effect in this version: --offload (flag), --actor-num-nodes 2 (flag), --rollout-num-gpus 4 (flag)"]),
+    ("--actor-num-nodes 1 --actor-num-gpus-per-node 8", []),
+    ("--use-dynamic-batch-size --max-tokens-per-gpu 64 --micro-batch-size 2",
+     ["--micro-batch-size 2 (flag) has no effect with --use-dynamic-batch-size (flag)."]),
+    ("--tensor-model-parallel-size 2 --sequence-parallel --swiglu --sglang-mem-fraction-static 0.8",
+     ["without effect with --train-backend embedded and --rollout-engine embedded: --tensor-model-parallel-size 2"
+      " (flag), --sequence-parallel (flag), --swiglu (flag), --sglang-mem-fraction-static 0.8 (flag)"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "warnings"), WARNINGS)
+def test_warnings(load: Load, argv: str, warnings: list[str]) -> None:
+    got = load(*argv.split()).warnings
+    assert sorted(got) == sorted(warnings) or [sorted(w.split(", ")) for w in got] == [
+        sorted(w.split(", ")) for w in warnings
+    ]

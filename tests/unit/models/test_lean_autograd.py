@@ -1,0 +1,67 @@
+"""The hand-written gradients against torch's own differentiation of the plain formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from slime_core.models.lean_autograd import rms_norm, rotate, swiglu
+from slime_core.models.rope import apply_rope
+
+
+def compare(
+    ours: Callable[..., torch.Tensor],
+    plain: Callable[..., torch.Tensor],
+    inputs: list[torch.Tensor],
+    rtol: float = 1e-5,
+) -> None:
+    inputs = [x.requires_grad_() for x in inputs]
+    expected, found = plain(*inputs), ours(*inputs)
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol)
+    assert found.dtype == inputs[0].dtype
+    weight = torch.randn_like(expected)
+    for a, b in zip(
+        torch.autograd.grad(found, inputs, weight.to(found.dtype)),
+        torch.autograd.grad(expected, inputs, weight),
+        strict=True,
+    ):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=10 * rtol, atol=10 * rtol)
+
+
+def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+@pytest.mark.parametrize("shape", [(7, 16), (5, 3, 8)])
+def test_rms_norm(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    compare(lambda x, w: rms_norm(x, w, 1e-6), plain_rms_norm, [torch.randn(shape), torch.randn(shape[-1])])
+
+
+def test_rms_norm_with_frozen_weight_gives_it_no_gradient() -> None:
+    x, weight = torch.randn(4, 8, requires_grad=True), torch.ones(8)
+    rms_norm(x, weight, 1e-6).sum().backward()
+    assert x.grad is not None
+    assert weight.grad is None
+
+
+def test_rms_norm_of_bfloat16_is_computed_in_float32() -> None:
+    x, weight = torch.randn(6, 64).bfloat16(), torch.randn(64)
+    expected = plain_rms_norm(x.float(), weight).bfloat16()
+    assert torch.equal(rms_norm(x, weight, 1e-6), expected)
+
+
+def test_rotation() -> None:
+    torch.manual_seed(0)
+    angles = torch.randn(5, 4).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    compare(lambda x: rotate(x, cos, sin), lambda x: apply_rope(x, cos, sin), [torch.randn(5, 3, 8)])
+
+
+def test_swiglu() -> None:
+    torch.manual_seed(0)
+    compare(swiglu, lambda g, u: functional.silu(g) * u, [torch.randn(6, 10), torch.randn(6, 10)])

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_core.ops.groups import group_normalize
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [([1, 0, 0, 1], [0.866024, -0.866024, -0.866024, 0.866024]), ([1, 1, 1, 0], [0.499999] * 3 + [-1.499997])],
+)
+def test_golden(rewards: list[float], expected: list[float]) -> None:
+    assert group_normalize(rewards, [0] * 4, std=True) == pytest.approx(expected, abs=1e-6)
+
+
+rows = st.lists(st.tuples(st.floats(-10, 10), st.integers(0, 3)), min_size=1, max_size=20)
+
+
+@given(rows, st.booleans(), st.randoms())
+def test_against_the_statistics_module_in_any_order(rows: list[tuple[float, int]], std: bool, random: object) -> None:
+    random.shuffle(rows)  # type: ignore[attr-defined]
+    found = group_normalize([r for r, _ in rows], [g for _, g in rows], std)
+    for (reward, group), value in zip(rows, found, strict=True):
+        members = [r for r, g in rows if g == group]
+        scale = statistics.stdev(members) + 1e-6 if std and len(members) > 1 else 1.0
+        assert value == pytest.approx((reward - statistics.fmean(members)) / scale, rel=1e-6, abs=1e-6)
+
+
+def test_a_group_of_one() -> None:
+    assert group_normalize([5.0], [3], std=True) == [0.0]
+
+
+def test_siblings_count_once_even_with_different_rewards() -> None:
+    # Rollout 0 is worth (2 + 0) / 2 = 1; the members are 1 and 0.
+    found = group_normalize([2.0, 0.0, 0.0], [0, 0, 0], std=False, rollout_ids=[0, 0, 1])
+    assert found == [1.5, -0.5, -0.5]
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(ValueError, match="2 rewards, 1 group_indices"):
+        group_normalize([1.0, 2.0], [0], std=True)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime_core.errors import ConfigError
+from slime_core.ops.kl import kl_estimate
+
+LOG_P = torch.tensor([-0.5, -1.0, -2.0, -0.1])
+LOG_REF = torch.tensor([-0.7, -0.6, -2.0, -3.1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("k1", [0.2, -0.4, 0.0, 3.0]),
+        ("k2", [0.02, 0.08, 0.0, 4.5]),
+        ("k3", [0.0187308, 0.0918247, 0.0, 2.0497870]),
+        ("low_var_kl", [0.0187308, 0.0918247, 0.0, 2.0497870]),
+    ],
+)
+def test_golden(kind: str, expected: list[float]) -> None:
+    assert kl_estimate(LOG_P, LOG_REF, kind).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_clamp_of_low_var() -> None:
+    far = torch.tensor([-9.0])
+    assert kl_estimate(far, torch.zeros(1), "k3").item() == pytest.approx(8093.08, abs=0.01)
+    assert kl_estimate(far, torch.zeros(1), "low_var_kl").item() == 10.0
+
+
+@pytest.mark.parametrize("kind", ["k3", "low_var_kl"])
+def test_gradients_stay_finite_far_away(kind: str) -> None:
+    log_p = torch.tensor([-500.0, -1.0], requires_grad=True)
+    kl_estimate(log_p, torch.zeros(2), kind, importance_log_ratio=log_p - log_p.detach()).sum().backward()
+    assert log_p.grad is not None
+    assert torch.isfinite(log_p.grad).all()
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_estimates_are_unbiased_over_a_small_vocabulary(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    log_p = torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(0)
+    log_ref = torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(0)
+    exact = (log_p.exp() * (log_p - log_ref)).sum()
+    assert (log_p.exp() * kl_estimate(log_p, log_ref, kind)).sum().item() == pytest.approx(exact.item(), abs=1e-12)
+
+
+def test_the_importance_ratio_makes_the_gradient_that_of_the_kl() -> None:
+    """Tokens sampled from an old policy: E_old[ratio * k3] is the KL as a function of the new one."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(6, generator=generator, dtype=torch.float64, requires_grad=True)
+    log_old = torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0)
+    log_ref = torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0)
+    log_p = logits.log_softmax(0)
+    exact = torch.autograd.grad((log_p.exp() * (log_p - log_ref)).sum(), logits, retain_graph=True)[0]
+    estimate = kl_estimate(log_p, log_ref, "k3", importance_log_ratio=log_p - log_old)
+    found = torch.autograd.grad((log_old.exp() * estimate).sum(), logits)[0]
+    torch.testing.assert_close(found, exact)
+
+
+def test_unknown_kind() -> None:
+    with pytest.raises(ConfigError, match="--kl-loss-type 'k4': allowed: k1, k2, k3, low_var_kl"):
+        kl_estimate(LOG_P, LOG_REF, "k4")

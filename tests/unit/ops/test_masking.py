@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slime_core.ops.masking import (
+    expand_to_tokens,
+    masked,
+    masked_mean,
+    masked_whiten,
+    per_rollout_weights,
+    per_sample_weights,
+    per_token_weights,
+    segment_means,
+    segment_sums,
+    weighted_sum,
+)
+
+
+def test_masked_entries_never_reach_the_result() -> None:
+    values = torch.tensor([1.0, math.nan, 3.0, math.inf], requires_grad=True)
+    mask = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    mean = masked_mean(values, mask)
+    mean.backward()
+    assert mean.item() == 2.0
+    assert values.grad is not None
+    assert values.grad.tolist() == [0.5, 0.0, 0.5, 0.0]
+    assert masked(values.detach(), mask).tolist() == [1.0, 0.0, 3.0, 0.0]
+
+
+def test_mean_of_nothing_is_zero() -> None:
+    assert masked_mean(torch.ones(3), torch.zeros(3)).item() == 0.0
+
+
+def test_whitening_uses_the_unbiased_variance_of_the_unmasked() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(50, generator=generator) * 3 + 1e4
+    mask = (torch.rand(50, generator=generator) < 0.6).float()
+    chosen = values[mask.bool()].double()
+    expected = (chosen - chosen.mean()) / torch.sqrt(chosen.var(unbiased=True) + 1e-8)
+    found = masked_whiten(values, mask)
+    torch.testing.assert_close(found[mask.bool()].double(), expected, rtol=1e-5, atol=1e-5)
+    assert found[mask == 0].abs().max() == 0
+
+
+class Ranks:
+    """Data-parallel ranks as threads; `all_reduce` sums what all of them bring."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=20)
+        self.slots: list[torch.Tensor | None] = [None] * size
+
+    def all_reduce(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
+        self.slots[rank] = tensor
+        self.barrier.wait()
+        total = torch.stack([slot for slot in self.slots if slot is not None]).sum(0)
+        self.barrier.wait()
+        return total
+
+
+def test_whitening_over_ranks_equals_whitening_at_once() -> None:
+    generator = torch.Generator().manual_seed(1)
+    parts = [torch.randn(n, generator=generator) for n in (7, 3, 12)]
+    masks = [(torch.rand(len(p), generator=generator) < 0.7).float() for p in parts]
+    masks[1][:] = 0  # A rank may have nothing unmasked.
+    ranks = Ranks(3)
+
+    def whiten(rank: int) -> torch.Tensor:
+        return masked_whiten(parts[rank], masks[rank], lambda tensor: ranks.all_reduce(rank, tensor))
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(whiten, range(3)))
+    torch.testing.assert_close(torch.cat(found), masked_whiten(torch.cat(parts), torch.cat(masks)))
+
+
+def test_whitening_one_entry_and_none() -> None:
+    assert masked_whiten(torch.tensor([5.0, 1.0]), torch.tensor([1.0, 0.0])).tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match="every entry is masked"):
+        masked_whiten(torch.ones(3), torch.zeros(3))
+
+
+def test_segments() -> None:
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], requires_grad=True)
+    mask = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
+    assert segment_sums(values, [2, 0, 3]).tolist() == [3.0, 0.0, 12.0]
+    means = segment_means(values, mask, [2, 0, 3])
+    assert means.tolist() == [1.0, 0.0, 3.5]
+    assert expand_to_tokens(means, [2, 0, 3]).tolist() == [1.0, 1.0, 3.5, 3.5, 3.5]
+    means.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [1.0, 0.0, 0.5, 0.5, 0.0]
+    assert segment_sums(torch.zeros(0), []).shape == (0,)
+
+
+def test_reducers_golden() -> None:
+    """THUDM/slime's fixture: x = 1..9, three samples of three tokens: the sum of sample means is 15."""
+    values = torch.arange(1.0, 10.0)
+    mask = torch.ones(9)
+    per_rollout = weighted_sum(values, per_rollout_weights(mask, [3, 3, 3], [3, 3, 3], 1))
+    assert per_rollout.item() == pytest.approx(15)
+    # Three siblings of one rollout (denominator 9) and a rollout of its own: 45 / 9 + 33 / 3 = 16.
+    values = torch.arange(1.0, 13.0)
+    weights = per_rollout_weights(torch.ones(12), [3, 3, 3, 3], [9, 9, 9, 3], 1)
+    assert weighted_sum(values, weights).item() == pytest.approx(16)
+    assert weighted_sum(values, per_token_weights(torch.ones(12), 12)).item() == pytest.approx(6.5)
+    # Two rollouts: the mean over rollouts of each one's token mean.
+    assert weighted_sum(values, weights / 2).item() == pytest.approx(8.0)
+    assert weighted_sum(values, per_sample_weights(torch.ones(12), [3, 3, 3, 3], 4)).item() == pytest.approx(6.5)
+
+
+samples = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=2, max_size=8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(samples, st.integers(0, 100))
+def test_no_split_of_the_samples_changes_a_reducer(rows: list[list[tuple[float, bool]]], seed: int) -> None:
+    torch.manual_seed(seed)
+    values = [torch.tensor([x for x, _ in row], dtype=torch.float64) for row in rows]
+    masks = [torch.tensor([float(m) for _, m in row], dtype=torch.float64) for row in rows]
+    sums = [int(mask.sum()) for mask in masks]
+    reference = sum(float((v * m).sum()) / max(s, 1) for v, m, s in zip(values, masks, sums, strict=True)) / len(rows)
+    order = torch.randperm(len(rows)).tolist()
+    cut = int(torch.randint(1, len(rows), ()))
+    total = 0.0
+    for part in (order[:cut], order[cut:]):
+        mask = torch.cat([masks[i] for i in part])
+        weights = per_rollout_weights(mask, [len(rows[i]) for i in part], [sums[i] for i in part], len(rows))
+        total += weighted_sum(torch.cat([values[i] for i in part]), weights).item()
+    assert total == pytest.approx(reference, abs=1e-12)

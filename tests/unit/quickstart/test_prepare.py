@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.config import load_settings
+from slime_core.quickstart import prepare as recipe
+from slime_core.quickstart import task
+from slime_core.quickstart.model import write_random_model
+
+DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
+
+
+@pytest.fixture
+def short_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rollout per phase: 14 and 31 steps."""
+    monkeypatch.setattr(task, "NUM_WORKED", 224)
+    monkeypatch.setattr(task, "NUM_MIXED", 496)
+
+
+def demo_args(directory: Path, seed: int = 0) -> Any:
+    argv = ["--config", str(DEMO), "--hf-checkpoint", str(directory / "model"), "--seed", str(seed)]
+    argv += ["--prompt-data", str(directory / "train.jsonl"), "--save", str(directory / "run")]
+    argv += ["--eval-prompt-data", "addition", str(directory / "heldout.jsonl@[:100]")]
+    return load_settings(argv, env={}).args
+
+
+def test_everything_missing_is_made_and_nothing_else_stays(tmp_path: Path, short_warmup: None) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    recipe.prepare(demo_args(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["heldout.jsonl", "model", "train.jsonl"]
+    train, held_out = (
+        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("train.jsonl", "heldout.jsonl")
+    )
+    assert len(held_out) == 500
+    assert not {row["input"] for row in train} & {row["input"] for row in held_out}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "12+34=?"}], add_generation_prompt=True, return_tensors="pt", return_dict=False
+    )
+    logits = model(prompt).logits[0, -1]
+    # Even this short warm-up teaches how an answer begins: a digit of the working, or the box.
+    begins = set(tokenizer.convert_ids_to_tokens(logits.topk(4).indices.tolist()))
+    assert begins & {r"\boxed{", *"0123456789"}
+
+
+def test_the_same_seed_gives_the_same_model(tmp_path: Path, short_warmup: None) -> None:
+    for name in ("a", "b"):
+        recipe.prepare(demo_args(tmp_path / name, seed=5))
+    first, second = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("a", "b"))
+    assert first == second
+
+
+def test_what_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_random_model(tmp_path / "model", seed=9)
+    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
+    (tmp_path / "train.jsonl").write_text('{"input": "mine", "label": "1"}\n')
+    recipe.prepare(demo_args(tmp_path))
+    assert (tmp_path / "train.jsonl").read_text() == '{"input": "mine", "label": "1"}\n'
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights
+    assert (tmp_path / "heldout.jsonl").is_file()
+    printed = capsys.readouterr().out
+    assert printed.count("quick start: wrote") == 1
+
+
+def test_a_killed_preparation_is_done_again(
+    tmp_path: Path, short_warmup: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe, "copy_assets", killed)
+        with pytest.raises(KeyboardInterrupt):
+            recipe.prepare(demo_args(tmp_path))
+    assert (tmp_path / ".model.preparing").is_dir()
+    assert not (tmp_path / "model").exists()
+    recipe.prepare(demo_args(tmp_path))
+    assert (tmp_path / "model" / "config.json").is_file()
+    assert not (tmp_path / ".model.preparing").exists()
+
+
+def test_the_models_seed_is_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def fine_tune(args: Any, phase: str, model: Path, data: Path, save: Path) -> Path:
+        made.append(args.seed)
+        return model
+
+    monkeypatch.setattr(recipe, "_fine_tune", fine_tune)
+    for seed in (0, 0, 1, 1):
+        recipe.prepare(demo_args(tmp_path, seed))
+    assert made == [0, 0, 1, 1]  # two phases each, and none for the second run of a seed
+
+
+def test_the_warm_up_is_one_process_also_under_torchrun(
+    tmp_path: Path, short_warmup: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)  # joining a group would fail
+    recipe.prepare(demo_args(tmp_path))
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "2")
+    assert (tmp_path / "model" / "config.json").is_file()
+
+
+def test_the_settings_of_the_warm_up_are_the_measured_ones(tmp_path: Path) -> None:
+    steps = {"warmup-1.yaml": (task.NUM_WORKED, 2e-3, 406), "warmup-2.yaml": (task.NUM_MIXED, 5e-4, 93)}
+    for phase, (rows, lr, expected) in steps.items():
+        file = Path(recipe.__file__).with_name(phase)
+        argv = ["--config", str(file), "--hf-checkpoint", "m", "--prompt-data", "d", "--save", str(tmp_path)]
+        args = load_settings(argv, command="sft", env={}).args
+        assert rows // args.rollout_batch_size * args.num_steps_per_rollout == expected
+        assert (args.global_batch_size, args.lr, args.min_lr) == (16, lr, lr / 10)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path) -> Any:
+    yield
+    shutil.rmtree(tmp_path, ignore_errors=True)
