@@ -80,7 +80,9 @@ class Measured:
     """One process's run."""
 
     seconds: list[float]
-    """Of each timed rollout."""
+    """Wall time of each timed rollout."""
+    cpu_seconds: list[float]
+    """Its CPU time, of all threads: close to the wall time of one thread on a free machine."""
     samples_per_rollout: int
     response_lengths: tuple[int, int]
     """Shortest and longest answer."""
@@ -146,11 +148,12 @@ def run_slime(job: Job, python: str, work: Path) -> Measured:
     clock.unlink(missing_ok=True)
     run_process([python, *slime_command(job, work)], {"BENCH_CLOCK_FILE": str(clock)}, job.threads)
     events = [json.loads(line) for line in clock.read_text(encoding="utf-8").splitlines()]
-    ends = [event["time"] for event in events if event["event"] == "step_end"]
+    ends = [event for event in events if event["event"] == "step_end"]
     rollouts = [event for event in events if event["event"] == "rollout_end"]
     lengths = [length for event in rollouts for length in event["response_lengths"]]
     return Measured(
-        seconds=[after - before for before, after in zip(ends, ends[1:])],
+        seconds=differences([event["time"] for event in ends]),
+        cpu_seconds=differences([event["cpu"] for event in ends]),
         samples_per_rollout=len(rollouts[-1]["response_lengths"]),
         response_lengths=(min(lengths), max(lengths)),
         prompt_tokens=rollouts[-1]["prompt_tokens"],
@@ -189,12 +192,12 @@ def trl_main(job: Job, result: Path) -> None:
         seen["lengths"] += [len(ids) for ids in completion_ids]
         return [share_of_digits(text) for text in completions]
 
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step % STEPS_PER_ROLLOUT == 0:
-                ends.append(time.time())
+                ends.append((time.time(), time.process_time()))
 
     tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
@@ -210,7 +213,8 @@ def trl_main(job: Job, result: Path) -> None:
     group = [row["prompt"] for row in rows[-job.num_prompts :]]
     prompt_tokens = job.group_size * sum(len(ids) for ids in tokenizer(group)["input_ids"])
     measured = Measured(
-        seconds=[after - before for before, after in zip(ends, ends[1:])],
+        seconds=differences([wall for wall, _ in ends]),
+        cpu_seconds=differences([cpu for _, cpu in ends]),
         samples_per_rollout=seen["calls"][-1],
         response_lengths=(min(seen["lengths"]), max(seen["lengths"])),
         prompt_tokens=prompt_tokens,
@@ -249,6 +253,10 @@ def trl_config(job: Job, directory: str) -> Any:
         shuffle_dataset=False,
         dataloader_pin_memory=False,
     )
+
+
+def differences(moments: list[float]) -> list[float]:
+    return [after - before for before, after in zip(moments, moments[1:])]
 
 
 # -- both ------------------------------------------------------------------------------------------------
@@ -333,26 +341,26 @@ def check(side: str, measured: Measured, job: Job) -> None:
 
 
 def report(job: Job, found: dict[str, list[Measured]]) -> None:
-    per_side = {side: [s for run in runs for s in run.seconds] for side, runs in found.items()}
-    medians = {side: statistics.median(seconds) for side, seconds in per_side.items()}
-    rows = [
-        [
-            side,
-            str(len(seconds)),
-            f"{medians[side]:.3f}",
-            spread(seconds),
-            f"{job.samples / medians[side]:.1f}",
-            f"{found[side][0].prompt_tokens}",
-        ]
-        for side, seconds in per_side.items()
-    ]
+    """Wall time is what a user waits for; CPU time says how much of a difference is other load on the machine."""
+    wall = {side: [s for run in runs for s in run.seconds] for side, runs in found.items()}
+    cpu = {side: [s for run in runs for s in run.cpu_seconds] for side, runs in found.items()}
     print(
         f"\n{job.samples} samples ({job.num_prompts} prompts x {job.group_size}) of {job.new_tokens} new tokens,"
         f" {STEPS_PER_ROLLOUT} optimizer steps per rollout, float32, CPU, {job.threads} thread(s)\n"
     )
-    print(table(["side", "rollouts", "median s", "spread", "samples/s", "prompt tokens"], rows))
-    if len(medians) == 2:
-        print(f"\nend to end: slime / trl = {medians['trl'] / medians['slime']:.1f}x (aim: at least {AIM:.0f}x)")
+    header = ["side", "rollouts", "wall s", "spread", "samples/s", "CPU s", "spread", "samples/CPU-s"]
+    rows = []
+    for side in found:
+        wall_s, cpu_s = statistics.median(wall[side]), statistics.median(cpu[side])
+        cells = [f"{wall_s:.3f}", spread(wall[side]), f"{job.samples / wall_s:.0f}"]
+        cells += [f"{cpu_s:.3f}", spread(cpu[side]), f"{job.samples / cpu_s:.0f}"]
+        rows.append([side, str(len(wall[side])), *cells])
+    print(table(header, rows))
+    if len(found) == 2:
+        print()
+        for name, times in (("samples/s", wall), ("samples/CPU-s", cpu)):
+            ratio = statistics.median(times["trl"]) / statistics.median(times["slime"])
+            print(f"{name}: slime / trl = {ratio:.1f}x (aim: at least {AIM:.0f}x)")
 
 
 if __name__ == "__main__":

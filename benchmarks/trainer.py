@@ -85,14 +85,16 @@ class PeakMemory:
 
 
 def timed(step: Callable[[], float]) -> dict[str, Any]:
-    """Run one warm-up and `STEPS` timed steps; seconds of the median one, peak memory and the losses."""
-    seconds, losses = [], []
+    """Run one warm-up and `STEPS` timed steps; wall and processor seconds of the median one, peak memory, losses."""
+    seconds, processor, losses = [], [], []
     with PeakMemory() as memory:
         for _ in range(STEPS + 1):
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             losses.append(step())
             seconds.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(seconds[1:]), "mib": memory.mib, "losses": losses}
+            processor.append(time.process_time() - used)
+    wall, cpu = statistics.median(seconds[1:]), statistics.median(processor[1:])
+    return {"seconds": wall, "cpu": cpu, "mib": memory.mib, "losses": losses}
 
 
 def slime_step(model: str, samples: list[tuple[list[int], int]]) -> Callable[[], float]:
@@ -173,15 +175,15 @@ def head_memory(side: str) -> dict[str, Any]:
     hidden = torch.randn(HEAD_TOKENS, HEAD_HIDDEN, requires_grad=True)
     weight = (0.02 * torch.randn(HEAD_VOCAB, HEAD_HIDDEN)).requires_grad_()
     targets = torch.randint(0, HEAD_VOCAB, (HEAD_TOKENS,))
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     with PeakMemory() as memory:
         if side == "slime":
             log_probs, _ = token_log_probs(hidden, weight, targets)
         else:
             log_probs = torch.log_softmax(hidden @ weight.T, dim=-1).gather(-1, targets[:, None])
         log_probs.mean().backward()
-    seconds = time.perf_counter() - start
-    return {"seconds": seconds, "mib": memory.mib, "losses": [log_probs.mean().item()]}
+    seconds, cpu = time.perf_counter() - start, time.process_time() - used
+    return {"seconds": seconds, "cpu": cpu, "mib": memory.mib, "losses": [log_probs.mean().item()]}
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
@@ -219,13 +221,14 @@ def compare(job: dict[str, Any], rounds: int) -> dict[str, list[dict[str, Any]]]
 def report(name: str, results: dict[str, list[dict[str, Any]]], tokens: int) -> None:
     rows, medians = [], {}
     for side, found in results.items():
-        seconds = [r["seconds"] for r in found]
-        medians[side] = statistics.median(seconds), statistics.median(r["mib"] for r in found)
-        speed, memory = tokens / medians[side][0], medians[side][1]
-        rows.append([side, f"{speed:,.0f}", spread(seconds), f"{memory:,.0f}"])
-    print(f"\n{name}\n" + table(["side", "tokens/s", "spread", "peak MiB"], rows))
-    (s, s_mib), (p, p_mib) = medians["slime"], medians["plain"]
-    print(f"speed x{p / s:.2f}, peak memory x{s_mib / p_mib:.2f}")
+        medians[side] = {key: statistics.median(r[key] for r in found) for key in ("seconds", "cpu", "mib")}
+        wall, cpu, mib = medians[side].values()
+        noise = spread([r["seconds"] for r in found])
+        rows.append([side, f"{tokens / wall:,.0f}", noise, f"{tokens / cpu:,.0f}", f"{mib:,.0f}"])
+    print(f"\n{name}\n" + table(["side", "tokens/s", "spread", "tokens/cpu-s", "peak MiB"], rows))
+    ours, theirs = medians["slime"], medians["plain"]
+    speed, per_cpu = theirs["seconds"] / ours["seconds"], theirs["cpu"] / ours["cpu"]
+    print(f"speed x{speed:.2f}, per processor second x{per_cpu:.2f}, peak memory x{ours['mib'] / theirs['mib']:.2f}")
 
 
 def main() -> None:

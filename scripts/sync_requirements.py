@@ -1,6 +1,6 @@
 """Writes requirements-dev.txt: the root with its dev extra and every plugin of the checkout, all editable.
 
-`python scripts/sync_requirements.py` writes the file, `--check` exits 1 when it is out of step. Needs nothing installed.
+`python scripts/sync_requirements.py` writes the file, `--check` exits 1 when it is out of step. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADER = "# Written by scripts/sync_requirements.py; one command for a development environment:\n#   pip install -r {name}\n"
+HEADER = """# Written by scripts/sync_requirements.py; one command for a development environment:
+#   pip install -r requirements-dev.txt
+"""
 
 
 def requirements(root: Path) -> str:
     """The text of the file: the root first, then the plugins by path."""
     plugins = sorted(file.parent.relative_to(root).as_posix() for file in root.glob("plugins/*/*/pyproject.toml"))
     lines = ["-e .[dev]", *(f"-e ./{plugin}" for plugin in plugins)]
-    return HEADER.format(name="requirements-dev.txt") + "".join(f"{line}\n" for line in lines)
+    return HEADER + "".join(f"{line}\n" for line in lines)
 
 
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:

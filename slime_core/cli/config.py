@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slime_core.errors import ConfigError
@@ -53,8 +52,6 @@ def _show(argv: list[str]) -> int:
     parser.add_argument("--changed", action="store_true")
     own, rest = parser.parse_known_args(argv)
     settings = load_settings(rest, command=own.command)
-    for warning in settings.warnings:
-        print(f"slime: warning: {warning}", file=sys.stderr)
     if own.json:
         print(json.dumps(as_json(settings, changed=own.changed), indent=2, ensure_ascii=False))
     else:

@@ -8,6 +8,7 @@ shapes: commands that take the run's settings have `run(argv)`; the others have 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -45,7 +46,6 @@ COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve a checkpoint over HTTP (SGLang's and OpenAI's APIs)", False),
     Command("plugins", "list and inspect plugins", False),
     Command("config", "show settings and where each comes from", True),
-    Command("version", "print the version", False),
 )
 
 
@@ -56,15 +56,31 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}")
 
 
+class _StandardError(logging.Handler):
+    """`slime: warning: ...` on whatever standard error is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"slime: {record.levelname.lower()}: {self.format(record)}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (the process's by default) and return its exit status."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    log, handler = logging.getLogger("slime_core"), _StandardError(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        return _guarded(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        log.removeHandler(handler)
+
+
+def _guarded(argv: list[str]) -> int:
+    """`_dispatch` with every expected way out turned into an exit status."""
     try:
         status = _dispatch(argv)
         sys.stdout.flush()
         return status
     except SlimeError as error:
-        print(f"slime: error: {error}", file=sys.stderr)
+        print("slime: error: " + str(error).replace("\n", "\n  "), file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1
     except KeyboardInterrupt:
         print("slime: interrupted", file=sys.stderr)
@@ -97,14 +113,15 @@ def _dispatch(argv: list[str]) -> int:
 
 def overview() -> str:
     """What `slime --help` prints."""
-    width = max(len(c.name) for c in COMMANDS)
+    rows = [*((c.name, c.help) for c in COMMANDS), ("version", "print the version")]
+    width = max(len(name) for name, _ in rows)
     lines = [
         "usage: slime <command> [arguments]",
         "",
         "Reinforcement-learning post-training of language models, extended by plugins.",
         "",
         "commands:",
-        *(f"  {c.name:<{width}}  {c.help}" for c in COMMANDS),
+        *(f"  {name:<{width}}  {text}" for name, text in rows),
         "",
         "`slime <command> --help` explains one command; `slime train --help` lists every setting.",
     ]
@@ -114,7 +131,7 @@ def overview() -> str:
 def _unknown_command(word: str) -> str:
     import difflib
 
-    names = [c.name for c in COMMANDS]
+    names = [*(c.name for c in COMMANDS), "version"]
     close = difflib.get_close_matches(word, names, n=1)
     hint = f" Did you mean {close[0]}?" if close else f" Commands: {', '.join(names)}."
     return f"unknown command {word!r}.{hint}"

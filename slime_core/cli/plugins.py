@@ -11,10 +11,11 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from slime_core.errors import PluginError, PluginNotFoundError
-from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
+from slime_core.plugins.kinds import HOOK_GROUP, KINDS, Kind, kind_of
 from slime_core.plugins.registry import ComponentRef, Registry
 
 _HEADER = ("KIND", "NAME", "FROM", "TARGET")
@@ -96,7 +97,10 @@ def _facts(ref: ComponentRef) -> dict[str, Any]:
 
 
 def _from(ref: ComponentRef) -> str:
-    return f"{ref.origin} (dir {ref.folder})" if ref.folder else ref.origin
+    if ref.folder is None:
+        return ref.origin
+    folder = ref.folder.relative_to(Path.cwd()) if ref.folder.is_relative_to(Path.cwd()) else ref.folder
+    return f"{ref.origin} (dir {folder})"
 
 
 def _kind_word(ref: ComponentRef) -> str:
@@ -128,16 +132,22 @@ def _show(component: str) -> int:
         ("requires", ", ".join(ref.requires) or "-"),
         ("selected by", ", ".join(kind.flags)),
         ("signature", _signature(obj)),
-        ("called as", "; ".join(call.shown for call in kind.calls) or "-"),
+        ("called as", _calls(kind, obj)),
     ]
     for name, text in rows:
         print(f"{name + ':':<13}{text}")
     for name, text in _options(obj):
         print(f"option {name}: {text}")
-    documentation = inspect.getdoc(obj) or inspect.getdoc(inspect.getmodule(obj))
-    if documentation:
-        print(f"\n{documentation}")
+    for documentation in dict.fromkeys((inspect.getdoc(obj), inspect.getdoc(inspect.getmodule(obj)))):
+        if documentation:
+            print(f"\n{documentation}")
     return 0
+
+
+def _calls(kind: Kind, obj: Any) -> str:
+    """How slime calls such an object."""
+    methods = [f"{name}{call.shown}" for name, call in kind.methods.items() if callable(getattr(obj, name, None))]
+    return "; ".join(methods or [call.shown for call in kind.calls]) or "-"
 
 
 def _split(component: str) -> tuple[str, str, str]:

@@ -6,6 +6,7 @@ and check them against each other. Only configuration files are read, and nothin
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +18,8 @@ from slime_core.config.schema import Args
 from slime_core.config.settings import Settings
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
+
+logger = logging.getLogger(__name__)
 
 
 def load_settings(
@@ -48,6 +51,8 @@ def load_settings(
     settings.warnings += check_support(args, origins)
     settings.warnings += _unused_foreign(layered, args, foreign)
     apply_rules(settings)
+    for warning in settings.warnings:
+        logger.warning("%s", warning)
     return settings
 
 

@@ -60,6 +60,10 @@ def sft_defaults(s: Settings) -> None:
         return
     if s.args.n_samples_per_prompt != 1:
         raise ConfigError(f"{s.cite('n_samples_per_prompt')}: supervised fine-tuning takes one sample per prompt.")
+    if s.args.eval_interval is not None and not s.args.eval_function_path:
+        raise ConfigError(f"{s.cite('eval_interval')}: slime sft runs no engine; use slime eval on its checkpoints.")
+    if not s.is_given("rollout_function_path"):
+        s.derive("rollout_function_path", "sft", "slime sft")
     if not s.is_given("loss_type"):
         s.derive("loss_type", "sft_loss", "slime sft")
     if not s.is_given("compute_advantages_and_returns"):
@@ -71,9 +75,7 @@ def sft_defaults(s: Settings) -> None:
 def data_is_named(s: Settings) -> None:
     """Training and rollouts need prompts, unless the user's code brings them."""
     a = s.args
-    brings_own = (
-        a.data_source_path or a.rollout_function_path or a.load_debug_rollout_data or not a.rollout_global_dataset
-    )
+    brings_own = a.data_source_path or a.rollout_function_path or not a.rollout_global_dataset
     if s.command in ("train", "sft", "rollout") and not a.prompt_data and not brings_own:
         raise ConfigError("--prompt-data is required: a JSONL or parquet file.")
 
@@ -122,13 +124,11 @@ def micro_batches(s: Settings) -> None:
     if a.use_dynamic_batch_size and a.max_tokens_per_gpu is None:
         raise ConfigError(f"{s.cite('use_dynamic_batch_size')} needs --max-tokens-per-gpu N.")
     if not a.use_dynamic_batch_size:
-        for name in ("max_tokens_per_gpu", "log_probs_max_tokens_per_gpu", "balance_by_flops"):
+        for name in ("max_tokens_per_gpu", "balance_by_flops"):
             if s.is_given(name) and getattr(a, name):
                 raise ConfigError(f"{s.cite(name)} needs --use-dynamic-batch-size.")
     elif s.is_given("micro_batch_size"):
         s.warnings.append(f"{s.cite('micro_batch_size')} has no effect with {s.cite('use_dynamic_batch_size')}.")
-    if a.use_dynamic_batch_size and a.log_probs_max_tokens_per_gpu is None:
-        s.derive("log_probs_max_tokens_per_gpu", a.max_tokens_per_gpu, "max_tokens_per_gpu")
 
 
 def length_of_run(s: Settings) -> None:
@@ -178,12 +178,23 @@ def context_lengths(s: Settings) -> None:
             s.derive(prompt, limit - 1, f"{context} - 1")
         elif getattr(a, prompt) > limit - 1:
             raise ConfigError(f"{s.cite(prompt)} must be smaller than {s.cite(context)}.")
+    if a.engine_max_context_len is None and a.rollout_max_context_len and a.eval_max_context_len:
+        longest = max(a.rollout_max_context_len, a.eval_max_context_len)
+        s.derive("engine_max_context_len", longest, "the longer of rollout_max_context_len and eval_max_context_len")
 
 
 def response_is_bounded(s: Settings) -> None:
-    """Without a limit an untrained model may never stop."""
+    """Without a limit an untrained model may never stop; the context is one, too."""
     a = s.args
-    if s.command not in ("train", "rollout") or a.rollout_function_path or a.debug_train_only:
+    if a.rollout_max_response_len is None and a.rollout_max_context_len is not None:
+        s.derive("rollout_max_response_len", a.rollout_max_context_len - 1, "rollout_max_context_len - 1")
+    if s.command == "eval" and not a.eval_function_path:
+        for d in a.eval_datasets:
+            if d.max_response_len is None and d.max_context_len is None:
+                raise ConfigError(
+                    f"evaluation of {d.name!r} needs --eval-max-response-len N or --eval-max-context-len N."
+                )
+    if s.command not in ("train", "rollout") or a.rollout_function_path:
         return
     if a.rollout_max_response_len is None and a.rollout_max_context_len is None:
         raise ConfigError("--rollout-max-response-len N or --rollout-max-context-len N is required.")
@@ -195,7 +206,7 @@ def reward_is_named(s: Settings) -> None:
     if a.rm_type and a.custom_rm_path:
         s.warnings.append(f"{s.cite('rm_type')} has no effect with {s.cite('custom_rm_path')}.")
     scores_itself = a.custom_generate_function_path or a.rollout_function_path or a.eval_function_path
-    if s.command not in _SCORES or a.rm_type or a.custom_rm_path or scores_itself or a.debug_train_only:
+    if s.command not in _SCORES or a.rm_type or a.custom_rm_path or scores_itself:
         return
     if s.command == "eval" and all(d.rm_type or d.custom_rm_path for d in s.args.eval_datasets):
         return
@@ -207,7 +218,7 @@ def inherited_names(s: Settings) -> None:
     a = s.args
     if a.eval_reward_key is None and a.reward_key is not None:
         s.derive("eval_reward_key", a.reward_key, "reward_key")
-    if a.eval_function_path is None and a.rollout_function_path is not None:
+    if a.eval_function_path is None and s.is_given("rollout_function_path"):
         s.derive("eval_function_path", a.rollout_function_path, "rollout_function_path")
     if a.mask_offpolicy_in_partial_rollout and not a.partial_rollout:
         raise ConfigError(f"{s.cite('mask_offpolicy_in_partial_rollout')} needs --partial-rollout.")
@@ -260,16 +271,7 @@ def kl_to_reference(s: Settings) -> None:
         s.warnings.append(f"{s.cite('ref_update_interval')} has no effect without --kl-coef or --use-kl-loss.")
 
 
-def loss_function(s: Settings) -> None:
-    """A custom loss is a type and a function."""
-    a = s.args
-    if a.loss_type == "custom_loss" and not a.custom_loss_function_path:
-        raise ConfigError(f"{s.cite('loss_type')} needs --custom-loss-function-path PATH.")
-    if a.custom_loss_function_path and a.loss_type != "custom_loss":
-        raise ConfigError(f"{s.cite('custom_loss_function_path')} needs --loss-type custom_loss.")
-
-
-# -- weights, debugging ----------------------------------------------------------------------------------
+# -- weights ----------------------------------------------------------------------------------
 
 
 def weight_transport(s: Settings) -> None:
@@ -281,21 +283,6 @@ def weight_transport(s: Settings) -> None:
         s.derive("update_weight_disk_dir", os.path.join(a.run_dir, "weights"), "run_dir")
 
 
-def debug_modes(s: Settings) -> None:
-    """Half a loop, from or to files."""
-    a = s.args
-    if a.load_debug_rollout_data and not a.debug_train_only:
-        s.derive("debug_train_only", True, "load_debug_rollout_data")
-    if a.debug_rollout_only and a.debug_train_only:
-        raise ConfigError(f"{s.cite('debug_rollout_only')} and {s.cite('debug_train_only')} leave nothing to do.")
-    if a.dump_details:
-        for name, folder in (("save_debug_rollout_data", "rollout_data"), ("save_debug_train_data", "train_data")):
-            if getattr(a, name) is None:
-                s.derive(name, os.path.join(a.dump_details, folder, "{rollout_id}.json"), "dump_details")
-    if a.save_debug_rollout_data and a.save_debug_rollout_data == a.save_debug_train_data:
-        raise ConfigError(f"{s.cite('save_debug_rollout_data')} and {s.cite('save_debug_train_data')} must differ.")
-
-
 Rule = Callable[[Settings], None]
 
 RULES: tuple[Rule, ...] = (
@@ -303,7 +290,6 @@ RULES: tuple[Rule, ...] = (
     dtype_flags,
     run_directory,
     checkpoint_interval,
-    debug_modes,
     sft_defaults,
     data_is_named,
     batch_sizes,
@@ -313,14 +299,13 @@ RULES: tuple[Rule, ...] = (
     schedule,
     trained_parameters,
     context_lengths,
-    response_is_bounded,
     inherited_names,
     evaluation,
+    response_is_bounded,
     reward_is_named,
     clipping,
     group_statistics,
     kl_to_reference,
-    loss_function,
     weight_transport,
 )
 """In this order: later ones read what earlier ones derived."""

@@ -52,12 +52,30 @@ _REFUSED: Mapping[str, tuple[str, ...]] = {
     ),
     "multi-token prediction": ("mtp_num_layers", "mtp_loss_scaling_factor", "enable_mtp_training"),
     "choice of checkpoint step": ("ckpt_step", "ref_ckpt_step"),
-    "engines started elsewhere": (
-        "sglang_config",
-        "sglang_router_ip",
-        "sglang_router_port",
-        "rollout_external_engine_addrs",
+    "several models": ("sglang_config",),
+    "hooks of the rollout": (
+        "rollout_sample_hook_path",
+        "rollout_sample_filter_path",
+        "rollout_all_samples_process_path",
+        "custom_rollout_log_function_path",
+        "custom_eval_rollout_log_function_path",
     ),
+    "hooks of training": (
+        "rollout_data_postprocess_path",
+        "custom_advantage_function_path",
+        "custom_loss_function_path",
+        "custom_pg_loss_reducer_function_path",
+    ),
+    "half a loop, from or to files": (
+        "debug_rollout_only",
+        "debug_train_only",
+        "load_debug_rollout_data",
+        "load_debug_rollout_data_subsample",
+        "save_debug_train_data",
+        "dump_details",
+    ),
+    "second export": ("save_hf",),
+    "other loss masks": ("loss_mask_type",),
     "external rollout buffer": ("rollout_buffer_url", "load_forge_rollout_data"),
 }
 
@@ -91,6 +109,8 @@ _HINTS: Mapping[str, tuple[str, ...]] = {
         "recompute_loss_function",
         "allgather_cp",
         "async_save",
+        "update_weight_buffer_size",
+        "log_probs_max_tokens_per_gpu",
         "update_weight_delta_encoding",
         "update_weight_delta_checksum",
         "update_weight_local_checkpoint_dir",
@@ -113,7 +133,7 @@ _HINTS: Mapping[str, tuple[str, ...]] = {
         "wandb_always_use_train_step",
         "wandb_run_id",
     ),
-    "extra metrics": ("log_multi_turn", "log_correct_samples"),
+    "extra metrics": ("use_rollout_entropy", "log_multi_turn", "log_correct_samples"),
     "profiling": (
         "memory_snapshot_dir",
         "memory_snapshot_num_steps",
@@ -142,6 +162,7 @@ UNSUPPORTED: Mapping[str, Lack] = _by_setting()
 REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "update_weight_transport": ("nccl",),
     "optimizer": ("sgd",),
+    "loss_type": ("custom_loss",),
     "recompute_granularity": ("selective",),
 }
 """Values without an implementation in settings that otherwise work."""

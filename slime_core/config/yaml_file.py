@@ -134,22 +134,25 @@ def read_scalar(text: str) -> Any:
         raise ValueError(f"not a YAML value: {text!r}") from error
 
 
+_UNSAFE = re.compile("[^ -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+"""Characters YAML forbids or takes for line ends inside quotes."""
 _PLAIN = re.compile(r"^[A-Za-z_./][A-Za-z0-9_./-]*$")
+
+
+def _quoted(text: str) -> str:
+    """A double-quoted scalar; JSON's escapes are YAML's too."""
+    return _UNSAFE.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def dump_value(value: Any) -> str:
     """`value` on one line, as `read_yaml` reads it back: JSON, with plain words left unquoted."""
     if isinstance(value, str):
         plain = _PLAIN.match(value) and read_scalar(value) == value
-        return value if plain else json.dumps(value, ensure_ascii=False)
+        return value if plain else _quoted(value)
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else (".inf" if value > 0 else "-.inf")
     if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{json.dumps(str(k), ensure_ascii=False)}: {dump_value(v)}" for k, v in value.items())
-            + "}"
-        )
+        return "{" + ", ".join(f"{_quoted(str(k))}: {dump_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(dump_value(v) for v in value) + "]"
     return json.dumps(value)

@@ -125,9 +125,9 @@ def _resolve_generation(parts: Components, r: Resolver) -> None:
         parts.dynamic_filter = r.setting("filters", "dynamic_sampling_filter_path")
         parts.dynamic_filter_name = filter_spec
     for dataset in args.eval_datasets or []:
-        for override in (dataset.custom_rm_path, dataset.rm_type):
-            if override:
-                r.reward(override, f"evaluation data set {dataset.name!r}")
+        reward = dataset.custom_rm_path or dataset.rm_type
+        if reward and reward != spec:
+            r.reward(reward, f"evaluation data set {dataset.name!r}")
         if dataset.custom_generate_function_path:
             r.generator(dataset.custom_generate_function_path, f"evaluation data set {dataset.name!r}")
     parts.engine = r.setting("engines", "rollout_engine")

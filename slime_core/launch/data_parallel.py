@@ -3,11 +3,12 @@
 All ranks run the same loop; the batch travels from rank 0 as JSON over the trainer's process group::
 
     rank 0   SendingRollout(RolloutStage)  --batch, metrics-->  ReceivingRollout   ranks 1..n-1
+             Journal, save_together        --directory------->  FollowingJournal
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,3 +82,27 @@ class ReceivingRollout:
     def weight_checksums(self) -> dict[str, str]:
         """No engine here."""
         return {}
+
+
+def save_together(trainer: Trainer, directory: Path) -> None:
+    """Rank 0: tell the others where the commit is being built, then save with them."""
+    if trainer.world_size > 1:
+        trainer.broadcast(str(directory).encode())
+    trainer.save(directory)
+
+
+class FollowingJournal:
+    """Ranks 1..n-1: add this rank's part to rank 0's checkpoints and record nothing else."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Rank 0 logs."""
+
+    def step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        """Rank 0 tells the hooks."""
+
+    def save(self, rollout_id: int) -> None:
+        """Wait for rank 0's directory and save into it."""
+        self._trainer.save(Path(self._trainer.broadcast(None).decode()))

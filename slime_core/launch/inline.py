@@ -19,8 +19,8 @@ from slime_core import loop
 from slime_core.config import Settings
 from slime_core.errors import ConfigError
 from slime_core.launch.components import Components, Resolver, resolve_components
-from slime_core.launch.data_parallel import ReceivingRollout, SendingRollout
-from slime_core.launch.journal import Journal, SilentJournal
+from slime_core.launch.data_parallel import FollowingJournal, ReceivingRollout, SendingRollout, save_together
+from slime_core.launch.journal import Journal
 from slime_core.launch.resume import commit_to_resume, first_rollout, restore
 from slime_core.launch.rollout_factory import build_rollout
 from slime_core.observability.run_dir import CONFIG, open_run_dir, write_text
@@ -100,7 +100,7 @@ def _lead(run: Prepared, trainer: Any, stage: RolloutStage, commit: Path | None)
         args,
         run_dir,
         run.hooks,
-        [lambda directory, _: trainer.save(directory), stage.save],
+        [lambda directory, _: save_together(trainer, directory), stage.save],
         lambda: {"weight_version": weights.version, "settings": run.settings.to_dict()},
         run.parts.provenance(),
     )
@@ -126,7 +126,7 @@ def _follow(run: Prepared, trainer: Any, commit: Path | None) -> dict[str, Any]:
         trainer.load(commit)
     rollout = ReceivingRollout(trainer)
     weights = WeightSync(args, trainer, rollout)
-    stages = loop.Stages(rollout, _learner(run, trainer), weights, SilentJournal())
+    stages = loop.Stages(rollout, _learner(run, trainer), weights, FollowingJournal(trainer))
     loop.train(args, stages, first_rollout(args, commit))
     return {}
 

@@ -1,6 +1,6 @@
 """What a run leaves behind: metrics through the hooks, checkpoints, and `summary.json`.
 
-Rank 0 has a `Journal`; other data-parallel ranks have a `SilentJournal`, since their state is a copy of rank 0's.
+Rank 0 has a `Journal`; the other data-parallel ranks have `data_parallel.FollowingJournal`.
 """
 
 from __future__ import annotations
@@ -97,16 +97,3 @@ class Journal:
 
 def _write(write: Callable[[Path, int], None], rollout_id: int, directory: Path) -> None:
     write(directory, rollout_id)
-
-
-class SilentJournal:
-    """Records nothing: rank 0 does."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def save(self, rollout_id: int) -> None:
-        """Nothing."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
+CHUNK_ELEMENTS = {"cpu": 4 * 2**20, "cuda": 32 * 2**20}
 """Default bound on chunk * V, by device type; on a GPU small chunks would starve the matrix units."""
 
 

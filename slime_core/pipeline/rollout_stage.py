@@ -88,7 +88,8 @@ class RolloutStage:
         await engine.start()
         if parts.expose is not None:
             self._unexpose = await parts.expose(engine)
-        gated = GatedEngine(engine, deterministic=self.args.deterministic_mode)
+        # Requests that come over HTTP are not seen waiting, so the engine must not wait for their samples.
+        gated = GatedEngine(engine, deterministic=self.args.deterministic_mode and parts.expose is None)
         runner = SampleRunner(
             self.args, gated, parts.tokenizer, parts.generator, parts.rewards, parts.resolve_generator
         )

@@ -100,7 +100,9 @@ def conversation_pieces(tokenizer: Any, sample: Sample) -> list[Piece]:
         if message["role"] != "assistant" or int(message.get("step_loss_mask", 1)) != 1:
             continue
         before = render_prompt(tokenizer, clean[:position], tools, kwargs)
-        until = _through_end_token(tokenizer, render_messages(tokenizer, clean[: position + 1], tools, kwargs))
+        is_last = position + 1 == len(messages)
+        turn = whole if is_last else render_messages(tokenizer, clean[: position + 1], tools, kwargs)
+        until = _through_end_token(tokenizer, turn)
         if not (until.startswith(before) and whole.startswith(until)):
             raise DataError(
                 f"message {position}: the chat template writes this assistant turn otherwise in the whole text;"

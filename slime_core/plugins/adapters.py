@@ -11,6 +11,7 @@ import asyncio
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -18,8 +19,12 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.plugins.resolve import Resolved
 from slime_core.plugins.signatures import construct, declared, is_async, is_batch_reward
+from slime_core.plugins.thread_pool import AbandonableThreadPool
 from slime_core.protocols import Args, GenerateContext, Reward
 from slime_core.types import Sample
+
+_THREADS = AbandonableThreadPool(min(32, (os.cpu_count() or 1) + 4), "slime-reward")
+"""Shared by all rewards of the process."""
 
 
 class RewardCaller:
@@ -44,7 +49,8 @@ class RewardCaller:
         Args:
             reward: What `resolve("rewards", ...)` returned.
             args: The run's settings, passed to the reward.
-            executor: Pool for plain functions; None is the event loop's own.
+            executor: Pool for plain functions; None is one whose threads are given up when a score is cancelled, so
+                that a reward which never returns holds up neither the others nor the end of the process.
             inline: Call plain functions on the event loop's thread, for reproducible order.
             group: Call a function with the list of samples whatever its parameter is called (`--group-rm`).
         """
@@ -90,8 +96,10 @@ class RewardCaller:
         call = functools.partial(self._function, *args, **keywords)
         if self._is_async or self._inline:
             value = call()
-        else:
+        elif self._executor is not None:
             value = await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        else:
+            value = await _on_a_thread(call)
         return await value if inspect.isawaitable(value) else value
 
     def _checked(self, value: Any, sample: Sample) -> Reward:
@@ -119,6 +127,15 @@ class RewardCaller:
         if not math.isfinite(value):
             raise PluginError(f"{self.label} returned {value} for sample {sample.index}; expected a finite number")
         return float(value)
+
+
+async def _on_a_thread(call: Callable[[], Any]) -> Any:
+    future = _THREADS.submit(call)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        _THREADS.abandon(future)
+        raise
 
 
 class GenerateCaller:

@@ -17,13 +17,15 @@ import pluggy
 from slime_core.errors import PluginConflictError, PluginError, PluginLoadError
 from slime_core.plugins import hookspecs
 from slime_core.plugins.compat import check_compatible
-from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE, add_plugin_directories, sources
+from slime_core.plugins.discovery import CORE_DISTRIBUTION, PLUGIN_DIR_VARIABLE, add_plugin_directories, sources
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.loading import load_ref
 from slime_core.plugins.registry import ComponentRef, Registry, normalized
 
 ALLOW_VARIABLE = "SLIME_PLUGINS"
-"""Comma-separated names, distributions or `dist:name` of the hook modules to load; empty loads none."""
+"""Comma-separated names, distributions or `dist:name` of the hook modules to load; empty loads none.
+
+slime's own trackers are always loaded: a run without its metrics would be no safer."""
 
 TRACE_VARIABLE = "SLIME_TRACE_PLUGINS"
 """Set to 1 to print every hook call."""
@@ -92,7 +94,7 @@ def _register_components(manager: pluggy.PluginManager, registry: Registry) -> N
 
 
 def _selected_hook_modules(registry: Registry) -> list[ComponentRef]:
-    """The hook modules SLIME_PLUGINS allows; all of them when it is not set."""
+    """The hook modules SLIME_PLUGINS allows, and slime's own; all of them when it is not set."""
     offers = [ref for ref in registry if ref.kind == HOOK_GROUP]
     allowed = os.environ.get(ALLOW_VARIABLE)
     if allowed is not None:
@@ -101,7 +103,7 @@ def _selected_hook_modules(registry: Registry) -> list[ComponentRef]:
         if unknown:
             known = ", ".join(ref.name for ref in offers) or "none"
             raise PluginError(f"{ALLOW_VARIABLE}: no hook plugin {', '.join(sorted(unknown))}. Installed: {known}")
-        offers = [ref for ref in offers if words & set(_ways_to_name(ref))]
+        offers = [ref for ref in offers if words & set(_ways_to_name(ref)) or ref.distribution == CORE_DISTRIBUTION]
     seen: dict[str, ComponentRef] = {}
     for ref in offers:
         if ref.name in seen:
@@ -129,8 +131,9 @@ def _register_hook_module(manager: pluggy.PluginManager, ref: ComponentRef) -> N
     except PluginLoadError as error:
         raise PluginLoadError(f"{error}. To run without it: {ALLOW_VARIABLE}=") from error
     except Exception as error:
+        reason = " ".join(str(error).split())  # pluggy's messages have several lines
         raise PluginLoadError(
-            f"{subject}: {type(error).__name__}: {error}. To run without it: {ALLOW_VARIABLE}="
+            f"{subject}: {type(error).__name__}: {reason}. To run without it: {ALLOW_VARIABLE}="
         ) from error
 
 

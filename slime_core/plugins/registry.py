@@ -163,7 +163,7 @@ class Registry:
         elif close := difflib.get_close_matches(name.replace("-", "_"), names, n=1):
             parts.append(f"Did you mean {close[0]!r}?")
         else:
-            parts.append(f"Try: pip install slime-{KINDS[kind].singular}-{name}".replace("_", "-"))
+            parts.append(f"Try `pip install slime-{KINDS[kind].singular}-{name}`.".replace("_", "-"))
         parts.append(f"Installed: {', '.join(names) or 'none'}")
         parts += [f"(not usable: {p.where}: {p.message})" for p in self.problems]
         return " ".join(parts)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,20 +43,21 @@ def test_settings_load_no_torch(argv: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize("argv", [["--help"], ["config", "show"]])
 def test_answers_in_half_a_second(argv: list[str], tmp_path: Path) -> None:
     def seconds() -> float:
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
             [sys.executable, "-m", "slime_core", *argv], cwd=tmp_path, check=True, capture_output=True, timeout=60
         )
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
-    # The best of several: other processes of a busy machine are not what is measured.
-    assert min(seconds() for _ in range(5)) < 0.5
+    # CPU time, and the best of several: how busy the machine is, is not what is measured.
+    assert min(seconds() for _ in range(3)) < 0.5
 
 
 def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert frame.main([]) == 0
     text = capsys.readouterr().out
-    for command in "train sft eval rollout serve plugins config version".split():
+    for command in ["train", "sft", "eval", "rollout", "serve", "plugins", "config", "version"]:
         assert f"\n  {command} " in text
     for spelling in ("--version", "-V", "version"):
         assert frame.main([spelling]) == 0
@@ -131,7 +132,7 @@ def test_config_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("lr: 1e-4\nseed: 3\n")
     monkeypatch.setenv("SLIME_SEED", "4")
-    assert frame.main("config show --config run.yaml --eps-clip 0.1 --use-wandb".split()) == 0
+    assert frame.main(["config", "show", "--config", "run.yaml", "--eps-clip", "0.1", "--use-wandb"]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     for line in (
@@ -143,11 +144,11 @@ def test_config_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert line in lines
     assert "# eps_clip_high: 0.1  # derived: eps_clip" in lines
     assert captured.err == "slime: warning: without effect in this version: --use-wandb (flag)\n"
-    assert frame.main("config show --config run.yaml --json --changed".split()) == 0
+    assert frame.main(["config", "show", "--config", "run.yaml", "--json", "--changed"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["lr"] == {"value": 1e-4, "origin": "run.yaml:1"}
     assert "gamma" not in shown
-    assert frame.main("config show --for train".split()) == 2
+    assert frame.main(["config", "show", "--for", "train"]) == 2
     assert capsys.readouterr().err == "slime: error: --hf-checkpoint is required: a directory in Hugging Face layout.\n"
 
 

@@ -18,8 +18,8 @@ class AlgorithmArgs(Section):
     """fn(args, rollout_data) that sets advantages and returns; wins over --advantage-estimator."""
     compute_advantages_and_returns: Annotated[bool, Flag(off="--disable-compute-advantages-and-returns")] = True
     """Compute advantages before training; disable for supervised or custom losses."""
-    loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = "policy_loss"
-    """What is minimised."""
+    loss_type: str = "policy_loss"
+    """What is minimised, by plugin name: policy_loss, sft_loss, ... or custom_loss."""
     custom_loss_function_path: str | None = None
     """fn(args, batch, logits, sum_of_sample_mean) for --loss-type custom_loss."""
     custom_pg_loss_reducer_function_path: str | None = None

@@ -55,7 +55,7 @@ class DataArgs(Section):
     max_tokens_per_gpu: Annotated[int | None, Field(gt=0)] = None
     """Tokens per forward and backward pass."""
     log_probs_max_tokens_per_gpu: Annotated[int | None, Field(gt=0)] = None
-    """Tokens per forward pass without gradient; --max-tokens-per-gpu when not given."""
+    """Tokens per forward pass without gradient."""
     balance_data: bool = False
     """Give every data-parallel rank about the same number of floating point operations."""
     balance_by_flops: bool = False

@@ -92,6 +92,9 @@ class EngineArgs(Section):
 
     engine_max_running_requests: Annotated[int, Field(gt=0)] = 256
     """Sequences the embedded engine decodes together."""
+    engine_max_context_len: Annotated[int | None, Field(gt=1)] = None
+    """Longest prompt and response together that the embedded engine accepts; by default --rollout-max-context-len or
+    --eval-max-context-len, whichever is longer, and never more than the model was made for."""
     engine_max_tokens: Annotated[int | None, Field(gt=0)] = None
     """Capacity of the embedded engine's key-value cache, in tokens; sized to the requests when not given."""
     engine_prefix_cache: bool = True

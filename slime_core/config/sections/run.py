@@ -15,7 +15,7 @@ class RunArgs(Section):
     config: Annotated[list[str], Flag(append=True, metavar="FILE")] = Field(default_factory=list)
     """YAML file with settings, one per line, named as the flags; repeatable, later files win."""
     run_dir: str | None = None
-    """Directory for config.yaml, metrics.jsonl and summary.json; --save, or outputs/<command>, when not given."""
+    """Directory for config.yaml, metrics.jsonl and summary.json; --save, or outputs/COMMAND, when not given."""
     overwrite: bool = False
     """Write into a run directory that already holds another run."""
     prepare_path: str | None = None

@@ -244,7 +244,7 @@ class EngineCore:
         targets = torch.tensor(sequence.prompt_ids[sequence.logprob_start + 1 :], device=states.device)
         states = states[sequence.logprob_start : len(sequence.prompt_ids) - 1]
         sequence.prompt_log_probs = []
-        for part, ids in zip(states.split(512), targets.split(512)):
+        for part, ids in zip(torch.split(states, 512), torch.split(targets, 512)):
             scores = self.runner.logits(part).float().log_softmax(dim=-1)
             sequence.prompt_log_probs.extend(scores.gather(1, ids[:, None]).squeeze(1).tolist())
 

@@ -14,8 +14,15 @@ from fastapi import APIRouter, Request, Response
 
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.sampler import derive_seed
-from slime_core.engines.embedded.wire import BadRequest, event, event_stream, json_response, read_json, take
-from slime_core.engines.embedded.wire import unless_disconnected
+from slime_core.engines.embedded.wire import (
+    BadRequest,
+    event,
+    event_stream,
+    json_response,
+    read_json,
+    take,
+    unless_disconnected,
+)
 from slime_core.types import GenerationOutput
 
 _FIELDS = frozenset({

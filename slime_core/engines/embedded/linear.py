@@ -51,7 +51,7 @@ def packed_kernel_works(dtype: torch.dtype) -> bool:
 
     The operators are internal to torch, hence the check instead of a version number.
     """
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     x = torch.linspace(-1, 1, 16 * 32).view(16, 32).to(dtype)
     weight = torch.linspace(-1, 1, 48 * 32).view(48, 32).to(dtype)

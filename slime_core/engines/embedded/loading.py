@@ -30,7 +30,7 @@ def load_core(args: Args) -> EngineCore:
     options = CoreOptions(
         max_running=_or(getattr(args, "engine_max_running_requests", None), 256),
         max_tokens=getattr(args, "engine_max_tokens", None),
-        max_context=getattr(args, "rollout_max_context_len", None),
+        max_context=getattr(args, "engine_max_context_len", None),
         prefix_cache=_or(getattr(args, "engine_prefix_cache", None), True),
         seed=int(_or(getattr(args, "rollout_seed", None), _or(getattr(args, "seed", None), 0))),
     )

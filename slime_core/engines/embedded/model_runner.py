@@ -216,7 +216,7 @@ class ModelRunner:
         return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in done.values()]
 
     def _next_wave(self, order: list[Sequence], cursor: dict[Sequence, int]) -> list[tuple[Sequence, int]]:
-        """Sequences in adjacent rows of one arena, and how far each goes, within the token budget and little padding."""
+        """Sequences in adjacent rows of one arena, and how far each goes: within the budget, with little padding."""
         wave: list[tuple[Sequence, int]] = []
         longest = total = 0
         for sequence in order:
@@ -276,4 +276,4 @@ class ModelRunner:
             return out if packed else out[padded_index]
 
         rotation = self.rotations(read)[positions]
-        return list(self.layers(tokens, rotation, attend).split(lengths))
+        return list(torch.split(self.layers(tokens, rotation, attend), lengths))

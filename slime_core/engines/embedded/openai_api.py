@@ -11,15 +11,21 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.sampler import derive_seed
-from slime_core.engines.embedded.wire import BadRequest, event, event_stream, json_response, read_json, take
-from slime_core.engines.embedded.wire import unless_disconnected
+from slime_core.engines.embedded.wire import (
+    BadRequest,
+    event,
+    event_stream,
+    json_response,
+    read_json,
+    take,
+    unless_disconnected,
+)
 from slime_core.types import GenerationOutput
 
 _SAMPLING = {
@@ -68,9 +74,7 @@ def openai_router(engine: EmbeddedEngine, model_name: str) -> APIRouter:
             return await event_stream(_events(engine, job), "openai")
 
         async def one(choice: int) -> GenerationOutput:
-            return await engine.generate(
-                job.prompt_of(choice), job.params[choice], top_logprobs=job.top_logprobs or 0
-            )
+            return await engine.generate(job.prompt_of(choice), job.params[choice], top_logprobs=job.top_logprobs or 0)
 
         async def everything() -> list[GenerationOutput]:
             async with asyncio.TaskGroup() as group:

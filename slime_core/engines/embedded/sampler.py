@@ -12,27 +12,30 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from slime_core.engines.embedded.sequence import Sequence
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    out: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return out
 
 
-def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float32]:
     """[n] float32 in [0, 1): hashes of uint64 `seeds` and `positions`.
 
     23 bits, so that `u * total < total` holds in float32 for every total, and a token of probability 0 cannot win.
     """
     with np.errstate(over="ignore"):
         bits = _mix(_mix(seeds + _GOLDEN) + (positions + np.uint64(1)) * _GOLDEN)
-    return ((bits >> np.uint64(41)).astype(np.float32) * np.float32(2.0**-23)).astype(np.float32)
+    out: NDArray[np.float32] = (bits >> np.uint64(41)).astype(np.float32) * np.float32(2.0**-23)
+    return out
 
 
 def derive_seed(seed: int, counter: int) -> int:
@@ -128,7 +131,7 @@ class SamplingBatch:
                 )
             output = sequence.output_ids
             if output and (params.presence_penalty or params.frequency_penalty):
-                ids, counts = torch.tensor(output, device=self._device).unique(return_counts=True)
+                ids, counts = torch.unique(torch.tensor(output, device=self._device), return_counts=True)
                 row[ids] -= params.presence_penalty + params.frequency_penalty * counts
         for i in self._guarded:
             sequence = self.sequences[i]

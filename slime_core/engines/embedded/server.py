@@ -205,7 +205,9 @@ def bind(host: str, port: int) -> socket.socket:
         sock.listen(2048)
     except (OSError, OverflowError) as error:
         sock.close()
-        raise EngineError(f"cannot listen on {host}:{port} ({error}); choose another --port (0 takes a free one)") from error
+        raise EngineError(
+            f"cannot listen on {host}:{port} ({error}); choose another --port, 0 for a free one"
+        ) from error
     sock.set_inheritable(True)
     return sock
 
@@ -214,17 +216,24 @@ async def serve_in_loop(engine: EmbeddedEngine, host: str, port: int) -> tuple[s
     """Serve a started engine in the running loop.
 
     Returns:
-        The host and port bound, and a coroutine function that stops serving (the engine stays up).
+        The host and port bound (port 0 chooses a free one), and a coroutine function that stops serving; the engine
+        stays up.
     """
-    sock = bind(host, port)
-    name = str((await engine.info())["model_path"])
-    server = _Server(uvicorn.Config(create_app(engine, name), log_level="warning", access_log=False, lifespan="off"))
+    return await serve_socket(engine, bind(host, port))
+
+
+async def serve_socket(
+    engine: EmbeddedEngine, sock: socket.socket, model_name: str | None = None
+) -> tuple[str, int, Callable[[], Awaitable[None]]]:
+    """`serve_in_loop` on a socket from `bind`; `model_name` defaults to the model directory."""
+    app = create_app(engine, model_name or str((await engine.info())["model_path"]))
+    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
     task = asyncio.create_task(server.serve(sockets=[sock]), name="slime-engine-server")
     while not server.started:
         if task.done():
             await task
         await asyncio.sleep(0.005)
-    bound_host, bound_port = sock.getsockname()[:2]
+    host, port = sock.getsockname()[:2]
 
     async def stop() -> None:
         server.should_exit = True
@@ -232,7 +241,7 @@ async def serve_in_loop(engine: EmbeddedEngine, host: str, port: int) -> tuple[s
         await task
         sock.close()
 
-    return str(bound_host), int(bound_port), stop
+    return str(host), int(port), stop
 
 
 class _Server(uvicorn.Server):

@@ -41,7 +41,7 @@ class ProgressTracker:
             self._score = metrics[f"eval/{datasets[0]}"]
         parts = [f"rollout {step}/{args.num_rollout}"]
         for label, key, form in _COLUMNS:
-            if key in metrics:
+            if key in metrics and not (label == "reward" and not args.compute_advantages_and_returns):
                 parts.append(f"{label} {metrics[key]:{form}}")
         if self._score is not None:
             parts.insert(2 if len(parts) > 1 else 1, f"held-out {self._score:.3f}")

@@ -6,10 +6,22 @@ import pytest
 
 from slime_core.config import Settings, load_settings
 
-BASE = (
-    "--hf-checkpoint /m --prompt-data d.jsonl --rollout-batch-size 4 --n-samples-per-prompt 8 --num-rollout 3"
-    " --rm-type math --rollout-max-response-len 16"
-).split()
+BASE = [
+    "--hf-checkpoint",
+    "/m",
+    "--prompt-data",
+    "d.jsonl",
+    "--rollout-batch-size",
+    "4",
+    "--n-samples-per-prompt",
+    "8",
+    "--num-rollout",
+    "3",
+    "--rm-type",
+    "math",
+    "--rollout-max-response-len",
+    "16",
+]
 
 Load = Callable[..., Settings]
 

@@ -87,8 +87,8 @@ def test_a_single_path_is_an_error(load: Load) -> None:
 
 def test_reward_of_every_data_set_is_enough_to_evaluate(load: Load) -> None:
     Path("e.yaml").write_text("datasets:\n  - {name: a, path: p, rm_type: f1}\n  - {name: b, path: p}\n")
-    argv = ["--hf-checkpoint", "/m", "--eval-config", "e.yaml"]
-    with pytest.raises(ConfigError, match="^no reward"):
+    argv = ["--hf-checkpoint", "/m", "--eval-config", "e.yaml", "--eval-max-response-len", "8"]
+    with pytest.raises(ConfigError, match=r"^no reward"):
         load(*argv, base=False, command="eval")
     Path("e.yaml").write_text("datasets:\n  - {name: a, path: p, rm_type: f1}\n")
     load(*argv, base=False, command="eval")

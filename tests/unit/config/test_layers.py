@@ -27,11 +27,12 @@ def test_each_layer_wins_over_the_one_before() -> None:
     Path("b.yaml").write_text("seed: 2\n")
     Path("custom.yaml").write_text("adam_beta2: 0.8\n")
     s = show(
-        *"--config a.yaml --config b.yaml --custom-config-path custom.yaml --lr 5e-3".split(),
+        *["--config", "a.yaml", "--config", "b.yaml", "--custom-config-path", "custom.yaml", "--lr", "5e-3"],
         env={"SLIME_LR": "9", "SLIME_WEIGHT_DECAY": "0.2"},
     )
     got = {
-        n: (getattr(s.args, n), str(s.origins[n])) for n in "lr min_lr seed weight_decay adam_beta1 adam_beta2".split()
+        n: (getattr(s.args, n), str(s.origins[n]))
+        for n in ["lr", "min_lr", "seed", "weight_decay", "adam_beta1", "adam_beta2"]
     }
     assert got == {
         "lr": (5e-3, "flag"),
@@ -59,10 +60,10 @@ def test_switches_can_be_set_and_unset_from_every_layer() -> None:
 
 def test_lists_and_mappings_from_every_layer() -> None:
     Path("a.yaml").write_text("rollout_stop: [x, y]\napply_chat_template_kwargs: {enable_thinking: false}\n")
-    s = show("--config", "a.yaml", "--rollout-sample-hook-path", "m.f", "--rollout-sample-hook-path", "m.g")
+    s = show("--config", "a.yaml", "--plugin-dir", "d e", "--plugin-dir", "f")
     assert s.args.rollout_stop == ["x", "y"]
     assert s.args.apply_chat_template_kwargs == {"enable_thinking": False}
-    assert s.args.rollout_sample_hook_path == ["m.f", "m.g"]
+    assert s.args.plugin_dir == ["d e", "f"]
     s = show("--rollout-stop", "a b", "c", "--rollout-top-k", "-1", env={"SLIME_PLUGIN_DIR": "/p:/q"})
     assert s.args.rollout_stop == ["a b", "c"]
     assert s.args.plugin_dir == ["/p", "/q"]
@@ -117,10 +118,12 @@ def test_custom_keys_become_attributes_and_cannot_bypass_checks() -> None:
 @pytest.mark.parametrize(
     ("yaml", "message"),
     [
-        ("lr: 1\nrolout_batch_size: 4\n", "a.yaml:2: unknown setting 'rolout_batch_size'. Did you mean rollout_batch_size?"),
+        ("lr: 1\nrolout_batch_size: 4\n",
+         "a.yaml:2: unknown setting 'rolout_batch_size'. Did you mean rollout_batch_size?"),
         ("tensor-model-paralel-size: 4\n", "a.yaml:1: unknown setting 'tensor-model-paralel-size'."
          " Did you mean tensor_model_parallel_size?"),
-        ("zzz: 4\n", "a.yaml:1: unknown setting 'zzz'. Keys of your own go under 'custom': or into --custom-config-path."),
+        ("zzz: 4\n",
+         "a.yaml:1: unknown setting 'zzz'. Keys of your own go under 'custom': or into --custom-config-path."),
         ("lr: 1\n\nlr: 2\n", "a.yaml:3: 'lr' is already set in line 1"),
         ("plugins:\n  m: 1\n  m: 2\n", "a.yaml:3: 'm' is already set in line 2"),
         ("lr: [1\n", "a.yaml:2: not valid YAML: expected ',' or ']', but got '<stream end>'"),
@@ -145,7 +148,8 @@ def test_file_errors_name_file_and_line(yaml: str, message: str) -> None:
     [
         ("--rollout-batchsize 4", "unknown flag --rollout-batchsize. Did you mean --rollout-batch-size?"),
         ("--rollout_batch_size=4", "unknown flag --rollout_batch_size. Did you mean --rollout-batch-size?"),
-        ("--tensor-model-parallel 4", "unknown flag --tensor-model-parallel. Did you mean --tensor-model-parallel-size?"),
+        ("--tensor-model-parallel 4",
+         "unknown flag --tensor-model-parallel. Did you mean --tensor-model-parallel-size?"),
         ("--zzz", "unknown flag --zzz. `slime config show --help` lists all; keys of your own go into"
          " --custom-config-path."),
         ("stray", "unexpected argument 'stray'; every setting is a flag, see `slime config show --help`."),
@@ -175,9 +179,18 @@ def test_yaml_text_loads_back_as_the_same_settings(load: Load) -> None:
     Path("mine.yaml").write_text('max_turns: 4\n"odd key": [1, {a: "no"}]\n')
     Path("main.yaml").write_text("rollout_stop: ['no', '1e-6', \"a: b # c\", \"\\u00e9\\n\", null_]\nsave: out dir\n")
     s = load(
-        *"--config main.yaml --custom-config-path mine.yaml --set plugins.math.tolerance=1e-6 --lr 3e-7".split(),
-        *"--tensor-model-parallel-size 2 --sglang-mem-fraction-static 0.8 --router-policy cache_aware".split(),
-        *"--eval-prompt-data a d.jsonl@[0:5] --eval-interval 2 --disable-grpo-std-normalization".split(),
+        *[
+            "--config",
+            "main.yaml",
+            "--custom-config-path",
+            "mine.yaml",
+            "--set",
+            "plugins.math.tolerance=1e-6",
+            "--lr",
+            "3e-7",
+        ],
+        *["--tensor-model-parallel-size", "2", "--sglang-mem-fraction-static", "0.8", "--router-policy", "cache_aware"],
+        *["--eval-prompt-data", "a", "d.jsonl@[0:5]", "--eval-interval", "2", "--disable-grpo-std-normalization"],
         env={"SLIME_SEED": "9"},
     )
     text = s.to_yaml()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, load_file
 
 from slime_core.config import load_settings
 from slime_core.quickstart import prepare as recipe
@@ -53,13 +54,6 @@ def test_everything_missing_is_made_and_nothing_else_stays(tmp_path: Path, short
     assert begins & {r"\boxed{", *"0123456789"}
 
 
-def test_the_same_seed_gives_the_same_model(tmp_path: Path, short_warmup: None) -> None:
-    for name in ("a", "b"):
-        recipe.prepare(demo_args(tmp_path / name, seed=5))
-    first, second = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("a", "b"))
-    assert first == second
-
-
 def test_what_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_random_model(tmp_path / "model", seed=9)
     weights = (tmp_path / "model" / "model.safetensors").read_bytes()
@@ -72,21 +66,26 @@ def test_what_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture
     assert printed.count("quick start: wrote") == 1
 
 
-def test_a_killed_preparation_is_done_again(
+def test_a_killed_preparation_is_done_again_with_the_same_result(
     tmp_path: Path, short_warmup: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: object) -> None:
+    killed_after: list[bytes] = []
+
+    def killed(source: Path, target: Path) -> None:
+        killed_after.append((source / "model.safetensors").read_bytes())
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(recipe, "copy_assets", killed)
         with pytest.raises(KeyboardInterrupt):
-            recipe.prepare(demo_args(tmp_path))
+            recipe.prepare(demo_args(tmp_path, seed=5))
     assert (tmp_path / ".model.preparing").is_dir()
     assert not (tmp_path / "model").exists()
-    recipe.prepare(demo_args(tmp_path))
-    assert (tmp_path / "model" / "config.json").is_file()
+    recipe.prepare(demo_args(tmp_path, seed=5))
     assert not (tmp_path / ".model.preparing").exists()
+    assert load_file(tmp_path / "model" / "model.safetensors").keys() == load(killed_after[0]).keys()
+    for name, tensor in load(killed_after[0]).items():
+        assert torch.equal(tensor, load_file(tmp_path / "model" / "model.safetensors")[name])
 
 
 def test_the_models_seed_is_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,8 @@ def calculate(expression: str) -> str:
 
 
 def _evaluate(node: ast.expr) -> Number:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    value: Number | complex
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         value = node.value
     elif isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         value = _UNARY[type(node.op)](_evaluate(node.operand))

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.engines.embedded.sequence import Sequence
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
 from slime_core.weights.checksum import tensor_checksum
-
-from tests.unit.engines.conftest import VARIANTS
+from tests.tiny_models import VARIANTS
 
 MakeModel = Callable[..., tuple[Path, Any]]
 
@@ -116,7 +116,7 @@ def test_group_shares_the_prompt_and_next_turn_reuses_the_answer(make_model: Mak
     group = run(core, [prompt] * 4, {"max_new_tokens": 30})
     assert [s.cached_tokens for s in group] == [0, 50, 50, 50]
     assert_parity(model, group)
-    turn = group[2].tokens + [11, 12, 13]
+    turn = [*group[2].tokens, 11, 12, 13]
     second = core.add_request(turn, {"max_new_tokens": 10}, "turn2")
     while core.has_work:
         core.step()
@@ -134,7 +134,7 @@ def test_a_sibling_that_comes_later_copies_from_the_running_one(make_model: Make
     first = core.add_request(prompt, {"max_new_tokens": 20}, "a")
     core.step()
     core.step()
-    second = core.add_request(prompt + [9], {"max_new_tokens": 20}, "b")
+    second = core.add_request([*prompt, 9], {"max_new_tokens": 20}, "b")
     while core.has_work:
         core.step()
     assert second.cached_tokens == 40

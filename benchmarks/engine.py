@@ -1,0 +1,203 @@
+"""Engine tokens per second against `transformers.generate`: same random model, same machine, same process.
+
+    python benchmarks/engine.py --sizes 0.5M 2M 10M --dtypes float32 bfloat16 --concurrency 1 8 64 256
+
+Two workloads. "equal": every sequence has the same prompt length and produces the same number of tokens. "mix":
+groups of 8 samples of one prompt with log-normal output lengths; transformers generates the whole batch until the
+longest is done, as its users do, and only wanted tokens count. Each figure is the best of `--repeat` runs, taken in
+turns so that a busy machine hurts both. Ratios are printed; absolute numbers belong to the machine they were made on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from slime_core.engines.embedded.core import CoreOptions, EngineCore
+from slime_core.models.config import load_model_config
+from slime_core.models.hf_io import read_weights
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# size -> hidden, layers, heads, key/value heads, head_dim, intermediate
+SIZES = {
+    "0.3M": (128, 2, 4, 2, 32, 256),
+    "0.5M": (128, 3, 4, 2, 32, 320),
+    "2M": (256, 3, 8, 4, 32, 640),
+    "10M": (384, 6, 8, 4, 48, 1024),
+}
+VOCAB = 512
+
+
+@dataclass
+class Row:
+    workload: str
+    size: str
+    dtype: str
+    concurrency: int
+    ours: float
+    hf: float
+
+
+def build(size: str, directory: Path) -> int:
+    hidden, layers, heads, kv_heads, dim, inner = SIZES[size]
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=dim, intermediate_size=inner, tie_word_embeddings=True,
+        max_position_embeddings=2048, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    model = transformers.Qwen3ForCausalLM(config)
+    model.save_pretrained(directory)
+    return model.num_parameters()
+
+
+def make_core(directory: Path, dtype: str, device: str) -> EngineCore:
+    return EngineCore(
+        load_model_config(directory), read_weights(directory), device=device, dtype=DTYPES[dtype],
+        options=CoreOptions(max_running=256),
+    )  # fmt: skip
+
+
+def run_ours(core: EngineCore, prompts: list[list[int]], lengths: list[int]) -> None:
+    core.flush_cache()
+    for i, (prompt, length) in enumerate(zip(prompts, lengths)):
+        core.add_request(prompt, {"max_new_tokens": length, "ignore_eos": True, "sampling_seed": i}, f"r{i}")
+    while core.has_work:
+        core.step()
+
+
+@torch.inference_mode()
+def run_hf(model: Any, prompts: list[list[int]], lengths: list[int], device: str) -> None:
+    ids = torch.tensor(prompts, device=device)
+    longest = max(lengths)
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+        max_new_tokens=longest, min_new_tokens=longest,
+    )  # fmt: skip
+    assert out.shape[1] == ids.shape[1] + longest
+
+
+def timed(run: Callable[[], None], device: str) -> float:
+    start = time.perf_counter()
+    run()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def compare(pair: tuple[Callable[[], None], Callable[[], None]], repeat: int, device: str) -> tuple[float, float]:
+    """Best seconds of each, in turns, after one warm-up."""
+    best = [math.inf, math.inf]
+    for run in pair:
+        timed(run, device)
+    for _ in range(repeat):
+        for i, run in enumerate(pair):
+            best[i] = min(best[i], timed(run, device))
+    return best[0], best[1]
+
+
+def log_normal_lengths(n: int, mean: float, sigma: float, longest: int, seed: int = 0) -> list[int]:
+    """Heavy-tailed, with the given mean before clipping."""
+    rng = random.Random(seed)
+    mu = math.log(mean) - sigma**2 / 2
+    return [max(1, min(longest, round(rng.lognormvariate(mu, sigma)))) for _ in range(n)]
+
+
+def bench(options: argparse.Namespace) -> list[Row]:
+    rows = []
+    rng = random.Random(1)
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            params = build(size, directory)
+            print(f"# {size}: {params:,} parameters", flush=True)
+            for dtype in options.dtypes:
+                core = make_core(directory, dtype, options.device)
+                model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[dtype])
+                model = model.eval().to(options.device)
+                for n in options.concurrency:
+                    if "equal" in options.workloads:
+                        prompts = [[rng.randrange(3, VOCAB) for _ in range(options.prompt)] for _ in range(n)]
+                        lengths = [options.tokens] * n
+                        rows.append(measure("equal", size, dtype, n, core, model, prompts, lengths, options))
+                    if "mix" in options.workloads and n >= 8:
+                        groups = [[rng.randrange(3, VOCAB) for _ in range(options.prompt)] for _ in range(n // 8)]
+                        lengths = log_normal_lengths(n, options.mix_mean, options.mix_sigma, options.mix_longest)
+                        prompts = [group for group in groups for _ in range(8)]
+                        rows.append(measure("mix", size, dtype, n, core, model, prompts, lengths, options))
+    return rows
+
+
+def measure(
+    workload: str,
+    size: str,
+    dtype: str,
+    n: int,
+    core: EngineCore,
+    model: Any,
+    prompts: list[list[int]],
+    lengths: list[int],
+    options: argparse.Namespace,
+) -> Row:
+    ours, hf = compare(
+        (lambda: run_ours(core, prompts, lengths), lambda: run_hf(model, prompts, lengths, options.device)),
+        options.repeat,
+        options.device,
+    )
+    total = sum(lengths)
+    row = Row(workload, size, dtype, n, total / ours, total / hf)
+    print(
+        f"{row.workload:>6} {row.size:>5} {row.dtype:>9} x{row.concurrency:<4}"
+        f" slime {row.ours:>9,.0f} tok/s   transformers {row.hf:>9,.0f} tok/s   ratio {row.ours / row.hf:5.2f}",
+        flush=True,
+    )
+    return row
+
+
+def summary(rows: list[Row]) -> None:
+    """Ratios to transformers in the same dtype, and bfloat16 against transformers in float32."""
+    base = {(r.workload, r.size, r.concurrency): r.hf for r in rows if r.dtype == "float32"}
+    print("\n| workload | model | dtype | concurrent | slime tok/s | transformers tok/s | ratio | to float32 transformers |")
+    print("|---|---|---|---|---|---|---|---|")
+    for r in rows:
+        reference = base.get((r.workload, r.size, r.concurrency))
+        second = f"{r.ours / reference:.2f}" if reference else "-"
+        print(
+            f"| {r.workload} | {r.size} | {r.dtype} | {r.concurrency} | {r.ours:,.0f} | {r.hf:,.0f}"
+            f" | {r.ours / r.hf:.2f} | {second} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.5M", "2M", "10M"])
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 64, 256])
+    parser.add_argument("--workloads", nargs="+", choices=("equal", "mix"), default=["equal", "mix"])
+    parser.add_argument("--prompt", type=int, default=32, help="prompt tokens")
+    parser.add_argument("--tokens", type=int, default=64, help="output tokens of the equal workload")
+    parser.add_argument("--mix-mean", type=float, default=64.0, help="mean output tokens of the mix")
+    parser.add_argument("--mix-sigma", type=float, default=1.0)
+    parser.add_argument("--mix-longest", type=int, default=1024)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    transformers.logging.set_verbosity_error()
+    print(f"# torch {torch.__version__}, transformers {transformers.__version__}, {options.threads} thread(s)")
+    summary(bench(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""What the framework adds: one hook call against a plain call, and dispatching no-op samples through the rollout stage.
+
+    .venv/bin/python benchmarks/overhead.py
+
+Both sides of a pair are measured in turns in this process; times are medians over the turns. The samples' baseline is
+`asyncio.gather` over coroutines that ask the same in-memory engine and append the same tokens, without scheduling,
+deadlines, failure handling, filters or metrics. What a reader would get wrong: a plain reward function runs in a
+thread pool, so that a slow one does not hold up generation; the row "async reward" is the stage without those threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from _table import spread, table
+
+from slime_core import Sample, hookimpl
+from slime_core.config import load_settings
+from slime_core.launch.components import Resolver
+from slime_core.pipeline.filters import FilterStage
+from slime_core.pipeline.reward import RewardStage
+from slime_core.pipeline.rollout import generate_rollout
+from slime_core.pipeline.rollout_stage import RolloutParts, RolloutStage
+from slime_core.plugins.manager import build_manager
+from slime_core.testing.scripted import CharTokenizer, Reply, ScriptedEngine
+
+GROUP_SIZE = 8
+PROMPT = [1, 2, 3]
+REPLY = Reply("7")
+
+
+class Listener:
+    """Takes one hook and does next to nothing."""
+
+    @hookimpl
+    def slime_step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        self.last = rollout_id
+
+
+class Prompts:
+    """A data source without a file."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        first, self.next = self.next, self.next + num_samples
+        return [
+            [Sample(group_index=g, index=g * GROUP_SIZE + i, tokens=list(PROMPT)) for i in range(GROUP_SIZE)]
+            for g in range(first, self.next)
+        ]
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        raise AssertionError("nothing is given back in this benchmark")
+
+
+# -- hooks -----------------------------------------------------------------------------------------------
+
+
+def nanoseconds(function: Callable[[], Any], calls: int) -> float:
+    """Of one call."""
+    started = time.perf_counter_ns()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter_ns() - started) / calls
+
+
+def hook_calls(calls: int, repeats: int) -> None:
+    """Direct call against the hook relay with 0, 1 and 4 listeners."""
+    os.environ["SLIME_PLUGINS"] = ""  # only the listeners below
+    metrics = {"train/loss": 0.5}
+    direct = Listener()
+    sides: dict[str, Callable[[], Any]] = {
+        "direct call": lambda: direct.slime_step_end(rollout_id=1, metrics=metrics),
+    }
+    for count in (0, 1, 4):
+        hook = build_manager(extra=[Listener() for _ in range(count)]).hook
+        sides[f"hook, {count} listener(s)"] = lambda hook=hook: hook.slime_step_end(rollout_id=1, metrics=metrics)  # type: ignore[misc]
+    found = in_turns({name: lambda side=side: nanoseconds(side, calls) for name, side in sides.items()}, repeats)  # type: ignore[misc]
+    base = statistics.median(found["direct call"])
+    rows = [
+        [name, f"{statistics.median(times):.0f}", spread(times), f"{statistics.median(times) / base:.1f}x"]
+        for name, times in found.items()
+    ]
+    print(table(["one call", "ns", "spread", "of direct"], rows))
+
+
+# -- samples ---------------------------------------------------------------------------------------------
+
+
+def settings(num_samples: int) -> Any:
+    """As `slime rollout` would load them."""
+    groups = str(num_samples // GROUP_SIZE)
+    flags = ["--rollout-batch-size", groups, "--n-samples-per-prompt", str(GROUP_SIZE), "--num-rollout", "1"]
+    flags += ["--rollout-max-response-len", "4", "--hf-checkpoint", "unused", "--run-dir", "unused"]
+    return load_settings([*flags, "--rm-type", "none", "--sglang-server-concurrency", str(num_samples)], command="show")
+
+
+def stage_seconds(num_samples: int, reward_file: Path) -> float:
+    """One rollout of the stage: draw, generate, score, filter, order, metrics."""
+    loaded = settings(num_samples)
+    args, resolver = loaded.args, Resolver(loaded)
+    args.over_sampling_batch_size = args.over_sampling_batch_size or args.rollout_batch_size
+    parts = RolloutParts(
+        data_source=Prompts(),
+        rollout_function=generate_rollout,
+        eval_function=generate_rollout,
+        tokenizer=CharTokenizer(),
+        engine=ScriptedEngine(lambda _: REPLY),
+        generator=resolver.generator("single_turn", "benchmark"),
+        rewards=RewardStage(args, resolver.reward(f"{reward_file}:reward", "benchmark"), resolver.reward),
+        filters=FilterStage(args, None),
+        resolve_generator=resolver.generator,
+    )
+    stage = RolloutStage(args, parts)
+    stage.start()
+    try:
+        started = time.perf_counter()
+        groups, _ = stage.generate_groups(0)
+        seconds = time.perf_counter() - started
+    finally:
+        stage.stop()
+    check([sample for group in groups for sample in group], num_samples)
+    return seconds
+
+
+def baseline_seconds(num_samples: int) -> float:
+    """The same answers and appends from one `asyncio.gather`."""
+    engine = ScriptedEngine(lambda _: REPLY)
+    params = {"temperature": 1.0, "max_new_tokens": 4}
+
+    async def one(sample: Sample) -> None:
+        output = await engine.generate(sample.tokens, params)
+        sample.append_response_tokens(
+            None, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
+        )
+        sample.reward = 1.0
+
+    async def everything(samples: list[Sample]) -> None:
+        await asyncio.gather(*(one(sample) for sample in samples))
+
+    started = time.perf_counter()
+    samples = [sample for group in Prompts().get_samples(num_samples // GROUP_SIZE) for sample in group]
+    asyncio.run(everything(samples))
+    seconds = time.perf_counter() - started
+    check(samples, num_samples)
+    return seconds
+
+
+def check(samples: list[Sample], num_samples: int) -> None:
+    assert len(samples) == num_samples, len(samples)
+    bad = next((s for s in samples if s.reward != 1.0 or s.status != Sample.Status.COMPLETED), None)
+    assert bad is None, bad
+
+
+def no_op_samples(num_samples: int, repeats: int) -> None:
+    """The stage with a plain and with an `async` reward against the baseline."""
+    with TemporaryDirectory(prefix="slime-bench-") as directory:
+        plain, coroutine = Path(directory) / "plain.py", Path(directory) / "coroutine.py"
+        plain.write_text("def reward(args, sample):\n    return 1.0\n", encoding="utf-8")
+        coroutine.write_text("async def reward(args, sample):\n    return 1.0\n", encoding="utf-8")
+        sides = {
+            "asyncio.gather": lambda: baseline_seconds(num_samples),
+            "stage, async reward": lambda: stage_seconds(num_samples, coroutine),
+            "stage, plain reward": lambda: stage_seconds(num_samples, plain),
+        }
+        found = in_turns(sides, repeats)
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    base = medians["asyncio.gather"]
+    rows = [
+        [
+            name,
+            f"{num_samples / seconds:.0f}",
+            f"{seconds / num_samples * 1e6:.0f}",
+            spread(found[name]),
+            f"{seconds / base:.1f}x",
+        ]
+        for name, seconds in medians.items()
+    ]
+    print(table([f"{num_samples} no-op samples", "samples/s", "us each", "spread", "of gather"], rows))
+
+
+def in_turns(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Every side once per turn, so that other load on the machine meets all of them."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, side in sides.items():
+            gc.collect()
+            found[name].append(side())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=20_000, help="hook calls per measurement")
+    parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    hook_calls(options.calls, options.repeats)
+    print()
+    no_op_samples(options.samples, options.repeats)
+
+
+if __name__ == "__main__":
+    main()

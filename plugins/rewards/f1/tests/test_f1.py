@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+from slime_reward_f1 import f1_score, normalized_tokens
+
+
+def test_normalisation() -> None:
+    assert normalized_tokens("The  Quick, brown fox's -- an A!") == ["quick", "brown", "foxs"]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "label", "expected"),
+    [
+        ("the brown fox", "a quick brown fox", 0.8),
+        ("fox fox", "fox", 2 / 3),
+        ("fox", "fox fox fox", 0.5),
+        ("b a", "a b", 1.0),
+        ("", "fox", 0.0),
+        ("the", "the", 0.0),
+        ("noanswer", "noanswer", 1.0),
+        ("noanswer here", "noanswer", 0.0),
+    ],
+)
+def test_f1(prediction: str, label: str, expected: float) -> None:
+    assert f1_score(prediction, label) == pytest.approx(expected)

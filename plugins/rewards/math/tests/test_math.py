@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+
+import pytest
+from slime_reward_math import explodes, final_answer, reward
+
+from slime_core import Sample
+
+
+def score(response: str, label: object) -> float:
+    return reward(None, Sample(response=response, label=label))
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "expected"),
+    [
+        (r"\boxed{\frac{1}{2}}", "1/2", 1.0),
+        (r"\boxed{50\%}", "0.5", 1.0),
+        (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
+        (r"\boxed{(1, 2)}", "(1,2)", 1.0),
+        (r"\boxed{(2, 1)}", "(1,2)", 0.0),
+        (r"\boxed{\sqrt{8}}", r"2\sqrt{2}", 1.0),
+        (r"\boxed{1} or \boxed{2}", "1", 0.0),
+        (r"\boxed{1} or \boxed{2}", "2", 1.0),
+        (r"\boxed{2", "2", 0.0),
+        (r"\boxed{}", "", 0.0),
+        ("the answer is -3", -3, 1.0),
+        ("", "", 0.0),
+        ("no number here", "7", 0.0),
+        (r"\boxed{\frac{1}{}}", "1", 0.0),
+    ],
+)
+def test_golden(response: str, label: object, expected: float) -> None:
+    assert score(response, label) == expected
+
+
+def test_only_the_tail_of_an_unboxed_response_is_read() -> None:
+    assert score("42" + " word" * 200, "42") == 0.0
+    assert score("word " * 200 + "42", "42") == 1.0
+    assert final_answer(r"\boxed{a}" + "x" * 1000) == r"\boxed{a}"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "9^{9^{9}}", "9^9^9", "9**9**9", "9**(9**9)", "2^{10^6}", "3^{99999}", "(10^{999})^{999}", "99999!", "(9!)!",
+        "{5!}!", "2^{(3!)}", "9^{{9}^{9}}",
+    ],
+)  # fmt: skip
+def test_answers_that_would_not_fit_in_memory_are_not_evaluated(expression: str) -> None:
+    assert explodes(expression)
+    started = time.monotonic()
+    assert score(rf"\boxed{{{expression}}}", "5") == 0.0
+    assert time.monotonic() - started < 1.0
+    assert score(rf"\boxed{{{expression}}}", expression.replace("9", "9 ")) == 1.0  # spelt alike
+
+
+@pytest.mark.parametrize(
+    "expression", ["x^2+3^2", "2^{10}", "10^{-3}", "e^{-x^2}", r"\frac{3^2}{2^3}", "5!", "2^{n+1}", "x^{2}+y^{2}=4^{2}"]
+)
+def test_ordinary_powers_are(expression: str) -> None:
+    assert not explodes(expression)
+    assert score(rf"\boxed{{{expression}}}", expression + " ") == 1.0
+
+
+def test_threads_agree_with_the_main_thread_and_leave_its_alarm_alone() -> None:
+    cases = [(rf"\boxed{{{i}/{i + 1}}}", rf"\frac{{{i}}}{{{i + 1}}}") for i in range(1, 9)]
+    cases += [(rf"\boxed{{{i}}}", str(i + 1)) for i in range(8)]
+    expected = [score(*case) for case in cases]
+    assert expected == [1.0] * 8 + [0.0] * 8
+    handler = signal.getsignal(signal.SIGALRM)
+    found: list[list[float]] = [[] for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda out: out.extend(score(*case) for case in cases), args=(out,)) for out in found
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [expected] * 4
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
+def test_nothing_is_logged_per_answer(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        score(r"\boxed{\frac{}{}}", "3")
+    assert caplog.records == []

@@ -1,0 +1,93 @@
+"""Fixtures for whole runs: a tiny random model with data, and the command as a subprocess."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SLIME = str(Path(sys.executable).with_name("slime"))
+
+REWARD = '''
+def reward(args, sample, **kwargs):
+    """Share of digits in the response: a random model learns it within a few steps."""
+    text = sample.response
+    return sum(c.isdigit() for c in text) / max(len(text), 1)
+'''
+
+
+@dataclass
+class TinyRun:
+    """Inputs of a run that takes a second or two."""
+
+    root: Path
+
+    def argv(self, save: Path | None = None, **changes: Any) -> list[str]:
+        """Flags of `slime train`; a change to None leaves the flag out, True gives it without a value."""
+        flags: dict[str, Any] = {
+            "hf_checkpoint": self.root / "model",
+            "prompt_data": self.root / "train.jsonl",
+            "eval_prompt_data": ["held", self.root / "eval.jsonl"],
+            "eval_interval": 2,
+            "eval_temperature": 0.0,
+            "input_key": "input",
+            "label_key": "label",
+            "apply_chat_template": True,
+            "rollout_shuffle": True,
+            "custom_rm_path": self.root / "rm.py",
+            "rollout_batch_size": 4,
+            "n_samples_per_prompt": 4,
+            "num_steps_per_rollout": 2,
+            "num_rollout": 4,
+            "rollout_max_response_len": 8,
+            "lr": "1e-3",
+            "num_threads": 1,
+            "save": save,
+            "save_interval": 1 if save else None,
+            **changes,
+        }
+        argv: list[str] = []
+        for name, value in flags.items():
+            if value is None or value is False:
+                continue
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            argv += [f"--{name.replace('_', '-')}", *map(str, values)]
+        return argv
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    """A random 330k-parameter model, 200 sums, and a reward in a file."""
+    from slime_core.quickstart import task
+    from slime_core.quickstart.model import write_random_model
+
+    root = tmp_path_factory.mktemp("tiny")
+    write_random_model(root / "model", seed=0)
+    train, held_out = task.split_problems()
+    for name, problems in (("train", train[:200]), ("eval", held_out[:8])):
+        rows = task.rl_rows(problems, "input", "label")
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "rm.py").write_text(REWARD)
+    return TinyRun(root)
+
+
+@pytest.fixture
+def slime() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Run the command: `slime("train", *flags)`; a non-zero exit fails the test unless `check=False`."""
+
+    def run(*argv: Any, check: bool = True, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [SLIME, *map(str, argv)], capture_output=True, text=True, timeout=timeout, env={**os.environ, **env}
+        )
+        if check:
+            assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    yield run

@@ -1,0 +1,138 @@
+"""A run that is killed and resumed ends bitwise as one that is not, and says what it does."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SLIME, TinyRun
+
+ROLLOUTS = 6
+FLAGS = {"num_rollout": ROLLOUTS, "over_sampling_batch_size": 6, "partial_rollout": True, "save_interval": 2}
+
+
+def _metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The metrics without what depends on the clock."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
+
+
+def _files(run_dir: Path) -> dict[str, bytes]:
+    """The last checkpoint, without what depends on the clock or the place."""
+    root = run_dir / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}"
+    skipped = ("state.json", "manifest.json")
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name not in skipped}
+
+
+@pytest.fixture(scope="module")
+def unkilled(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    save = tmp_path_factory.mktemp("unkilled") / "run"
+    started = time.perf_counter()
+    subprocess.run([SLIME, "train", *tiny.argv(save, **FLAGS)], check=True, timeout=120, capture_output=True)
+    return save, time.perf_counter() - started
+
+
+def _killed_after(argv: list[str], seconds: float) -> bool:
+    """Start the run and SIGKILL it after so long; False when it ended before."""
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return True
+    assert process.returncode == 0
+    return False
+
+
+def test_same_command_twice_is_bitwise_the_same(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path) -> None:
+    subprocess.run([SLIME, "train", *tiny.argv(tmp_path / "again", **FLAGS)], check=True, timeout=120)
+    assert _metrics(tmp_path / "again") == _metrics(unkilled[0])
+    assert _files(tmp_path / "again") == _files(unkilled[0])
+
+
+def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path) -> None:
+    reference, seconds = unkilled
+    seed = time.time_ns() % 1_000_000
+    print(f"kill points from seed {seed}")
+    rng = random.Random(seed)
+    save = tmp_path / "run"
+    argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save)]
+    kills = sum(_killed_after(argv, rng.uniform(0.3, 1.0) * seconds) for _ in range(4))
+    done = subprocess.run(argv, check=True, timeout=120, capture_output=True, text=True)
+    assert kills
+    assert "resumed from" in done.stdout or "starting from" in done.stdout
+    assert _metrics(save) == _metrics(reference)
+    assert _files(save) == _files(reference)
+
+
+@pytest.mark.parametrize("stop_after", [2, 4])
+def test_resume_from_each_commit(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path, stop_after: int) -> None:
+    """As if killed right after that commit, with everything later lost."""
+    save = tmp_path / "run"
+    shutil.copytree(unkilled[0], save)
+    commit = save / "checkpoints" / f"rollout_{stop_after - 1:07d}"
+    argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=commit)]
+    done = subprocess.run(argv, check=True, timeout=120, capture_output=True, text=True)
+    assert f"{stop_after} of {ROLLOUTS} rollouts done" in done.stdout
+    assert _metrics(save) == _metrics(unkilled[0])
+    assert _files(save) == _files(unkilled[0])
+
+
+def test_no_prompt_is_skipped_and_none_trained_twice(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path) -> None:
+    """With one sample dump per rollout, the groups trained over a killed and resumed run are those of the epoch."""
+    save = tmp_path / "run"
+    template = str(tmp_path / "dump" / "{rollout_id}.jsonl")
+    flags = {**FLAGS, "load": save, "save_debug_rollout_data": template, "over_sampling_batch_size": None}
+    argv = [SLIME, "train", *tiny.argv(save, **flags)]
+    _killed_after(argv, 0.7 * unkilled[1])
+    subprocess.run(argv, check=True, timeout=120, capture_output=True)
+    trained = [
+        {json.loads(line)["group_index"] for line in (tmp_path / "dump" / f"{r}.jsonl").read_text().splitlines()}
+        for r in range(ROLLOUTS)
+    ]
+    assert [len(groups) for groups in trained] == [4] * ROLLOUTS
+    everything = sorted(g for groups in trained for g in groups)
+    assert len(set(everything)) == len(everything) == 4 * ROLLOUTS
+    assert everything == list(range(4 * ROLLOUTS))
+
+
+def test_torn_and_foreign_checkpoints_are_refused(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path, slime) -> None:
+    torn = tmp_path / "torn"
+    shutil.copytree(unkilled[0], torn)
+    commit = torn / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}"
+    weights = commit / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    done = slime("train", *tiny.argv(torn, **FLAGS, load=torn), check=False)
+    assert done.returncode == 1
+    assert "torn: model.safetensors" in done.stderr
+    done = slime("train", *tiny.argv(tmp_path / "new", **FLAGS, load=tmp_path / "nowhere"), check=False)
+    assert done.returncode == 1
+    assert "no slime checkpoint there" in done.stderr
+
+
+def test_a_used_run_directory_is_not_overwritten_by_accident(tiny: TinyRun, unkilled: tuple[Path, float], slime) -> None:
+    before = _files(unkilled[0])
+    done = slime("train", *tiny.argv(unkilled[0], **FLAGS), check=False)
+    assert done.returncode == 2
+    assert "already holds a run" in done.stderr
+    assert "--overwrite" in done.stderr
+    assert _files(unkilled[0]) == before
+
+
+def test_changed_settings_are_said_on_resume(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path, slime) -> None:
+    save = tmp_path / "run"
+    shutil.copytree(unkilled[0], save)
+    flags = {**FLAGS, "lr": "5e-4", "num_rollout": ROLLOUTS + 1, "load": save}
+    refused = slime("train", *tiny.argv(save, **flags), check=False)
+    assert "lr 0.001 then, 0.0005 now; add --override-opt-param-scheduler" in refused.stderr
+    done = slime("train", *tiny.argv(save, **flags, override_opt_param_scheduler=True))
+    assert "lr 0.001 -> 0.0005" in done.stdout
+    assert (save / "checkpoints" / f"rollout_{ROLLOUTS:07d}").is_dir()

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from slime_core.errors import PluginIncompatibleError
+from slime_core.plugins.compat import check_compatible
+from slime_core.plugins.registry import ComponentRef
+
+
+def ref(*requires: str) -> ComponentRef:
+    return ComponentRef("rewards", "f1", "m:f", distribution="slime-reward-f1", version="0.1.0", requires=requires)
+
+
+@pytest.mark.parametrize(
+    "requires",
+    [(), ("slime-rl",), ("slime-rl>=0.3,<0.4",), ("Slime_RL >=0.1",), ("torch>=99",), ("slime-rl>=9; extra == 'x'",)],
+)
+def test_what_fits(requires: tuple[str, ...]) -> None:
+    check_compatible(ref(*requires), running="0.3.0")
+    check_compatible(ref(*requires), running="0.3.1.dev4")
+
+
+def test_what_does_not_fit_names_both() -> None:
+    with pytest.raises(
+        PluginIncompatibleError,
+        match=r"reward 'f1' \(slime-reward-f1 0\.1\.0\) needs slime-rl>=0\.9, but slime-rl 0\.3\.0 is running",
+    ):
+        check_compatible(ref("slime-rl>=0.9"), running="0.3.0")
+
+
+def test_a_malformed_requirement_is_named() -> None:
+    with pytest.raises(PluginIncompatibleError, match="malformed requirement 'slime-rl >> 3'"):
+        check_compatible(ref("slime-rl >> 3"))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core import hookimpl
+from slime_core.errors import PluginConflictError, PluginError, PluginIncompatibleError, PluginLoadError
+from slime_core.plugins.manager import build_manager, current_registry
+from slime_core.plugins.resolve import resolve
+
+HOOKS = {"slime.plugins": {"watch": "plug_thing_hooks"}}
+BODY = """
+from slime_core import hookimpl
+calls = []
+
+@hookimpl
+def slime_register_components(registry):
+    registry.add_object("rewards", "from_hook", lambda args, sample: 5.0)
+
+@hookimpl
+def slime_step_end(metrics):
+    calls.append(metrics)
+"""
+
+
+def manager(plugin_dir: Path, **options: Any) -> Any:
+    return build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]), **options)
+
+
+def names(built: Any) -> set[str]:
+    return {name for name, _ in built.list_name_plugin()}
+
+
+def test_hook_modules_are_called_with_the_parameters_they_take(write_plugin, plugin_dir: Path) -> None:
+    write_plugin("thing-hooks", HOOKS, BODY)
+    built = manager(plugin_dir)
+    built.hook.slime_step_end(rollout_id=1, metrics={"a": 1.0})
+    assert built.get_plugin("thing-hooks:watch").calls == [{"a": 1.0}]
+
+
+def test_hook_modules_may_register_components(write_plugin, plugin_dir: Path) -> None:
+    write_plugin("thing-hooks", HOOKS, BODY)
+    manager(plugin_dir)
+    assert resolve("rewards", "from_hook").obj(None, None) == 5.0
+    assert "exact" in current_registry().names("rewards")
+
+
+def test_a_class_is_built(write_plugin, plugin_dir: Path) -> None:
+    body = (
+        "from slime_core import hookimpl\nclass Watch:\n    def __init__(self):\n        self.seen = []\n"
+        "    @hookimpl\n    def slime_run_end(self, error):\n        self.seen.append(error)\n"
+    )
+    write_plugin("thing-hooks", {"slime.plugins": {"watch": "plug_thing_hooks:Watch"}}, body)
+    built = manager(plugin_dir)
+    built.hook.slime_run_end(error=None)
+    assert built.get_plugin("thing-hooks:watch").seen == [None]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "loaded"),
+    [("", False), ("watch", True), ("thing-hooks", True), ("thing-hooks:watch", True), (" watch , ", True)],
+)
+def test_the_allow_list(
+    allowed: str, loaded: bool, write_plugin, plugin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plugin("thing-hooks", HOOKS, BODY)
+    monkeypatch.setenv("SLIME_PLUGINS", allowed)
+    assert ("thing-hooks:watch" in names(manager(plugin_dir))) is loaded
+
+
+def test_the_allow_list_names_what_exists(write_plugin, plugin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_plugin("thing-hooks", HOOKS, BODY)
+    monkeypatch.setenv("SLIME_PLUGINS", "wotch")
+    with pytest.raises(PluginError, match=r"SLIME_PLUGINS: no hook plugin wotch\. Installed: .*watch"):
+        manager(plugin_dir)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("1 / 0\n", r"hook plugin 'watch' \(thing-hooks 1\.0\): importing .*:1: ZeroDivisionError"),
+        (BODY.replace("slime_step_end", "slime_stepp_end"), r"\(thing-hooks 1\.0\).*unknown hook 'slime_stepp_end'"),
+        (BODY.replace("metrics", "metricks"), r"\(thing-hooks 1\.0\).*metricks"),
+        (
+            "from slime_core import hookimpl\n@hookimpl\ndef slime_register_components(registry):\n    1 / 0\n",
+            r"\(thing-hooks 1\.0\): ZeroDivisionError",
+        ),
+    ],
+    ids=["import", "hook-name", "parameter", "hook-raises"],
+)
+def test_a_broken_hook_module_is_one_error_and_can_be_left_out(
+    body: str, message: str, write_plugin, plugin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plugin("thing-hooks", HOOKS, body)
+    with pytest.raises(PluginLoadError, match=message) as caught:
+        manager(plugin_dir)
+    assert str(caught.value).endswith("To run without it: SLIME_PLUGINS=")
+    monkeypatch.setenv("SLIME_PLUGINS", "")
+    manager(plugin_dir)
+
+
+def test_two_hook_modules_of_one_name_are_refused(
+    write_plugin, plugin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plugin("thing-hooks", HOOKS, BODY)
+    write_plugin("thing-other", {"slime.plugins": {"watch": "plug_thing_other"}}, BODY)
+    with pytest.raises(PluginConflictError, match=r"'watch' is offered by thing-hooks 1\.0 and thing-other 1\.0"):
+        manager(plugin_dir)
+    monkeypatch.setenv("SLIME_PLUGINS", "thing-other:watch")
+    assert "thing-other:watch" in names(manager(plugin_dir))
+
+
+def test_an_incompatible_hook_module_is_refused(write_plugin, plugin_dir: Path) -> None:
+    write_plugin("thing-hooks", HOOKS, BODY, requires=("slime-rl<0.0.1",))
+    with pytest.raises(PluginIncompatibleError, match=r"'watch' \(thing-hooks 1\.0\) needs slime-rl<0\.0\.1"):
+        manager(plugin_dir)
+
+
+def test_extra_implementations_take_part(plugin_dir: Path) -> None:
+    class Mine:
+        @hookimpl
+        def slime_save_state(self) -> dict[str, int]:
+            return {"mine": 3}
+
+    assert {"mine": 3} in manager(plugin_dir, extra=[Mine()]).hook.slime_save_state()
+
+
+def test_trace_prints_every_call(
+    write_plugin, plugin_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_plugin("thing-hooks", HOOKS, BODY)
+    monkeypatch.setenv("SLIME_TRACE_PLUGINS", "1")
+    manager(plugin_dir).hook.slime_weights_updated(weight_version=4)
+    assert "[plugins] slime_weights_updated(weight_version=4) -> nobody" in capsys.readouterr().err

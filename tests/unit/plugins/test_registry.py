@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from slime_core.errors import PluginConflictError, PluginNotFoundError
+from slime_core.plugins.registry import RANK_CHECKOUT, RANK_EXPLICIT, ComponentRef, Registry
+
+
+def ref(name: str, distribution: str, **more: object) -> ComponentRef:
+    return ComponentRef("rewards", name, f"{distribution}:reward", distribution=distribution, **more)  # type: ignore[arg-type]
+
+
+def test_two_distributions_with_one_name_are_an_error_only_when_it_is_asked_for() -> None:
+    registry = Registry()
+    registry.add(ref("math", "one", version="1.0"))
+    registry.add(ref("math", "two", version="2.0"))
+    registry.add(ref("exact", "two"))
+    assert registry.get("rewards", "exact").distribution == "two"
+    with pytest.raises(PluginConflictError, match=r"one 1\.0 .* and two 2\.0 .* 'one:math' or 'two:math'"):
+        registry.get("rewards", "math")
+    assert registry.get("rewards", "math", distribution="two").version == "2.0"
+    assert len(registry.conflicts(["rewards"])) == 1
+    assert registry.conflicts(["buffers"]) == []
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_copies_of_one_distribution_are_one_plugin_and_the_explicit_one_wins(order: tuple[int, ...]) -> None:
+    copies = [
+        ref("math", "slime_reward.math", version="explicit", rank=RANK_EXPLICIT),
+        ref("math", "slime-reward-math", version="installed"),
+        ref("math", "Slime-Reward-Math", version="checkout", rank=RANK_CHECKOUT),
+    ]
+    registry = Registry()
+    for i in order:
+        registry.add(copies[i])
+    assert registry.get("rewards", "math").version == "explicit"
+    assert len(list(registry)) == 1
+
+
+def test_not_found_suggests_and_lists() -> None:
+    registry = Registry()
+    registry.add(ref("length_penalty", "one"))
+    with pytest.raises(PluginNotFoundError, match=r"Did you mean 'length_penalty'\? Installed: length_penalty"):
+        registry.get("rewards", "length-penality")
+    with pytest.raises(PluginNotFoundError, match=r"Try `pip install slime-reward-zzz-q`. Installed: length_penalty"):
+        registry.get("rewards", "zzz_q")
+    with pytest.raises(PluginNotFoundError, match=r"from 'two'. one offers it"):
+        registry.get("rewards", "length_penalty", distribution="two")
+
+
+def test_a_name_outside_the_grammar_is_a_problem_and_not_a_component() -> None:
+    registry = Registry()
+    registry.add(ref("my.reward", "one"))
+    assert list(registry) == []
+    assert "my.reward" in registry.problems[0].message
+
+
+def test_objects_are_registered_once() -> None:
+    registry = Registry()
+
+    def mine(args: object, sample: object) -> float:
+        return 1.0
+
+    registry.add_object("reward", "mine", mine)
+    registry.add_object("rewards", "mine", mine)
+    assert registry.get("rewards", "mine").registered is mine
+    with pytest.raises(PluginConflictError, match="registered twice"):
+        registry.add_object("rewards", "mine", lambda args, sample: 0.0)
+    with pytest.raises(ValueError, match="not allowed"):
+        registry.add_object("rewards", "Mine", mine)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from slime_core.errors import PluginSignatureError
+from slime_core.estimator import EstimatorBase
+from slime_core.plugins.kinds import KINDS
+from slime_core.plugins.signatures import check_signature, construct, declared, is_async, is_batch_reward
+
+
+def check(kind: str, obj: Any) -> None:
+    check_signature(KINDS[kind], obj, "--flag")
+
+
+class ComputeReward:
+    def __init__(self, args: Any) -> None:
+        self.args = args
+
+    def compute_reward(self, prompts: list[str], responses: list[str]) -> list[float]:
+        return [1.0 for _ in responses]
+
+
+class CallableReward:
+    def __call__(self, args: Any, sample: Any) -> float:
+        return 1.0
+
+
+def single(args: Any, sample: Any) -> float: ...
+def single_kwargs(args: Any, sample: Any, **kwargs: Any) -> float: ...
+async def single_async(args: Any, sample: Any) -> float: ...
+def single_other_name(args: Any, item: Any) -> float: ...
+def single_keyword(args: Any, sample: Any, *, evaluation: bool) -> float: ...
+def batch(args: Any, samples: Any, evaluation: bool = False) -> list[float]: ...
+async def batch_async(args: Any, samples: Any, **kwargs: Any) -> list[float]: ...
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        single,
+        single_kwargs,
+        single_async,
+        single_other_name,
+        single_keyword,
+        batch,
+        batch_async,
+        lambda *args, **kwargs: 0.0,
+        functools.partial(lambda weight, args, sample: weight, 1.0),
+        ComputeReward,
+        ComputeReward(None),
+        CallableReward,
+        CallableReward(),
+        max,
+    ],
+)
+def test_reward_forms(obj: Any) -> None:
+    check("rewards", obj)
+
+
+@pytest.mark.parametrize(
+    ("obj", "expected", "found"),
+    [
+        (lambda sample: 0.0, r"(args, sample[, evaluation], **kwargs) -> float", "<lambda>(sample)"),
+        (lambda args, samples, extra: 0, "(args, samples[, evaluation], **kwargs) -> list", "(args, samples, extra)"),
+        (lambda args, sample, *, weight: 0, "(args, sample", "(args, sample, *, weight)"),
+        (3, "a class with compute_reward(self, prompts, responses)", "found int 3"),
+        (pytest, "expected a function", "module pytest; name the function in it"),
+        (type("Empty", (), {}), "a class with compute_reward", "class Empty without compute_reward"),
+        (
+            type("Wrong", (), {"compute_reward": lambda self, prompts: []}),
+            "Wrong.compute_reward: expected (self, prompts, responses)",
+            "found <lambda>(prompts)",
+        ),
+        (
+            type("Call", (), {"__call__": lambda self, sample: 0}),
+            "Call.__call__: expected (args, sample",
+            "found <lambda>(sample)",
+        ),
+        (
+            type("Init", (ComputeReward,), {"__init__": lambda self, a, b: None}),
+            "expected to construct Init(args)",
+            "found Init(a, b)",
+        ),
+    ],
+)
+def test_a_wrong_reward_is_shown_beside_the_right_one(obj: Any, expected: str, found: str) -> None:
+    with pytest.raises(PluginSignatureError) as caught:
+        check("rewards", obj)
+    message = str(caught.value)
+    assert message.startswith("--flag: ")
+    assert expected in message
+    assert found in message
+
+
+async def generate(args: Any, sample: Any, sampling_params: Any) -> Any: ...
+async def generate_eval(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any: ...
+async def generate_context(args: Any, sample: Any, sampling_params: Any, *, context: Any) -> Any: ...
+def generate_annotated(args: Any, sample: Any, sampling_params: Any) -> Awaitable[Any]: ...
+
+
+class Generator:
+    async def __call__(self, args: Any, sample: Any, sampling_params: Any) -> Any: ...
+
+
+def wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        generate,
+        generate_eval,
+        generate_context,
+        generate_annotated,
+        Generator(),
+        wrapped(generate),
+        functools.partial(generate),
+    ],
+)
+def test_generate_forms(obj: Any) -> None:
+    check("generators", obj)
+
+
+def test_a_generate_function_must_be_async() -> None:
+    def plain(args: Any, sample: Any, sampling_params: Any) -> Any: ...
+
+    with pytest.raises(PluginSignatureError, match=r"found plain\(args: .*Make it `async def`"):
+        check("generators", plain)
+
+
+def test_a_generate_function_must_take_the_sampling_params() -> None:
+    async def short(args: Any, sample: Any) -> Any: ...
+
+    with pytest.raises(PluginSignatureError, match=r"expected async \(args, sample, samp.*found async short"):
+        check("generators", short)
+
+
+class Source:
+    def __init__(self, args: Any) -> None: ...
+    def get_samples(self, num_samples: int) -> list[Any]: ...
+    def add_samples(self, samples: list[Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("buffers", lambda args, rollout_id, buffer, num_samples: [], lambda args, buffer, num_samples: []),
+        ("filters", lambda args, samples, **kwargs: True, lambda samples: True),
+        ("models", lambda hf: None, lambda: None),
+        ("recipes", lambda args: None, lambda args, more: None),
+        ("rollouts", lambda args, rollout_id, data_source, evaluation=False: None, lambda args, rollout_id: None),
+        ("losses", lambda args, batch, logits, sum_of_sample_mean: None, lambda args, batch: None),
+        ("losses", type("Loss", (), {"__init__": lambda self, args, estimator: None}), 3),
+        ("data_sources", Source, type("Half", (), {"get_samples": Source.get_samples})),
+        ("data_sources", Source, lambda args: None),
+        ("estimators", EstimatorBase, type("Partial", (), {"advantages": EstimatorBase.advantages})),
+        ("estimators", lambda args, rollout_data: None, lambda args: None),
+        ("functions", lambda: None, "not a function"),
+    ],
+)
+def test_every_kind_has_its_call(kind: str, good: Any, bad: Any) -> None:
+    check(kind, good)
+    with pytest.raises(PluginSignatureError, match="expected"):
+        check(kind, bad)
+
+
+def test_declared_keywords_are_those_spelt_out() -> None:
+    assert declared(generate_context, ("evaluation", "context")) == {"context"}
+    assert declared(single_kwargs, ("evaluation",)) == frozenset()
+    assert declared(max, ("key",)) == frozenset()
+    assert declared(lambda evaluation, /: 0, ("evaluation",)) == frozenset()
+
+
+def test_is_async_and_is_batch_reward() -> None:
+    assert is_async(generate)
+    assert is_async(Generator())
+    assert not is_async(single)
+    assert is_batch_reward(batch)
+    assert not is_batch_reward(single_kwargs)
+
+    def grouped(args: Any, group: Any) -> list[float]: ...
+
+    grouped.scores_groups = True  # type: ignore[attr-defined]
+    assert is_batch_reward(grouped)
+
+
+def test_construct_gives_args_to_who_takes_them() -> None:
+    assert construct(ComputeReward, "args").args == "args"
+    assert isinstance(construct(CallableReward, "args"), CallableReward)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from slime_core.errors import PluginError
+from slime_core.estimator import CustomAdvantages, EstimatorBase
+from slime_core.protocols import AdvantageInputs, LossInputs
+
+ARGS = SimpleNamespace(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None)
+
+
+def advantage_inputs(rewards: list[float], lengths: list[int]) -> AdvantageInputs:
+    return AdvantageInputs(
+        rewards=torch.tensor(rewards),
+        response_lengths=lengths,
+        group_indices=[0] * len(lengths),
+        rollout_ids=list(range(len(lengths))),
+        loss_masks=[torch.ones(n) for n in lengths],
+        kl=[torch.zeros(n) for n in lengths],
+    )
+
+
+def loss_inputs(ratios: list[float], advantages: list[float], **changes: Any) -> LossInputs:
+    log_probs = torch.log(torch.tensor(ratios)) - 5.0
+    n = len(ratios)
+    values: dict[str, Any] = {"loss_mask": torch.ones(n), "sample_lengths": [n], **changes}
+    return LossInputs(log_probs, torch.full((n,), -5.0), torch.tensor(advantages), **values)
+
+
+def test_defaults() -> None:
+    estimator = EstimatorBase(ARGS)
+    assert (estimator.needs_values, estimator.needs_log_probs, estimator.ratio_level) == (False, False, "token")
+    assert estimator.requires == {}
+    assert estimator.shape_rewards(ARGS, [1, 2], [0, 0], [0, 1]) == [1.0, 2.0]
+    result = estimator.advantages(ARGS, advantage_inputs([1.5, -1.0], [2, 1]))
+    assert [a.tolist() for a in result.advantages] == [[1.5, 1.5], [-1.0]]
+    assert [r.tolist() for r in result.returns] == [[1.5, 1.5], [-1.0]]
+
+
+def test_policy_loss_golden() -> None:
+    outputs = EstimatorBase(ARGS).policy_loss(ARGS, loss_inputs([1.5, 0.5, 1.5, 0.5, 1.0], [1.0, 1.0, -1.0, -1.0, 2.0]))
+    assert outputs.loss.tolist() == pytest.approx([-1.28, -0.5, 1.5, 0.8, -2.0], abs=1e-5)
+    assert outputs.metrics["pg_clipfrac"].tolist() == [1.0, 0.0, 0.0, 1.0, 0.0]
+    expected = (-torch.log(torch.tensor([1.5, 0.5, 1.5, 0.5, 1.0]))).tolist()
+    assert outputs.metrics["ppo_kl"].tolist() == pytest.approx(expected, abs=1e-5)
+    assert not any(metric.requires_grad for metric in outputs.metrics.values())
+
+
+def test_dual_clip_is_honoured() -> None:
+    args = SimpleNamespace(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=3.0)
+    outputs = EstimatorBase(args).policy_loss(args, loss_inputs([5.0], [-1.0]))
+    assert outputs.loss.tolist() == pytest.approx([3.0])
+
+
+def test_sequence_level_ratio() -> None:
+    class Sequence(EstimatorBase):
+        ratio_level: ClassVar[Any] = "sequence"
+
+    inputs = loss_inputs([1.1, 1.3, 9.0], [1.0] * 3, loss_mask=torch.tensor([1.0, 1.0, 0.0]))
+    ratio = (1.1 * 1.3) ** 0.5
+    outputs = Sequence(ARGS).policy_loss(ARGS, inputs)
+    assert outputs.loss.tolist() == pytest.approx([-ratio] * 3, abs=1e-5)
+
+
+class Doubling(EstimatorBase):
+    needs_values: ClassVar[bool] = True
+    requires: ClassVar[dict[str, Any]] = {"normalize_advantages": True}  # type: ignore[assignment]
+
+    def shape_rewards(self, args: Any, rewards: Any, group_indices: Any, rollout_ids: Any) -> list[float]:
+        return [2 * r for r in rewards]
+
+
+def test_a_custom_function_replaces_the_advantages_only() -> None:
+    def fn(args: Any, rollout_data: dict[str, Any]) -> None:
+        assert rollout_data["response_lengths"] == [2, 1]
+        assert "values" not in rollout_data
+        rollout_data["advantages"] = [r * m for r, m in zip(rollout_data["rewards"], rollout_data["loss_masks"])]
+        rollout_data["returns"] = [[0, 1], [2]]
+
+    estimator = CustomAdvantages(Doubling(ARGS), fn, "mine.py:fn")
+    assert estimator.needs_values
+    assert estimator.needs_log_probs
+    assert estimator.requires == {"normalize_advantages": True}
+    assert estimator.shape_rewards(ARGS, [1.0], [0], [0]) == [2.0]
+    result = estimator.advantages(ARGS, advantage_inputs([1.5, -1.0], [2, 1]))
+    assert [a.tolist() for a in result.advantages] == [[1.5, 1.5], [-1.0]]
+    assert [r.tolist() for r in result.returns] == [[0.0, 1.0], [2.0]]
+    inputs = loss_inputs([1.5], [1.0])
+    assert torch.equal(estimator.policy_loss(ARGS, inputs).loss, Doubling(ARGS).policy_loss(ARGS, inputs).loss)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "complaint"),
+    [
+        (None, r'did not set rollout_data\["advantages"\]'),
+        ([[1.0, 2.0]], "expected one tensor per sample"),
+        ([[1.0], [1.0]], "expected one tensor per sample"),
+    ],
+)
+def test_a_custom_function_that_leaves_something_out(advantages: Any, complaint: str) -> None:
+    def fn(args: Any, rollout_data: dict[str, Any]) -> None:
+        if advantages is not None:
+            rollout_data["advantages"] = rollout_data["returns"] = advantages
+
+    estimator = CustomAdvantages(EstimatorBase(ARGS), fn, "mine.py:fn")
+    with pytest.raises(PluginError, match=complaint) as error:
+        estimator.advantages(ARGS, advantage_inputs([1.5, -1.0], [2, 1]))
+    assert "mine.py:fn" in str(error.value)
