@@ -173,7 +173,7 @@ class Sample:
     def get_reward_value(self, args: Any) -> float:
         """The scalar reward: `reward` itself, or `reward[args.reward_key]` when a key is set."""
         key = getattr(args, "reward_key", None)
-        return self.reward if not key else self.reward[key]  # type: ignore[return-value,index,call-overload]
+        return self.reward if not key else self.reward[key]  # type: ignore[return-value,index]
 
     # -- extending -----------------------------------------------------------------------------------
 

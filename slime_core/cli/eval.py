@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 
 def run(argv: list[str]) -> int:
@@ -11,7 +10,7 @@ def run(argv: list[str]) -> int:
     from slime_core.config import load_settings
     from slime_core.errors import ConfigError
     from slime_core.launch.inline import prepare
-    from slime_core.observability.run_dir import write_text
+    from slime_core.observability.run_dir import run_dir_of, write_text
     from slime_core.pipeline.metrics import eval_metrics
     from slime_core.pipeline.rollout_stage import write_samples
 
@@ -26,7 +25,7 @@ def run(argv: list[str]) -> int:
     finally:
         stage.stop()
     metrics = eval_metrics(data)
-    run_dir = Path(args.run_dir)
+    run_dir = run_dir_of(args)
     run_dir.mkdir(parents=True, exist_ok=True)
     for name, columns in data.items():
         write_samples(run_dir / "eval" / f"{name}.jsonl", columns["samples"])

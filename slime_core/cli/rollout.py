@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 
 def run(argv: list[str]) -> int:
     """Write one JSONL file per rollout, one sample a line, readable by `Sample.from_dict`."""
     from slime_core.config import load_settings
     from slime_core.launch.inline import prepare
+    from slime_core.observability.run_dir import run_dir_of
 
     settings = load_settings(argv, command="rollout")
     args = settings.args
     if not args.save_debug_rollout_data:
-        args.save_debug_rollout_data = str(Path(args.run_dir) / "rollouts" / "rollout_{rollout_id:07d}.jsonl")
+        args.save_debug_rollout_data = str(run_dir_of(args) / "rollouts" / "rollout_{rollout_id:07d}.jsonl")
     stage = prepare(settings, learn=False).rollout_stage()
     try:
         stage.start()

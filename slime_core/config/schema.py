@@ -3,7 +3,7 @@
 Sections (modules under `sections`) are inherited, so `args.rollout_batch_size` needs no path. Names, types and
 defaults are THUDM/slime's; a default that differs says so here:
 
-- `update_weight_transport` is "tensor" (THUDM/slime: "nccl", which colocated runs turn into tensor handles);
+- `update_weight_transport` is "auto" (THUDM/slime: "nccl", which colocated runs turn into tensor handles);
 - `distributed_backend` is "auto" (nccl on CUDA, gloo on CPU);
 - `rollout_function_path`, `data_source_path` are None, which means the built-in stage.
 

@@ -62,7 +62,6 @@ _REFUSED: Mapping[str, tuple[str, ...]] = {
     ),
     "hooks of training": (
         "rollout_data_postprocess_path",
-        "custom_advantage_function_path",
         "custom_loss_function_path",
         "custom_pg_loss_reducer_function_path",
     ),
@@ -160,7 +159,6 @@ UNSUPPORTED: Mapping[str, Lack] = _by_setting()
 """Setting -> what happens when it is set; a feature that arrives takes its line out of the tables above."""
 
 REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "update_weight_transport": ("nccl",),
     "optimizer": ("sgd",),
     "loss_type": ("custom_loss",),
     "recompute_granularity": ("selective",),

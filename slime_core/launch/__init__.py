@@ -6,10 +6,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
+
+# Before any module below loads torch: OpenMP threads that spin at barriers starve each other when trainer, engine and
+# rewards share few cores. A policy set in the environment wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def run(settings: Settings) -> dict[str, Any]:

@@ -6,6 +6,7 @@ command here, with one line that says which setting it came from.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class Components:
     dynamic_filter_name: str = ""
     buffer_filter: Any = None
     estimator: Any = None
+    advantage_function: Any = None
+    """`--custom-advantage-function-path`, on top of the estimator."""
     loss: Any = None
     engine: Any = None
     trainer: Any = None
@@ -45,6 +48,21 @@ class Components:
     custom_code: bool = False
     """A generate or rollout function came from a path, so it may post to the engine's HTTP address."""
     resolved: list[Resolved] = field(default_factory=list)
+
+    def build_estimator(self, args: Any) -> Any:
+        """The estimator, wrapped where a function computes the advantages; None for a loss without advantages."""
+        from slime_core.estimator import CustomAdvantages, EstimatorBase
+
+        if self.estimator is None:
+            return None
+        made: Any = self.estimator
+        if not inspect.isclass(made):
+            return CustomAdvantages(EstimatorBase(args), made, str(args.advantage_estimator))
+        build: Callable[[Any], Any] = made
+        estimator = build(args)
+        if self.advantage_function is None:
+            return estimator
+        return CustomAdvantages(estimator, self.advantage_function, str(args.custom_advantage_function_path))
 
     def provenance(self) -> list[dict[str, Any]]:
         """Name, distribution, version and source hash of every plugin in use, once each."""
@@ -105,6 +123,7 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
         parts.loss = r.setting("losses", "loss_type")
         if getattr(parts.loss, "needs_advantages", True):
             parts.estimator = r.setting("estimators", "advantage_estimator")
+            parts.advantage_function = r.setting("functions", "custom_advantage_function_path")
             _check_requirements(settings, parts.estimator)
     parts.resolved = r.used
     return parts, r

@@ -22,8 +22,9 @@ from slime_core.launch.components import Components, Resolver, resolve_component
 from slime_core.launch.data_parallel import FollowingJournal, ReceivingRollout, SendingRollout, save_together
 from slime_core.launch.journal import Journal
 from slime_core.launch.resume import commit_to_resume, first_rollout, restore
+from slime_core.launch.process import set_up_process
 from slime_core.launch.rollout_factory import build_rollout
-from slime_core.observability.run_dir import CONFIG, open_run_dir, write_text
+from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
 from slime_core.pipeline.rollout_stage import RolloutStage
 from slime_core.plugins.manager import build_manager
 from slime_core.weights.sync import WeightSync
@@ -57,6 +58,7 @@ def prepare(settings: Settings, *, learn: bool = True) -> Prepared:
         PluginError: A component is.
     """
     args = settings.args
+    set_up_process(args)
     hooks = build_manager(args).hook
     parts, resolver = resolve_components(settings, learn=learn)
     hooks.slime_configure(args=args)
@@ -80,7 +82,7 @@ def train(settings: Settings) -> dict[str, Any]:
     commit = commit_to_resume(args)
     stage = None
     if _is_leader():
-        open_run_dir(Path(args.run_dir), resume=bool(args.load), overwrite=args.overwrite)
+        open_run_dir(run_dir_of(args), resume=bool(args.load), overwrite=args.overwrite)
         stage = run.rollout_stage()
         if args.num_rollout is None:
             args.num_rollout = _rollouts_of(args, stage.parts.data_source)
@@ -94,7 +96,7 @@ def train(settings: Settings) -> dict[str, Any]:
 
 
 def _lead(run: Prepared, trainer: Any, stage: RolloutStage, commit: Path | None) -> dict[str, Any]:
-    args, run_dir = run.args, Path(run.args.run_dir)
+    args, run_dir = run.args, run_dir_of(run.args)
     weights = WeightSync(args, trainer, stage)
     journal = Journal(
         args,
@@ -134,7 +136,7 @@ def _follow(run: Prepared, trainer: Any, commit: Path | None) -> dict[str, Any]:
 def _learner(run: Prepared, trainer: Any) -> Any:
     from slime_core.pipeline.learn import Learner
 
-    estimator = run.parts.estimator(run.args) if run.parts.estimator else None
+    estimator = run.parts.build_estimator(run.args)
     return Learner(run.args, trainer, estimator, run.parts.loss(run.args, estimator))
 
 

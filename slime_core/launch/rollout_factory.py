@@ -28,7 +28,7 @@ def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any) 
             rewards=RewardStage(args, parts.reward, resolver.reward),
             filters=FilterStage(args, parts.dynamic_filter, parts.dynamic_filter_name),
             resolve_generator=resolver.generator,
-            estimator=parts.estimator(args) if parts.estimator else None,
+            estimator=parts.build_estimator(args),
             post_process_rewards=parts.post_process_rewards,
             convert_samples=parts.convert_samples,
             expose=_exposer(args) if parts.custom_code and not args.sglang_router_port else None,

@@ -16,6 +16,12 @@ CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
 _OURS = (CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "rollouts", "eval.json")
 
 
+def run_dir_of(args: Any) -> Path:
+    """The run's directory, which the settings' rules have filled in."""
+    assert args.run_dir, "every command that writes has a run directory"
+    return Path(args.run_dir)
+
+
 def open_run_dir(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
     """Create the directory; refuse one that holds another run unless it is resumed or overwritten.
 

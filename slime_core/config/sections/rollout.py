@@ -74,7 +74,7 @@ class RolloutArgs(Section):
     custom_convert_samples_to_train_data_path: str | None = None
     """fn(args, samples) that makes the train data."""
     rollout_timeout: Annotated[float | None, Field(gt=0)] = 3600.0
-    """Seconds one rollout may take before the run stops with an error."""
+    """Seconds the generation of one sample may take; longer ones fail."""
     max_consecutive_failures: Annotated[int, Field(gt=0)] = 64
     """So many samples failing one after the other stop the run."""
     rollout_buffer_url: str | None = None

@@ -40,8 +40,8 @@ class RunArgs(Section):
     """Same as --dtype bfloat16."""
     fp16: bool = False
     """Half precision."""
-    deterministic_mode: bool = False
-    """Refuse operations whose result depends on timing or on the order of parallel sums."""
+    deterministic_mode: bool = True
+    """An engine in this process steps only when no reward or tool is running, so that results do not depend on timing."""
     num_threads: Annotated[int | None, Field(gt=0)] = None
     """CPU threads of this process; torch's choice when not given."""
     seed: int = 1234

@@ -100,8 +100,8 @@ class WeightArgs(Section):
 
     update_weight_mode: Literal["full", "delta"] = "full"
     """Send all weights or what changed."""
-    update_weight_transport: Literal["tensor", "nccl", "disk"] = "tensor"
-    """How weights reach the engine: in memory, by collective, or as a safetensors directory."""
+    update_weight_transport: Literal["auto", "tensor", "nccl", "disk"] = "auto"
+    """How weights reach the engine: tensor is in memory, disk a safetensors directory; auto and nccl take its best."""
     update_weight_buffer_size: Annotated[int, Field(gt=0)] = 512 * 1024**2
     """Bytes of weights handed over at a time."""
     update_weights_interval: Annotated[int, Field(gt=0)] = 1

@@ -88,8 +88,6 @@ BROKEN = [
     ("--loss-type custom_loss --custom-loss-function-path m.f",
      "--loss-type 'custom_loss' (flag), --custom-loss-function-path 'm.f' (flag) are not supported by this version;"
      " remove to go on."),
-    ("--update-weight-transport nccl",
-     "--update-weight-transport 'nccl' (flag) is not supported by this version; remove to go on."),
 ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ ROWS = [
 OUR_DEFAULTS = {
     "distributed_backend": "auto",
     "train_backend": "embedded",
-    "update_weight_transport": "tensor",
+    "update_weight_transport": "auto",
     "rollout_function_path": None,
     "data_source_path": None,
 }

@@ -83,15 +83,18 @@ def test_a_failed_sample_without_reward_keeps_its_row_but_counts_nowhere(status:
     assert batch.raw_rewards == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("status", [SampleStatus.FAILED, SampleStatus.ABORTED, SampleStatus.TRUNCATED])
+def test_a_sample_that_was_scored_is_trained_on_whatever_its_status(status: SampleStatus) -> None:
+    batch = build([[sample(0, 1.0), sample(0, 0.0, status=status)]])
+    assert batch.rewards == [0.5, -0.5]
+    assert batch.loss_masks == [[1, 1], [1, 1]]
+
+
 def test_a_removed_sample_is_outside_the_group_statistics() -> None:
     batch = build([[sample(0, 1.0), sample(0, 0.0), sample(0, 100.0, remove_sample=True)]])
     assert batch.rewards == [0.5, -0.5, 0.0]
     assert batch.loss_masks[2] == [0, 0]
     assert batch.rollout_mask_sums == [2, 2, 0]
-
-
-def test_a_truncated_sample_with_reward_is_trained_on() -> None:
-    assert build([[sample(0, 1.0, status=SampleStatus.TRUNCATED)]]).loss_masks == [[1, 1]]
 
 
 def test_a_sample_without_a_response_becomes_a_masked_placeholder() -> None:

@@ -92,6 +92,12 @@ def test_static_micro_batches(ranks: int, micro_batch_size: int, global_batch_si
     assert [step[0] for step in counts(schedule)] == expected
 
 
+def test_ranks_take_micro_batches_in_turn() -> None:
+    schedule = build_schedule(make_batch([3] * 8), PackingPolicy(world_size=2, global_batch_size=8, micro_batch_size=2))
+    assert [schedule.for_rank(rank).indices for rank in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert schedule.for_rank(1).steps == [[[0, 1], [2, 3]]]
+
+
 def test_an_oversized_sample_sits_alone() -> None:
     batch = make_batch([3, 15, 4, 2])
     policy = PackingPolicy(world_size=1, global_batch_size=4, max_tokens=10)

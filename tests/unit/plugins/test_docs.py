@@ -1,0 +1,42 @@
+"""The pages about plugins name what there is."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from slime_core.plugins import hookspecs
+from slime_core.plugins.kinds import KINDS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_readme_lists_every_plugin_folder() -> None:
+    listed = set(re.findall(r"\]\((\w+/\w+)/README\.md\)", (ROOT / "plugins" / "README.md").read_text()))
+    folders = {file.parent.relative_to(ROOT / "plugins").as_posix() for file in ROOT.glob("plugins/*/*/pyproject.toml")}
+    assert listed == folders
+
+
+def test_every_plugin_has_its_parts() -> None:
+    for pyproject in ROOT.glob("plugins/*/*/pyproject.toml"):
+        folder = pyproject.parent
+        (package,) = folder.glob("slime_*")
+        for part in (folder / "README.md", package / "py.typed", folder / "tests" / "test_contract.py"):
+            assert part.is_file(), part
+
+
+def test_every_kind_and_flag_is_documented() -> None:
+    page = (ROOT / "docs" / "plugins" / "index.md").read_text()
+    for kind in KINDS.values():
+        assert f"| `{kind.group}` | {kind.singular} |" in page
+        for flag in kind.flags:
+            if flag.startswith("--"):
+                assert f"`{flag}`" in page, flag
+
+
+def test_every_hook_is_documented_with_its_parameters() -> None:
+    page = (ROOT / "docs" / "plugins" / "hooks.md").read_text()
+    for name, hook in inspect.getmembers(hookspecs, inspect.isfunction):
+        if name.startswith("slime_"):
+            assert f"`{name}({', '.join(inspect.signature(hook).parameters)})`" in page, name
