@@ -8,6 +8,13 @@ from the end of one to the end of the next, without the first. Set-up of the oth
     /tmp/trl-venv/bin/pip install trl
     .venv/bin/python benchmarks/end_to_end.py --trl-python /tmp/trl-venv/bin/python
 
+TRL runs twice: "tuned" is as fast as its settings allow here (no vLLM, which needs a GPU; `transformers.generate` on
+the whole rollout at once; forward and backward over as many samples as slime packs; no gradient checkpointing; nothing
+logged or saved), "defaults" keeps its batch of 8 per device and its gradient checkpointing. Both sides normalise
+rewards within the group, recompute log-probs before the first of two optimizer steps, use no KL and AdamW.
+
+The last line is a bound: the time that the matrix products of this work take at the speed this machine multiplies
+matrices of these shapes. No implementation in the same precision can be faster, so it says how large a ratio can get.
 What a reader would get wrong: this file runs under both interpreters, so it imports slime and trl inside functions.
 """
 
@@ -21,7 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +38,7 @@ from _table import spread, table
 HERE = Path(__file__).resolve().parent
 STEPS_PER_ROLLOUT = 2
 AIM = 15.0
+SLIME, TUNED, DEFAULTS = SIDES = ("slime", "trl-tuned", "trl-defaults")
 REWARD = '''"""Share of digits among the characters of the answer: cheap, and different within a group."""
 
 
@@ -66,9 +75,11 @@ class Job:
     rollouts: int
     """Timed ones; one more is done before them."""
     threads: int
+    """0 leaves threads and OpenMP as each side comes."""
     micro_batch: int
     """Samples per forward and backward pass of TRL; slime packs up to as many tokens as they have."""
-    static_cache: bool = False
+    trl_defaults: bool = False
+    """Leave TRL's batch per device and gradient checkpointing as they come."""
 
     @property
     def samples(self) -> int:
@@ -135,12 +146,20 @@ def slime_command(job: Job, work: Path) -> list[str]:
         "weight-decay": "0.0",
         "device": "cpu",
         "dtype": "float32",
-        "num-threads": job.threads,
+        **({"num-threads": job.threads} if job.threads else {}),
         "run-dir": str(work / "run"),
         "plugin-dir": str(HERE / "clock"),
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return ["-m", "slime_core", "train", *words, "--use-dynamic-batch-size", "--calculate-per-token-loss", "--overwrite"]
+    return [
+        "-m",
+        "slime_core",
+        "train",
+        *words,
+        "--use-dynamic-batch-size",
+        "--calculate-per-token-loss",
+        "--overwrite",
+    ]
 
 
 def run_slime(job: Job, python: str, work: Path) -> Measured:
@@ -181,7 +200,8 @@ def trl_main(job: Job, result: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
-    torch.set_num_threads(job.threads)
+    if job.threads:
+        torch.set_num_threads(job.threads)
     share_of_digits = runpy.run_path(job.reward)["share_of_digits"]
     rows = [json.loads(line) for line in Path(job.prompts).read_text(encoding="utf-8").splitlines()]
     rows = [rows[i % len(rows)] for i in range(job.num_prompts * (job.rollouts + 1))]
@@ -223,23 +243,22 @@ def trl_main(job: Job, result: Path) -> None:
 
 
 def trl_config(job: Job, directory: str) -> Any:
-    """TRL as fast as its settings allow on CPU without vLLM: one generation of the whole batch, nothing logged."""
+    """One generation of the whole batch, nothing logged."""
     from trl import GRPOConfig
 
     steps = STEPS_PER_ROLLOUT
-    micro_batch = min(job.micro_batch, job.samples // steps)
+    micro_batch = min(8 if job.trl_defaults else job.micro_batch, job.samples // steps)
+    more = {} if job.trl_defaults else {"gradient_checkpointing": False}
     return GRPOConfig(
         output_dir=directory,
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=job.samples // steps // micro_batch,
         generation_batch_size=job.samples,
         num_generations=job.group_size,
         max_completion_length=job.new_tokens,
         generation_kwargs={"min_new_tokens": job.new_tokens},
-        cache_implementation="static" if job.static_cache else None,
         temperature=1.0,
         beta=0.0,
         learning_rate=1e-4,
@@ -252,11 +271,12 @@ def trl_config(job: Job, directory: str) -> Any:
         disable_tqdm=True,
         shuffle_dataset=False,
         dataloader_pin_memory=False,
+        **more,
     )
 
 
 def differences(moments: list[float]) -> list[float]:
-    return [after - before for before, after in zip(moments, moments[1:])]
+    return [after - before for before, after in pairwise(moments)]
 
 
 # -- both ------------------------------------------------------------------------------------------------
@@ -264,7 +284,9 @@ def differences(moments: list[float]) -> list[float]:
 
 def run_process(command: list[str], environment: dict[str, str], threads: int) -> None:
     """Run to the end; on failure show what it printed and stop."""
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if threads:
+        env |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, env=env | environment, capture_output=True, text=True, timeout=1800)
     if done.returncode:
         raise SystemExit(f"{' '.join(command[:4])} ... failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -272,7 +294,7 @@ def run_process(command: list[str], environment: dict[str, str], threads: int) -
 
 def versions(python: str, names: list[str]) -> str:
     """`name version, ...` as that interpreter sees them; SystemExit with the set-up commands when one is missing."""
-    code = "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in %r}))" % names
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
     if done.returncode:
         setup = __doc__.split("once:\n\n")[1].split("\n\n")[0]
@@ -288,26 +310,23 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=20)
     parser.add_argument("--rollouts", type=int, default=3, help="timed rollouts of each process")
     parser.add_argument("--repeats", type=int, default=2, help="processes of each side, in turns")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of each side; 0 is whatever each side does by itself")
     parser.add_argument("--micro-batch", type=int, default=128, help="samples per forward and backward pass")
-    parser.add_argument("--trl-static-cache", action="store_true")
-    parser.add_argument("--only", choices=("slime", "trl"), help="run one side, without a ratio")
+    parser.add_argument("--only", nargs="+", choices=SIDES, default=list(SIDES), help="sides to run")
     parser.add_argument("--trl-job", help=argparse.SUPPRESS)
     parser.add_argument("--trl-result", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.trl_job:
         trl_main(Job(**json.loads(options.trl_job)), Path(options.trl_result))
         return
-    sides = [options.only] if options.only else ["slime", "trl"]
-    if "trl" in sides:
+    print("slime side:", versions(sys.executable, ["slime-rl", "torch"]), flush=True)
+    if set(options.only) - {SLIME}:
         print("trl side:  ", versions(options.trl_python, ["trl", "transformers", "torch"]), flush=True)
-    if "slime" in sides:
-        print("slime side:", versions(sys.executable, ["slime-rl", "torch"]), flush=True)
     with tempfile.TemporaryDirectory(prefix="slime-bench-") as directory:
-        compare(options, sides, Path(directory))
+        compare(options, Path(directory))
 
 
-def compare(options: argparse.Namespace, sides: list[str], work: Path) -> None:
+def compare(options: argparse.Namespace, work: Path) -> None:
     """Run the sides in turns and print the table."""
     model, prompts, reward = write_inputs(work, options.prompts)
     job = Job(
@@ -320,17 +339,45 @@ def compare(options: argparse.Namespace, sides: list[str], work: Path) -> None:
         rollouts=options.rollouts,
         threads=options.threads,
         micro_batch=options.micro_batch,
-        static_cache=options.trl_static_cache,
     )
-    runners = {"slime": lambda: run_slime(job, sys.executable, work), "trl": lambda: run_trl(job, options.trl_python, work)}
-    found: dict[str, list[Measured]] = {side: [] for side in sides}
+    runners = {
+        SLIME: lambda: run_slime(job, sys.executable, work),
+        TUNED: lambda: run_trl(job, options.trl_python, work),
+        DEFAULTS: lambda: run_trl(replace(job, trl_defaults=True), options.trl_python, work),
+    }
+    found: dict[str, list[Measured]] = {side: [] for side in options.only}
     for _ in range(options.repeats):
-        for side in sides:
-            found[side].append(runners[side]())
-            newest = found[side][-1]
-            print(f"{side}: {', '.join(f'{s:.3f}' for s in newest.seconds)} s per rollout", flush=True)
-            check(side, newest, job)
-    report(job, found)
+        for side, runs in found.items():
+            runs.append(runners[side]())
+            print(f"{side}: {', '.join(f'{s:.3f}' for s in runs[-1].seconds)} s per rollout", flush=True)
+            check(side, runs[-1], job)
+    report(job, found, bound_seconds(job, found))
+
+
+def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
+    """CPU time of the work's matrix products at this machine's best speed for them, on one thread.
+
+    A multiply-add of every weight per token: once to generate, once for the old log-probs, three times to train.
+    Prompts of a group count once in generation. Attention and everything else count nothing.
+    """
+    import torch
+
+    hf = json.loads((Path(job.model) / "config.json").read_text(encoding="utf-8"))
+    hidden, inner, heads = hf["hidden_size"], hf["intermediate_size"], hf["num_attention_heads"]
+    projections = 2 * heads * hf["head_dim"] + 2 * hf["num_key_value_heads"] * hf["head_dim"]
+    weights = hf["num_hidden_layers"] * hidden * (projections + 3 * inner) + hf["vocab_size"] * hidden
+    prompt = next(iter(found.values()))[0].prompt_tokens
+    response = job.samples * job.new_tokens
+    operations = 2 * weights * (response + prompt / job.group_size + 4 * (response + prompt))
+    threads, rows, best = torch.get_num_threads(), job.micro_batch * 32, float("inf")
+    torch.set_num_threads(1)
+    x, weight = torch.randn(rows, hidden), torch.randn(inner, hidden)
+    for _ in range(50):
+        started = time.process_time()
+        torch.nn.functional.linear(x, weight)
+        best = min(best, time.process_time() - started)
+    torch.set_num_threads(threads)
+    return operations * best / (2 * rows * hidden * inner)
 
 
 def check(side: str, measured: Measured, job: Job) -> None:
@@ -340,13 +387,14 @@ def check(side: str, measured: Measured, job: Job) -> None:
     assert len(measured.seconds) == job.rollouts, f"{side}: {len(measured.seconds)} timed rollouts"
 
 
-def report(job: Job, found: dict[str, list[Measured]]) -> None:
+def report(job: Job, found: dict[str, list[Measured]], bound: float) -> None:
     """Wall time is what a user waits for; CPU time says how much of a difference is other load on the machine."""
     wall = {side: [s for run in runs for s in run.seconds] for side, runs in found.items()}
     cpu = {side: [s for run in runs for s in run.cpu_seconds] for side, runs in found.items()}
+    threads = f"{job.threads} thread(s)" if job.threads else "threads as each side comes"
     print(
         f"\n{job.samples} samples ({job.num_prompts} prompts x {job.group_size}) of {job.new_tokens} new tokens,"
-        f" {STEPS_PER_ROLLOUT} optimizer steps per rollout, float32, CPU, {job.threads} thread(s)\n"
+        f" {STEPS_PER_ROLLOUT} optimizer steps per rollout, float32, CPU, {threads}\n"
     )
     header = ["side", "rollouts", "wall s", "spread", "samples/s", "CPU s", "spread", "samples/CPU-s"]
     rows = []
@@ -356,11 +404,13 @@ def report(job: Job, found: dict[str, list[Measured]]) -> None:
         cells += [f"{cpu_s:.3f}", spread(cpu[side]), f"{job.samples / cpu_s:.0f}"]
         rows.append([side, str(len(wall[side])), *cells])
     print(table(header, rows))
-    if len(found) == 2:
-        print()
+    print()
+    for side in [side for side in found if side != SLIME and SLIME in found]:
         for name, times in (("samples/s", wall), ("samples/CPU-s", cpu)):
-            ratio = statistics.median(times["trl"]) / statistics.median(times["slime"])
-            print(f"{name}: slime / trl = {ratio:.1f}x (aim: at least {AIM:.0f}x)")
+            ratio = statistics.median(times[side]) / statistics.median(times[SLIME])
+            print(f"{name}: slime / {side} = {ratio:.1f}x (aim: at least {AIM:.0f}x)")
+    bounds = ", ".join(f"{statistics.median(cpu[side]) / bound:.1f}x for {side}" for side in found)
+    print(f"bound: matrix products alone {bound:.3f} CPU-s per rollout; CPU time over the bound: {bounds}")
 
 
 if __name__ == "__main__":

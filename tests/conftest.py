@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -47,7 +48,8 @@ class TinyRun:
             "num_steps_per_rollout": 2,
             "num_rollout": 4,
             "rollout_max_response_len": 8,
-            "lr": "1e-3",
+            "lr": "3e-3",
+            "lr_decay_style": "constant",
             "num_threads": 1,
             "save": save,
             "save_interval": 1 if save else None,
@@ -91,3 +93,12 @@ def slime() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
         return done
 
     yield run
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -18,7 +18,7 @@ def run(argv: list[str]) -> int:
     args = settings.args
     if not args.eval_datasets:
         raise ConfigError("slime eval: no data set; type --eval-prompt-data NAME PATH (or --eval-config FILE)")
-    stage = prepare(settings, learn=False).rollout_stage()
+    stage = prepare(settings, learn=False).rollout_stage(draws=False)
     try:
         stage.start()
         data, timing = stage.evaluate_samples(0)

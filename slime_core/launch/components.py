@@ -14,7 +14,7 @@ from typing import Any
 from slime_core.config import Settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.resolve import Resolved, resolve
+from slime_core.plugins.resolve import Resolved, absolute_spec, resolve
 
 DEFAULTS = {
     "data_source_path": "dataset",
@@ -80,8 +80,14 @@ class Resolver:
 
     def setting(self, kind: str, name: str) -> Any:
         """The object that setting `name` (or its default) selects; None when it selects nothing."""
-        spec = getattr(self.args, name, None) or DEFAULTS.get(name)
-        return None if not spec else self.spec(kind, spec, self.origin(name)).obj
+        spec = self.named(name)
+        return None if spec is None else self.spec(kind, spec, self.origin(name)).obj
+
+    def named(self, name: str) -> str | None:
+        """The spec that setting `name` holds, its file path made absolute for other processes; or the default's."""
+        if getattr(self.args, name, None):
+            setattr(self.args, name, absolute_spec(getattr(self.args, name)))
+        return getattr(self.args, name, None) or DEFAULTS.get(name)
 
     def origin(self, name: str) -> str:
         """`--flag (where it was set)`, for error messages."""
@@ -95,7 +101,7 @@ class Resolver:
 
     def reward(self, spec: str, origin: str = "sample.custom_rm_path") -> RewardCaller:
         """A reward function ready to be called."""
-        return RewardCaller(self.spec("rewards", spec, origin), self.args)
+        return RewardCaller(self.spec("rewards", spec, origin), self.args, group=self.args.group_rm)
 
     def generator(self, spec: str, origin: str = "sample.generate_function_path") -> GenerateCaller:
         """A generate function ready to be called."""
@@ -132,11 +138,11 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
 def _resolve_generation(parts: Components, r: Resolver) -> None:
     args = r.args
     name = "custom_generate_function_path"
-    parts.generator = r.generator(getattr(args, name) or DEFAULTS[name], r.origin(name))
+    parts.generator = r.generator(r.named(name) or DEFAULTS[name], r.origin(name))
     named = [r.args.custom_generate_function_path, r.args.rollout_function_path, r.args.eval_function_path]
     parts.custom_code = any(spec and not spec.replace("-", "_").replace(":", "_").isidentifier() for spec in named)
     reward_flag = "custom_rm_path" if args.custom_rm_path else "rm_type"
-    spec = args.custom_rm_path or args.rm_type
+    spec = r.named(reward_flag)
     if spec:
         parts.reward = r.reward(spec, r.origin(reward_flag))
     filter_spec = args.dynamic_sampling_filter_path

@@ -45,9 +45,9 @@ class Prepared:
         """The settings' values."""
         return self.settings.args
 
-    def rollout_stage(self) -> RolloutStage:
-        """A rollout stage in this process, not yet started."""
-        return build_rollout(self.args, self.parts, self.resolver, self.hooks)
+    def rollout_stage(self, *, draws: bool = True) -> RolloutStage:
+        """A rollout stage in this process, not yet started; without `draws` it can only evaluate."""
+        return build_rollout(self.args, self.parts, self.resolver, self.hooks, draws=draws)
 
 
 def prepare(settings: Settings, *, learn: bool = True) -> Prepared:

@@ -1,16 +1,26 @@
-"""What every process of a run sets once: threads and seeds."""
+"""What every process of a run sets once: threads, seeds, and how often garbage is collected."""
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
 import numpy
 import torch
 
+GC_THRESHOLDS = (50_000, 20, 10)
+"""Of the cyclic garbage collector, by generation. With Python's 700, scanning the samples and tasks of a large rollout
+again and again takes more than half of the CPU time of dispatching them (`benchmarks/overhead.py`)."""
+
 
 def set_up_process(args: Any) -> None:
-    """Set the number of threads and seed every random generator."""
+    """Set the number of threads, seed every random generator, and let the garbage collector run less often.
+
+    Collector thresholds of the embedding program that are off or higher stay as they are.
+    """
+    if 0 < gc.get_threshold()[0] < GC_THRESHOLDS[0]:
+        gc.set_threshold(*GC_THRESHOLDS)
     if args.num_threads:
         torch.set_num_threads(args.num_threads)
     random.seed(args.seed)

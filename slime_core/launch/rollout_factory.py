@@ -13,13 +13,17 @@ from slime_core.pipeline.tokenizer import load_tokenizer
 from slime_core.protocols import RolloutEngine
 
 
-def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any) -> RolloutStage:
-    """Construct data source, tokenizer and (not yet started) engine. Raises DataError for unusable data."""
+def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any, *, draws: bool = True) -> RolloutStage:
+    """Construct data source, tokenizer and (not yet started) engine; without `draws` there is no data source.
+
+    Raises:
+        DataError: The data cannot be used.
+    """
     with_engine = parts.engine is not None
     return RolloutStage(
         args,
         RolloutParts(
-            data_source=parts.data_source(args),
+            data_source=parts.data_source(args) if draws else None,
             rollout_function=parts.rollout_function,
             eval_function=parts.eval_function,
             tokenizer=load_tokenizer(args.hf_checkpoint) if with_engine else None,

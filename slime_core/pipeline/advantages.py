@@ -25,9 +25,10 @@ def compute_advantages(
     """Fill in `kl`, `advantages` and `returns`.
 
     Args:
-        args: `kl_loss_type` names the estimate; `normalize_advantages` whitens over all ranks.
+        args: With `kl_coef` the KL is estimated (`kl_loss_type`), else it is zero; `normalize_advantages` whitens over
+            all ranks.
         batch: The rank's local batch.
-        tensors: Its columns; with `ref_log_probs` and `old_log_probs` the KL is estimated, else it is zero.
+        tensors: Its columns.
         estimator: The algorithm.
         all_reduce: Sum over data-parallel ranks.
 
@@ -59,7 +60,7 @@ def compute_advantages(
 
 
 def _kl(args: Args, tensors: TrainTensors) -> Column:
-    if tensors.ref_log_probs is None or tensors.old_log_probs is None:
+    if not args.kl_coef or tensors.ref_log_probs is None or tensors.old_log_probs is None:
         return [torch.zeros_like(mask) for mask in tensors.loss_masks]
     pairs = zip(tensors.old_log_probs, tensors.ref_log_probs)
     return [kl_estimate(old, ref, args.kl_loss_type) for old, ref in pairs]

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from slime_core.errors import RolloutError
 from slime_core.pipeline.gate import GatedEngine
 from slime_core.pipeline.reward import RewardStage
+from slime_core.pipeline.tokenizer import encode_prompt
 from slime_core.protocols import GenerateContext
 from slime_core.types import Group, Sample, SampleStatus
 
@@ -118,6 +119,7 @@ class SampleRunner:
         sample.session_id = sample.session_id or f"{int(context.evaluation)}-{sample.group_index}-{sample.index}"
         generator = self._generator_of(sample)
         try:
+            self._encode(sample)
             async with asyncio.timeout(self.args.rollout_timeout):
                 result = await generator.call(
                     self.args, sample, params, evaluation=context.evaluation, context=context
@@ -131,6 +133,12 @@ class SampleRunner:
             return [sample]
         siblings = result if isinstance(result, list) else [result]
         return self._checked(siblings, sample, generator.label)
+
+    def _encode(self, sample: Sample) -> None:
+        """Give the sample its prompt ids; data sources written for THUDM/slime leave that to the rollout."""
+        if not sample.tokens and sample.prompt:
+            args = None if isinstance(sample.prompt, str) else self.args  # text has its template already
+            sample.tokens = encode_prompt(self.tokenizer, sample.prompt, args, sample.metadata.get("tools"))
 
     def _checked(self, siblings: list[Sample], origin: Sample, where: str) -> list[Sample]:
         """Give fan-out siblings a common rollout id; what is no aligned sample becomes a failure of its origin."""

@@ -1,15 +1,15 @@
 """Stages 8 to 10 of one rollout: `TrainBatch` -> optimizer steps -> metrics, on one data-parallel rank.
 
 Called by the loop with the whole batch on every rank; each rank schedules it alike and takes its share. What a
-reader would get wrong: the "old" log-probs. With one optimizer step per rollout they are the step's own, detached (no
-extra forward pass); otherwise the trainer recomputes them before the first step, or with `--use-rollout-logprobs`
-they are the engine's. Estimators that need them (sequence ratios, KL in the reward, `needs_log_probs`) always get
-recomputed ones.
+reader would get wrong: the "old" log-probs. Samples of the first optimizer step use that step's own, detached, which
+costs no extra forward pass; the trainer recomputes those of later steps' samples before the first step. Estimators
+that need them beforehand (sequence ratios, KL in the reward, `needs_log_probs`) get recomputed ones for all. With
+`--use-rollout-logprobs` they are the engine's.
 
 Metrics: `train/*` are means over the rollout's optimizer steps (`train/lr`: the last one;
 `train/skipped_steps`: their number), `rollout/*` describe the
 data before the update (`pipeline/report.py`). `train/train_rollout_logprob_abs_diff` compares the trainer's log-probs
-before the update with the engine's; where none were recomputed, on the first step's samples.
+before the update with the engine's (with `--use-rollout-logprobs` on the first step's samples only).
 
 A loss that is NaN or infinite raises `TrainError` before its backward pass. A gradient norm that is not finite raises
 unless the trainer reports `skipped_steps` 1, that is, it left the weights alone.
@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -90,19 +91,19 @@ class Learner:
         share = schedule.for_rank(self.trainer.rank)
         local = batch.select(share.indices)
         clock = _Clock()
-        tensors = self._prepare(local, schedule, share, clock)
+        tensors = self._prepare(local, share, clock)
         watch = _Watch(rollout_id, local)
         with clock.timed("actor_train"):
             steps = self._take_steps(batch, local, tensors, schedule, share, watch)
         metrics = {f"train/{name}": value for name, value in _over_steps(steps).items()}
-        metrics |= self._describe(batch, local, tensors, share, watch)
+        metrics |= self._describe(batch, local, tensors, watch)
         if self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self.trainer.update_reference()
         return metrics | clock.metrics()
 
     # -- before the steps ----------------------------------------------------------------------------
 
-    def _prepare(self, local: TrainBatch, schedule: Schedule, share: RankSchedule, clock: _Clock) -> TrainTensors:
+    def _prepare(self, local: TrainBatch, share: RankSchedule, clock: _Clock) -> TrainTensors:
         """The local batch as tensors, with log-probs and advantages as far as the loss needs them."""
         tensors = TrainTensors.from_batch(local, self.trainer.device)
         if not self.loss.needs_advantages:
@@ -116,15 +117,31 @@ class Learner:
                     " the generate function must record them"
                 )
             tensors.old_log_probs = tensors.rollout_log_probs
-        elif len(schedule.steps) > 1 or self._needs_old_log_probs():
+        elif self._needs_all_log_probs():
             with clock.timed("log_probs"):
                 tensors.old_log_probs = self.trainer.log_probs(local, micro_batches, role="actor")
         if self._needs_reference():
             with clock.timed("ref_log_probs"):
                 tensors.ref_log_probs = self.trainer.log_probs(local, micro_batches, role="ref")
-        return compute_advantages(self.args, local, tensors, self.estimator, self.trainer.all_reduce)
+        tensors = compute_advantages(self.args, local, tensors, self.estimator, self.trainer.all_reduce)
+        if tensors.old_log_probs is None and len(share.steps) > 1:
+            with clock.timed("log_probs"):
+                tensors.old_log_probs = self._later_log_probs(local, share)
+        return tensors
 
-    def _needs_old_log_probs(self) -> bool:
+    def _later_log_probs(self, local: TrainBatch, share: RankSchedule) -> Column:
+        """Those of all but the first step's samples, which come first in the local batch and get empty tensors."""
+        first = sum(map(len, share.steps[0]))
+        micro_batches = [[p - first for p in micro_batch] for step in share.steps[1:] for micro_batch in step]
+        later = local.select(range(first, len(local)))
+        found = self.trainer.log_probs(later, micro_batches, role="actor")
+        return [torch.zeros(0, device=self.trainer.device)] * first + found
+
+    def _reuses_own_log_probs(self) -> bool:
+        """The first step's policy is its own old policy."""
+        return self.loss.needs_advantages and not self.args.use_rollout_logprobs and not self._needs_all_log_probs()
+
+    def _needs_all_log_probs(self) -> bool:
         assert self.estimator is not None
         sequence_level = self.estimator.ratio_level == "sequence"
         return sequence_level or self.estimator.needs_log_probs or bool(self.args.kl_coef)
@@ -147,7 +164,9 @@ class Learner:
         for number, (step, micro_batches) in enumerate(zip(schedule.steps, share.steps)):
             per_token = self.args.calculate_per_token_loss
             denominators = Denominators.of(batch, step.samples, per_token=per_token)
-            loss_fn = watch.over(self.loss.bind(local, tensors, denominators), keep=number == 0)
+            reuses = number == 0 and self._reuses_own_log_probs()
+            known = replace(tensors, old_log_probs=None) if reuses else tensors
+            loss_fn = watch.over(self.loss.bind(local, known, denominators), keep=number == 0)
             found = self.trainer.train_step(local, micro_batches, loss_fn, with_entropy=self.loss.needs_entropy)
             norm = found.get("grad_norm", 0.0)
             if not math.isfinite(norm) and not found.get("skipped_steps"):
@@ -157,17 +176,16 @@ class Learner:
 
     # -- after the steps -----------------------------------------------------------------------------
 
-    def _describe(
-        self, batch: TrainBatch, local: TrainBatch, tensors: TrainTensors, share: RankSchedule, watch: _Watch
-    ) -> dict[str, float]:
-        recomputed = None if self.args.use_rollout_logprobs else tensors.old_log_probs
-        positions = list(range(len(local)))
-        if recomputed is None:
-            positions = [p for micro_batch in share.steps[0] for p in micro_batch]
-        seen = recomputed if recomputed is not None else watch.column()
-        metrics = rollout_report(batch, local, tensors, seen if len(positions) == len(local) else None, self.trainer)
+    def _describe(self, batch: TrainBatch, local: TrainBatch, tensors: TrainTensors, watch: _Watch) -> dict[str, float]:
+        # The trainer's own log-probs before the update, by position.
+        known = {} if self.args.use_rollout_logprobs else dict(enumerate(tensors.old_log_probs or ()))
+        if not known or self._reuses_own_log_probs():
+            known |= watch.first_step
+        # Every rank has samples in every step, so all ranks agree on this.
+        column = [known[p] for p in range(len(local))] if len(known) == len(local) else None
+        metrics = rollout_report(batch, local, tensors, column, self.trainer)
         if tensors.rollout_log_probs is not None:
-            metrics |= log_prob_gap(tensors, seen, positions, self.trainer)
+            metrics |= log_prob_gap(tensors, known, self.trainer)
         return metrics
 
 
@@ -177,7 +195,8 @@ class _Watch:
     def __init__(self, rollout_id: int, local: TrainBatch) -> None:
         self._rollout_id = rollout_id
         self._local = local
-        self._seen: dict[int, torch.Tensor] = {}
+        self.first_step: dict[int, torch.Tensor] = {}
+        """Log-probs before the update of the samples in the first step, by position."""
 
     def over(self, loss_fn: LossFn, *, keep: bool) -> LossFn:
         """The same function, watched."""
@@ -185,7 +204,7 @@ class _Watch:
         def watched(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             if keep:
                 lengths = [self._local.response_lengths[p] for p in output.positions]
-                self._seen.update(zip(output.positions, torch.split(output.log_probs.detach(), lengths)))
+                self.first_step.update(zip(output.positions, torch.split(output.log_probs.detach(), lengths)))
             loss, metrics = loss_fn(output)
             if not torch.isfinite(loss.detach()):
                 raise TrainError(self._complaint(loss.item(), output))
@@ -200,11 +219,6 @@ class _Watch:
             f"rollout {self._rollout_id}: the loss of a micro-batch is {loss} (samples {samples[:16]}; {bad} of"
             f" {output.log_probs.numel()} log-probs not finite)"
         )
-
-    def column(self) -> Column:
-        """The log-probs seen, per sample of the local batch; empty tensors where none were."""
-        empty = torch.zeros(0)
-        return [self._seen.get(position, empty) for position in range(len(self._local))]
 
 
 class _Clock:

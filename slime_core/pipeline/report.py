@@ -7,7 +7,7 @@ is a plain mean over tokens. Both cover all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -74,16 +74,17 @@ def _token_means(
     return {f"rollout/{name}": total for name, total in zip(columns, totals)}
 
 
-def log_prob_gap(
-    tensors: TrainTensors, log_probs: Column, positions: Sequence[int], trainer: Trainer
-) -> dict[str, float]:
-    """Mean and maximum of |trainer - engine| over the unmasked tokens of the samples at `positions`, on all ranks."""
+def log_prob_gap(tensors: TrainTensors, log_probs: Mapping[int, torch.Tensor], trainer: Trainer) -> dict[str, float]:
+    """Mean and maximum of |trainer - engine| over the unmasked tokens of the samples known, on all ranks.
+
+    `log_probs`: of the trainer before the update, by position in the local batch.
+    """
     assert tensors.rollout_log_probs is not None
     # Slots 0 and 1: sum and count; then one slot per rank, so that a sum over ranks carries every rank's maximum.
     slots = torch.zeros(2 + trainer.world_size, dtype=torch.float64, device=trainer.device)
-    for position in positions:
+    for position, values in log_probs.items():
         mask = tensors.loss_masks[position].double()
-        gap = masked((log_probs[position] - tensors.rollout_log_probs[position]).abs().double(), mask)
+        gap = masked((values - tensors.rollout_log_probs[position]).abs().double(), mask)
         slots[0] += gap.sum()
         slots[1] += mask.sum()
         slots[2 + trainer.rank] = torch.maximum(slots[2 + trainer.rank], gap.max())

@@ -25,7 +25,7 @@ class TrainTensors:
     rollout_log_probs: Column | None = None
     """Of the engine that sampled the tokens."""
     old_log_probs: Column | None = None
-    """Of the policy at the start of the update; None while the update's single step reuses its own."""
+    """Of the policy at the start of the update; None or empty tensors where the first step reuses its own."""
     ref_log_probs: Column | None = None
     teacher_log_probs: Column | None = None
     kl: Column | None = None

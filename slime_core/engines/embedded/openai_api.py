@@ -71,7 +71,7 @@ def openai_router(engine: EmbeddedEngine, model_name: str) -> APIRouter:
 
     async def run(request: Request, job: _Job, stream: bool) -> Response:
         if stream:
-            return await event_stream(_events(engine, job), "openai")
+            return await event_stream(request, _events(engine, job), "openai")
 
         async def one(choice: int) -> GenerationOutput:
             return await engine.generate(job.prompt_of(choice), job.params[choice], top_logprobs=job.top_logprobs or 0)

@@ -19,7 +19,7 @@ import slime_core
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.generate_api import generate_router
 from slime_core.engines.embedded.openai_api import openai_router
-from slime_core.engines.embedded.wire import BadRequest, error_body, json_response, read_json, take
+from slime_core.engines.embedded.wire import BadRequest, ClientGone, error_body, json_response, read_json, take
 from slime_core.errors import EngineError, WeightSyncError
 
 HEALTH_TIMEOUT_S = 20.0
@@ -42,6 +42,10 @@ def create_app(engine: EmbeddedEngine, model_name: str) -> FastAPI:
     @app.exception_handler(EngineError)
     async def refused(request: Request, error: EngineError) -> Response:
         return _error(request, str(error), 503 if engine.failed else 400)
+
+    @app.exception_handler(ClientGone)
+    async def nobody_waits(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)
 
     @app.exception_handler(WeightSyncError)
     async def not_synced(request: Request, error: WeightSyncError) -> Response:

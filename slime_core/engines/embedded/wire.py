@@ -22,6 +22,10 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
 class BadRequest(EngineError):
     """The request cannot be served as it is."""
 
@@ -71,12 +75,11 @@ def event(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-async def event_stream(events: AsyncIterator[bytes], error_shape: str = "sglang") -> StreamingResponse:
+async def event_stream(
+    request: Request, events: AsyncIterator[bytes], error_shape: str = "sglang"
+) -> StreamingResponse:
     """Events as a response. What is wrong with the request itself is raised here, before the status is sent."""
-    try:
-        first = await anext(events)
-    except StopAsyncIteration:
-        first = b""
+    first = await unless_disconnected(request, anext(events, b""))
 
     async def body() -> AsyncIterator[bytes]:
         yield first
@@ -97,7 +100,7 @@ def error_body(message: str, shape: str = "sglang", code: int = 400) -> dict[str
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Await `work`, cancelling it when the client goes away."""
+    """Await `work`, cancelling it when the client goes away. Raises ClientGone."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -106,10 +109,11 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-        return await task
+        if task.done():
+            return task.result()
+        raise ClientGone
     finally:
+        task.cancel()
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch

@@ -15,7 +15,9 @@ from slime_core.types import TrainBatch
 
 
 def make_args(**changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"normalize_advantages": False, "kl_loss_type": "k1", "eps_clip": 0.2, **changes})
+    return SimpleNamespace(
+        **{"normalize_advantages": False, "kl_coef": 0.0, "kl_loss_type": "k1", "eps_clip": 0.2, **changes}
+    )
 
 
 def make_batch(rewards: list[float], masks: list[list[int]]) -> TrainBatch:
@@ -59,7 +61,7 @@ class TakesKl(EstimatorBase):
 
 
 def test_the_kl_is_between_the_old_policy_and_the_reference() -> None:
-    args = make_args(kl_loss_type="k2")
+    args = make_args(kl_coef=0.1, kl_loss_type="k2")
     columns = {"old_log_probs": [[-0.5, -1.0, -2.0, -0.1]], "ref_log_probs": [[-0.7, -0.6, -2.0, -3.1]]}
     found = compute(args, make_batch([0.0], [[1, 1, 1, 1]]), TakesKl(args), **columns)
     assert found.kl is not None

@@ -72,7 +72,7 @@ class ToyTrainer:
         *,
         role: Literal["actor", "ref", "teacher"] = "actor",
     ) -> list[torch.Tensor]:
-        self.calls.append(f"log_probs {role}")
+        self.calls.append(f"log_probs {role} {len(batch)}")
         found: dict[int, torch.Tensor] = {}
         weight = self.reference if role == "ref" else self.weight
         with torch.no_grad():
@@ -255,10 +255,21 @@ def test_no_split_over_micro_batches_or_ranks_changes_anything(
     torch.testing.assert_close(trainer.weight, expected.weight, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_reusing_the_first_steps_log_probs_changes_nothing(world_size: int) -> None:
+    args, batch = make_args(global_batch_size=2, micro_batch_size=1), make_batch(shift=0.1)
+    reused, trainer = learn(args, batch, world_size)
+    recomputed, expected = learn(args, batch, world_size, Reads)
+    assert reused.keys() == recomputed.keys()
+    for name, value in recomputed.items():
+        assert reused[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    torch.testing.assert_close(trainer.weight, expected.weight, rtol=1e-6, atol=1e-7)
+
+
 def test_several_steps_recompute_the_old_log_probs_once_and_leave_the_policy() -> None:
     args = make_args(global_batch_size=2)
     metrics, trainer = learn(args, make_batch())
-    assert trainer.calls == ["log_probs actor", *["train_step"] * 4]
+    assert trainer.calls == ["log_probs actor 6", *["train_step"] * 4]
     assert metrics["train/steps"] == 4.0
     assert metrics["train/ppo_kl"] != 0.0
 
@@ -297,10 +308,12 @@ class Reads(EstimatorBase):
     ("changes", "estimator", "calls"),
     [
         ({}, EstimatorBase, []),
-        ({}, SequenceLevel, ["log_probs actor"]),
-        ({}, Reads, ["log_probs actor"]),
-        ({"kl_coef": 0.1}, EstimatorBase, ["log_probs actor", "log_probs ref"]),
-        ({"use_kl_loss": True}, EstimatorBase, ["log_probs ref"]),
+        ({"global_batch_size": 4}, EstimatorBase, ["log_probs actor 4"]),
+        ({"global_batch_size": 4}, SequenceLevel, ["log_probs actor 8"]),
+        ({}, SequenceLevel, ["log_probs actor 8"]),
+        ({}, Reads, ["log_probs actor 8"]),
+        ({"kl_coef": 0.1}, EstimatorBase, ["log_probs actor 8", "log_probs ref 8"]),
+        ({"use_kl_loss": True}, EstimatorBase, ["log_probs ref 8"]),
         ({"use_rollout_logprobs": True}, EstimatorBase, []),
         ({"use_rollout_logprobs": True, "global_batch_size": 4}, EstimatorBase, []),
     ],
@@ -328,7 +341,7 @@ def test_the_reference_is_refreshed_every_interval() -> None:
     learner = Learner(args, trainer, EstimatorBase(args), PolicyLoss(args, EstimatorBase(args)))
     for rollout_id in range(4):
         learner.train(rollout_id, make_batch())
-    one = ["log_probs ref", "train_step"]
+    one = ["log_probs ref 8", "train_step"]
     assert trainer.calls == [*one, *one, "update_reference"] * 2
     assert torch.equal(trainer.reference, trainer.weight.detach())
 

@@ -1,0 +1,58 @@
+r"""A generate function of your own: a wrong answer is told to be wrong, and the model tries once more.
+
+    slime train --config configs/demo.yaml --custom-generate-function-path examples/custom_generate.py \
+        --rollout-max-response-len 64
+
+::
+
+    prompt | \boxed{75}<|end|> | <|user|>wrong<|end|><|assistant|> | 7+8=15 3+4+1=8 \boxed{85}<|end|>
+    mask   | 1 ...           1 | 0 ...                           0 | 1 ...                          1
+
+All tokens enter the sample through `append_response_tokens`, which keeps ids, log-probs, loss mask and weight versions
+aligned: what the model sampled is trained on, what the environment said is not. What a reader would get wrong: the
+function may be given a sample that has a response already (an unfinished one of an earlier rollout); everything it
+needs to go on is in the sample.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from slime_core import GenerateContext, Sample
+
+FEEDBACK = "<|user|>wrong<|end|><|assistant|>"
+"""In the demo tokenizer's spelling of a chat; another model needs its own."""
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
+    """One attempt, and a second one after feedback; `max_new_tokens` bounds both and the feedback together."""
+    limit = int(sampling_params["max_new_tokens"])
+    await _attempt(args, sample, sampling_params, limit, context)
+    if sample.status != Sample.Status.COMPLETED or FEEDBACK in sample.response or _is_right(sample):
+        return sample
+    feedback = context.tokenizer.encode(FEEDBACK, add_special_tokens=False)
+    if sample.response_length + len(feedback) > limit:
+        return sample
+    sample.append_response_tokens(args, feedback, trainable=False, text=FEEDBACK)
+    await _attempt(args, sample, sampling_params, limit, context)
+    return sample
+
+
+async def _attempt(args: Any, sample: Sample, params: dict[str, Any], limit: int, context: GenerateContext) -> None:
+    room = limit - sample.response_length
+    if room <= 0:
+        sample.status = Sample.Status.TRUNCATED
+        return
+    output = await context.engine.generate(
+        sample.tokens, {**params, "max_new_tokens": room}, session_id=sample.session_id
+    )
+    # Sets the status too: COMPLETED, TRUNCATED, or ABORTED, after which the engine must not be asked again.
+    sample.append_response_tokens(
+        args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
+    )
+
+
+def _is_right(sample: Sample) -> bool:
+    answers = re.findall(r"\\boxed\{([^{}]*)\}", sample.response)
+    return bool(answers) and answers[-1] == str(sample.label)
