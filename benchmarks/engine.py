@@ -167,7 +167,9 @@ def measure(
 def summary(rows: list[Row]) -> None:
     """Ratios to transformers in the same dtype, and bfloat16 against transformers in float32."""
     base = {(r.workload, r.size, r.concurrency): r.hf for r in rows if r.dtype == "float32"}
-    print("\n| workload | model | dtype | concurrent | slime tok/s | transformers tok/s | ratio | to float32 transformers |")
+    print(
+        "\n| workload | model | dtype | concurrent | slime tok/s | transformers tok/s | ratio | to float32 transformers |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for r in rows:
         reference = base.get((r.workload, r.size, r.concurrency))

@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/overhead.py
 
-Both sides of a pair are measured in turns in this process; times are medians over the turns. The samples' baseline is
+Both sides of a pair are measured in turns in this process, in CPU time (of all threads), which other load on the
+machine disturbs little; times are medians over the turns. The samples' baseline is
 `asyncio.gather` over coroutines that ask the same in-memory engine and append the same tokens, without scheduling,
 deadlines, failure handling, filters or metrics. What a reader would get wrong: a plain reward function runs in a
 thread pool, so that a slow one does not hold up generation; the row "async reward" is the stage without those threads.
@@ -26,6 +27,7 @@ from _table import spread, table
 from slime_core import Sample, hookimpl
 from slime_core.config import load_settings
 from slime_core.launch.components import Resolver
+from slime_core.launch.process import set_up_process
 from slime_core.pipeline.filters import FilterStage
 from slime_core.pipeline.reward import RewardStage
 from slime_core.pipeline.rollout import generate_rollout
@@ -68,10 +70,10 @@ class Prompts:
 
 def nanoseconds(function: Callable[[], Any], calls: int) -> float:
     """Of one call."""
-    started = time.perf_counter_ns()
+    started = time.process_time_ns()
     for _ in range(calls):
         function()
-    return (time.perf_counter_ns() - started) / calls
+    return (time.process_time_ns() - started) / calls
 
 
 def hook_calls(calls: int, repeats: int) -> None:
@@ -124,9 +126,9 @@ def stage_seconds(num_samples: int, reward_file: Path) -> float:
     stage = RolloutStage(args, parts)
     stage.start()
     try:
-        started = time.perf_counter()
+        started = time.process_time()
         groups, _ = stage.generate_groups(0)
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
     finally:
         stage.stop()
     check([sample for group in groups for sample in group], num_samples)
@@ -148,10 +150,10 @@ def baseline_seconds(num_samples: int) -> float:
     async def everything(samples: list[Sample]) -> None:
         await asyncio.gather(*(one(sample) for sample in samples))
 
-    started = time.perf_counter()
+    started = time.process_time()
     samples = [sample for group in Prompts().get_samples(num_samples // GROUP_SIZE) for sample in group]
     asyncio.run(everything(samples))
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     check(samples, num_samples)
     return seconds
 
@@ -164,6 +166,7 @@ def check(samples: list[Sample], num_samples: int) -> None:
 
 def no_op_samples(num_samples: int, repeats: int) -> None:
     """The stage with a plain and with an `async` reward against the baseline."""
+    set_up_process(settings(num_samples).args)
     with TemporaryDirectory(prefix="slime-bench-") as directory:
         plain, coroutine = Path(directory) / "plain.py", Path(directory) / "coroutine.py"
         plain.write_text("def reward(args, sample):\n    return 1.0\n", encoding="utf-8")
@@ -186,7 +189,7 @@ def no_op_samples(num_samples: int, repeats: int) -> None:
         ]
         for name, seconds in medians.items()
     ]
-    print(table([f"{num_samples} no-op samples", "samples/s", "us each", "spread", "of gather"], rows))
+    print(table([f"{num_samples} no-op samples", "samples/CPU-s", "us each", "spread", "of gather"], rows))
 
 
 def in_turns(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:

@@ -1,9 +1,9 @@
 """The training loop: start reading here.
 
-    prompts -> rollout -> reward -> filter -> buffer -> batch     stages.rollout   (slime_core/pipeline/rollout_stage.py)
-            -> advantages -> loss -> optimizer                    stages.learner   (slime_core/pipeline/learn.py)
-            -> weight sync                                        stages.weights   (slime_core/weights/sync.py)
-            -> checkpoint, evaluation, metrics                    stages.journal   (slime_core/launch/journal.py)
+    prompts -> rollout -> reward -> filter -> buffer -> batch   stages.rollout  (slime_core/pipeline/rollout_stage.py)
+            -> advantages -> loss -> optimizer                  stages.learner  (slime_core/pipeline/learn.py)
+            -> weight sync                                      stages.weights  (slime_core/weights/sync.py)
+            -> metrics, checkpoint                              stages.journal  (slime_core/launch/journal.py)
 
 A launcher (`slime_core/launch`) builds the stages and decides where each one lives; the loop cannot tell. `step`
 counts finished rollouts: metrics of rollout r are logged at step r + 1, an evaluation before training at step 0.
@@ -44,9 +44,14 @@ class Weights(Protocol):
 class Journal(Protocol):
     """What is recorded: metrics, checkpoints, hooks."""
 
-    def log(self, step: int, metrics: dict[str, float]) -> None: ...
-    def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None: ...
-    def save(self, rollout_id: int) -> None: ...
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Record metrics under `step` finished rollouts."""
+
+    def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:
+        """A rollout has been trained on."""
+
+    def save(self, rollout_id: int) -> None:
+        """Commit a checkpoint."""
 
 
 @dataclass

@@ -122,6 +122,9 @@ class RolloutEngine(Protocol):
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> `weights.checksum.tensor_checksum` of the tensor served."""
 
+    async def address(self) -> tuple[str, int]:
+        """Host and port that answer SGLang's HTTP API; an in-process engine serves from this call until `stop`."""
+
     async def info(self) -> dict[str, Any]:
         """`model_path`, `weight_version`, `max_context_length`, `num_running`, `num_waiting`, ..."""
 

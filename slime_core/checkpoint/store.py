@@ -35,7 +35,12 @@ class CheckpointStore:
         self.root = Path(root)
 
     def commit(
-        self, rollout_id: int, state: dict[str, Any], writers: Sequence[Callable[[Path], None]], *, keep: int | None = None
+        self,
+        rollout_id: int,
+        state: dict[str, Any],
+        writers: Sequence[Callable[[Path], None]],
+        *,
+        keep: int | None = None,
     ) -> Path:
         """Write one checkpoint; `writers` fill the directory they are given.
 
@@ -119,7 +124,9 @@ def verify(directory: Path) -> Path:
     """The directory, if every file is as the manifest says. Raises CheckpointError naming what is wrong."""
     path = directory / MANIFEST
     if not path.is_file():
-        raise CheckpointError(f"{directory}: not a slime checkpoint (no {MANIFEST}): torn, or written by something else")
+        raise CheckpointError(
+            f"{directory}: not a slime checkpoint (no {MANIFEST}): torn, or written by something else"
+        )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

@@ -75,6 +75,13 @@ class HttpEngine:
         if client is not None:
             await client.aclose()
 
+    async def address(self) -> tuple[str, int]:
+        """The first server's."""
+        import httpx
+
+        url = httpx.URL(self._addresses[0])
+        return url.host, url.port or 80
+
     async def _find_workers(self) -> list[str]:
         given = getattr(self._args, "rollout_external_engine_addrs", None)
         if given:

@@ -115,7 +115,7 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
         PluginError: Something cannot be found, loaded or called.
         ConfigError: No reward function is set and the rollout needs one.
     """
-    args, r = settings.args, Resolver(settings)
+    r = Resolver(settings)
     parts = Components(data_source=r.setting("data_sources", "data_source_path"))
     parts.rollout_function = r.setting("rollouts", "rollout_function_path")
     parts.eval_function = r.setting("rollouts", "eval_function_path") or parts.rollout_function

@@ -21,8 +21,8 @@ from slime_core.errors import ConfigError
 from slime_core.launch.components import Components, Resolver, resolve_components
 from slime_core.launch.data_parallel import FollowingJournal, ReceivingRollout, SendingRollout, save_together
 from slime_core.launch.journal import Journal
-from slime_core.launch.resume import commit_to_resume, first_rollout, restore
 from slime_core.launch.process import set_up_process
+from slime_core.launch.resume import commit_to_resume, first_rollout, restore
 from slime_core.launch.rollout_factory import build_rollout
 from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
 from slime_core.pipeline.rollout_stage import RolloutStage

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slime_core.launch.components import Components, Resolver
@@ -10,7 +9,6 @@ from slime_core.pipeline.filters import FilterStage
 from slime_core.pipeline.reward import RewardStage
 from slime_core.pipeline.rollout_stage import RolloutParts, RolloutStage
 from slime_core.pipeline.tokenizer import load_tokenizer
-from slime_core.protocols import RolloutEngine
 
 
 def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any, *, draws: bool = True) -> RolloutStage:
@@ -35,20 +33,7 @@ def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any, 
             estimator=parts.build_estimator(args),
             post_process_rewards=parts.post_process_rewards,
             convert_samples=parts.convert_samples,
-            expose=_exposer(args) if parts.custom_code and not args.sglang_router_port else None,
+            needs_address=parts.custom_code and not args.sglang_router_port,
             hooks=hooks,
         ),
     )
-
-
-def _exposer(args: Any) -> Callable[[RolloutEngine], Awaitable[Callable[[], Awaitable[None]]]]:
-    """Serve the engine on a free local port and publish it where THUDM/slime's generate functions look for it."""
-
-    async def expose(engine: RolloutEngine) -> Callable[[], Awaitable[None]]:
-        from slime_core.engines.embedded.server import serve_in_loop
-
-        host, port, stop = await serve_in_loop(engine, "127.0.0.1", 0)
-        args.sglang_router_ip, args.sglang_router_port = host, port
-        return stop
-
-    return expose

@@ -39,7 +39,8 @@ class Generator(Protocol):
         *,
         evaluation: bool = False,
         context: GenerateContext | None = None,
-    ) -> Sample | list[Sample]: ...
+    ) -> Sample | list[Sample]:
+        """Generate; may raise anything."""
 
 
 def sampling_seed(seed: int, *parts: object) -> int:
@@ -121,9 +122,7 @@ class SampleRunner:
         try:
             self._encode(sample)
             async with asyncio.timeout(self.args.rollout_timeout):
-                result = await generator.call(
-                    self.args, sample, params, evaluation=context.evaluation, context=context
-                )
+                result = await generator.call(self.args, sample, params, evaluation=context.evaluation, context=context)
         except TimeoutError:
             sample.fail(generator.label, f"not done within --rollout-timeout {self.args.rollout_timeout} s")
             return [sample]
@@ -179,5 +178,6 @@ class SampleRunner:
         if self._failures_in_a_row >= self.args.max_consecutive_failures:
             raise RolloutError(
                 f"{self._failures_in_a_row} samples in a row failed (--max-consecutive-failures"
-                f" {self.args.max_consecutive_failures}); the last one in {failure.get('where')}: {failure.get('error')}"
+                f" {self.args.max_consecutive_failures}); the last one in"
+                f" {failure.get('where')}: {failure.get('error')}"
             )

@@ -42,9 +42,7 @@ def pass_rates(rewards_by_prompt: Iterable[Sequence[float]]) -> dict[str, float]
         return {}
     smallest = min(len(g) for g in groups)
     powers = [2**i for i in range(smallest.bit_length()) if 2**i <= smallest]
-    return {
-        f"pass@{k}": statistics.fmean(pass_at_k(len(g), sum(r == 1 for r in g), k) for g in groups) for k in powers
-    }
+    return {f"pass@{k}": statistics.fmean(pass_at_k(len(g), sum(r == 1 for r in g), k) for g in groups) for k in powers}
 
 
 def has_repetition(text: str) -> bool:

@@ -22,7 +22,8 @@ class Scorer(Protocol):
     batched: bool
     """True: takes several samples in one call."""
 
-    async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]: ...
+    async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
+        """One reward per sample; may raise anything."""
 
 
 class RewardStage:
@@ -64,7 +65,10 @@ class RewardStage:
         calls: list[tuple[Scorer, list[Sample]]] = []
         for scorer, members in by_scorer.values():
             calls.extend([(scorer, members)] if scorer.batched else [(scorer, [s]) for s in members])
-        await asyncio.gather(*(self._call(scorer, members, evaluation) for scorer, members in calls))
+        if len(calls) == 1:  # the usual case, without a task of its own
+            await self._call(*calls[0], evaluation)
+        else:
+            await asyncio.gather(*(self._call(scorer, members, evaluation) for scorer, members in calls))
 
     async def _call(self, scorer: Scorer, samples: list[Sample], evaluation: bool) -> None:
         where = scorer.label

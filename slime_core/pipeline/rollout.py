@@ -56,8 +56,8 @@ class _Wave:
         if self.drawn + num_groups > max(budget, self.args.over_sampling_batch_size):
             raise RolloutError(
                 f"rollout {self.rollout_id}: {self.drawn} groups drawn and only {len(self.accepted)} of"
-                f" {self.args.rollout_batch_size} kept (dropped or failed: {self.context.filters.take_metrics()}); raise"
-                f" --dynamic-sampling-budget (now {self.args.dynamic_sampling_budget}), or relax"
+                f" {self.args.rollout_batch_size} kept (dropped or failed: {self.context.filters.take_metrics()});"
+                f" raise --dynamic-sampling-budget (now {self.args.dynamic_sampling_budget}), or relax"
                 " --dynamic-sampling-filter-path"
             )
         params = train_sampling_params(self.args)

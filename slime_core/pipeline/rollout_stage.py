@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,8 +60,8 @@ class RolloutParts:
     """Shapes the rewards; None leaves them as they are."""
     post_process_rewards: Callable[..., Any] | None = None
     convert_samples: Callable[..., Any] | None = None
-    expose: Callable[[RolloutEngine], Awaitable[Callable[[], Awaitable[None]]]] | None = None
-    """Serves the in-process engine over HTTP for generate functions that post to `args.sglang_router_ip`."""
+    needs_address: bool = False
+    """User code may post to `args.sglang_router_ip` and `args.sglang_router_port`, so they must lead to the engine."""
     hooks: Any = None
     """pluggy's hook relay, or None."""
 
@@ -75,7 +75,6 @@ class RolloutStage:
         self.weight_version = 0
         self._loop = asyncio.Runner()
         self._context: RolloutContext | None = None
-        self._unexpose: Callable[[], Awaitable[None]] | None = None
 
     def start(self) -> None:
         """Bring up the engine, if there is one; returns when it serves."""
@@ -84,12 +83,15 @@ class RolloutStage:
 
     async def _start(self, engine: RolloutEngine) -> None:
         parts = self.parts
-        assert parts.generator and parts.rewards and parts.resolve_generator and parts.filters
+        assert parts.generator is not None
+        assert parts.rewards is not None
+        assert parts.filters is not None
+        assert parts.resolve_generator is not None
         await engine.start()
-        if parts.expose is not None:
-            self._unexpose = await parts.expose(engine)
+        if parts.needs_address:
+            self.args.sglang_router_ip, self.args.sglang_router_port = await engine.address()
         # Requests that come over HTTP are not seen waiting, so the engine must not wait for their samples.
-        gated = GatedEngine(engine, deterministic=self.args.deterministic_mode and parts.expose is None)
+        gated = GatedEngine(engine, deterministic=self.args.deterministic_mode and not parts.needs_address)
         runner = SampleRunner(
             self.args, gated, parts.tokenizer, parts.generator, parts.rewards, parts.resolve_generator
         )
@@ -99,14 +101,8 @@ class RolloutStage:
         """Free engine and event loop; safe to call twice."""
         engine, self.parts.engine = self.parts.engine, None
         if engine is not None:
-            if self._unexpose is not None:
-                self._loop.run(self._call(self._unexpose))
-            self._loop.run(self._call(engine.stop))
+            self._loop.run(_stop(engine))
         self._loop.close()
-
-    @staticmethod
-    async def _call(function: Callable[[], Awaitable[Any]]) -> Any:
-        return await function()
 
     # -- rollouts ------------------------------------------------------------------------------------
 
@@ -161,9 +157,17 @@ class RolloutStage:
     def _run_function(self, function: Callable[..., Any], rollout_id: int, *, evaluation: bool) -> Any:
         keywords = {"context": self._context} if "context" in inspect.signature(function).parameters else {}
         call = (self.args, rollout_id, self.parts.data_source)
-        if inspect.iscoroutinefunction(function):
-            return self._loop.run(function(*call, evaluation=evaluation, **keywords))
-        return function(*call, evaluation=evaluation, **keywords)
+        if not inspect.iscoroutinefunction(function):
+            return function(*call, evaluation=evaluation, **keywords)
+        results: list[Any] = []
+
+        async def keep_result() -> None:
+            # Not returned by the task: asyncio's SIGINT handler holds the task, and `signal` formats handlers with
+            # repr(), which would spell out every token of the rollout.
+            results.append(await function(*call, evaluation=evaluation, **keywords))
+
+        self._loop.run(keep_result())
+        return results[0]
 
     # -- weights -------------------------------------------------------------------------------------
 
@@ -212,6 +216,10 @@ class RolloutStage:
         state = orjson.loads(path.read_bytes())
         source.load_state_dict(state["data_source"])
         self.weight_version = state["weight_version"]
+
+
+async def _stop(engine: RolloutEngine) -> None:
+    await engine.stop()
 
 
 def flatten(group: Any) -> Group:

@@ -220,6 +220,10 @@ class ScriptedEngine:
 
         return {name: tensor_checksum(tensor) for name, tensor in self.weights.items()}
 
+    async def address(self) -> tuple[str, int]:
+        """There is none: this engine answers calls only."""
+        raise EngineError("a scripted engine has no HTTP address")
+
     async def info(self) -> dict[str, Any]:
         """What an engine says about itself."""
         return {"model_path": "scripted", "weight_version": self.weight_version, "max_context_length": 1 << 20}

@@ -28,10 +28,17 @@ class WeightReceiver(Protocol):
     """The generation side (`pipeline.rollout_stage.RolloutStage`)."""
 
     @property
-    def weight_transports(self) -> tuple[str, ...]: ...
-    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None: ...
-    def update_weights_from_disk(self, path: Path, version: int) -> None: ...
-    def weight_checksums(self) -> dict[str, str]: ...
+    def weight_transports(self) -> tuple[str, ...]:
+        """Transports offered, best first."""
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Take tensors of this process."""
+
+    def update_weights_from_disk(self, path: Path, version: int) -> None:
+        """Load an HF-layout directory."""
+
+    def weight_checksums(self) -> dict[str, str]:
+        """Of what is served."""
 
 
 class WeightSync:
@@ -84,8 +91,8 @@ class WeightSync:
         wrong = sorted(name for name in served.keys() | trained.keys() if served.get(name) != trained.get(name))
         if wrong:
             raise WeightSyncError(
-                f"weight version {self.version}: {len(wrong)} of {len(trained)} tensors served differ from those trained"
-                f" ({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''})"
+                f"weight version {self.version}: {len(wrong)} of {len(trained)} tensors served differ from those"
+                f" trained ({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''})"
             )
 
 

@@ -21,7 +21,9 @@ def test_import_contracts_hold() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("statement", ["import slime_core", "import slime_core; slime_core.Sample", "import slime_core.cli.main"])
+@pytest.mark.parametrize(
+    "statement", ["import slime_core", "import slime_core; slime_core.Sample", "import slime_core.cli.main"]
+)
 def test_light_import(statement: str) -> None:
     heavy = "torch transformers numpy ray pydantic fastapi".split()
     code = f"{statement}; import sys; print([m for m in {heavy} if m in sys.modules])"
@@ -46,7 +48,9 @@ def test_plugins_use_the_public_api_and_no_other_plugin(plugin: Path) -> None:
         for name in _imports(file):
             if name.split(".")[0] == "slime_core":
                 assert name in PUBLIC or name.startswith("slime_core.ops."), f"{file} imports {name}"
-            assert not name.startswith("slime_") or name.split(".")[0] in ("slime_core", package.name), f"{file}: {name}"
+            assert not name.startswith("slime_") or name.split(".")[0] in ("slime_core", package.name), (
+                f"{file}: {name}"
+            )
 
 
 def _component_names() -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import httpx
 import pytest
 import torch
 
+from slime_core.cli.main import main
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.server import serve_in_loop
 from slime_core.errors import EngineError
@@ -260,3 +262,23 @@ async def test_a_taken_port_is_one_clear_line(engine: EmbeddedEngine) -> None:
     with pytest.raises(EngineError, match=f"{port}.*--port"):
         await serve_in_loop(engine, host, port)
     await stop()
+
+
+def test_serve_on_a_taken_port_is_one_line_and_status_1(
+    model: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", "--hf-checkpoint", str(model[0]), "--port", str(port)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"127.0.0.1:{port}" in error
+
+
+def test_serve_on_no_model_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--hf-checkpoint", str(tmp_path), "--port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "config.json" in error

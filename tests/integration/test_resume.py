@@ -86,7 +86,9 @@ def test_resume_from_each_commit(tiny: TinyRun, unkilled: tuple[Path, float], tm
     assert _files(save) == _files(unkilled[0])
 
 
-def test_no_prompt_is_skipped_and_none_trained_twice(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path) -> None:
+def test_no_prompt_is_skipped_and_none_trained_twice(
+    tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path
+) -> None:
     """With one sample dump per rollout, the groups trained over a killed and resumed run are those of the epoch."""
     save = tmp_path / "run"
     template = str(tmp_path / "dump" / "{rollout_id}.jsonl")
@@ -104,7 +106,9 @@ def test_no_prompt_is_skipped_and_none_trained_twice(tiny: TinyRun, unkilled: tu
     assert everything == list(range(4 * ROLLOUTS))
 
 
-def test_torn_and_foreign_checkpoints_are_refused(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path, slime) -> None:
+def test_torn_and_foreign_checkpoints_are_refused(
+    tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path, slime
+) -> None:
     torn = tmp_path / "torn"
     shutil.copytree(unkilled[0], torn)
     commit = torn / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}"
@@ -118,7 +122,9 @@ def test_torn_and_foreign_checkpoints_are_refused(tiny: TinyRun, unkilled: tuple
     assert "no slime checkpoint there" in done.stderr
 
 
-def test_a_used_run_directory_is_not_overwritten_by_accident(tiny: TinyRun, unkilled: tuple[Path, float], slime) -> None:
+def test_a_used_run_directory_is_not_overwritten_by_accident(
+    tiny: TinyRun, unkilled: tuple[Path, float], slime
+) -> None:
     before = _files(unkilled[0])
     done = slime("train", *tiny.argv(unkilled[0], **FLAGS), check=False)
     assert done.returncode == 2
@@ -127,7 +133,9 @@ def test_a_used_run_directory_is_not_overwritten_by_accident(tiny: TinyRun, unki
     assert _files(unkilled[0]) == before
 
 
-def test_changed_settings_are_said_on_resume(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path, slime) -> None:
+def test_changed_settings_are_said_on_resume(
+    tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path, slime
+) -> None:
     save = tmp_path / "run"
     shutil.copytree(unkilled[0], save)
     flags = {**FLAGS, "lr": "5e-4", "num_rollout": ROLLOUTS + 1, "load": save}

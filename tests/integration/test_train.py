@@ -100,7 +100,7 @@ def test_custom_advantage_function(tiny: TinyRun, tmp_path: Path, slime) -> None
     assert _lines(tmp_path / "run")[-1]["rollout/advantages"] == pytest.approx(0.5)
 
 
-GENERATE = '''
+GENERATE = """
 import httpx
 
 CLIENT = []
@@ -123,13 +123,15 @@ async def generate(args, sample, sampling_params):
     reason = output["meta_info"]["finish_reason"]["type"]
     sample.status = sample.Status.TRUNCATED if reason == "length" else sample.Status.COMPLETED
     return sample
-'''
+"""
 
 
 def test_functions_written_for_thudm_slime(tiny: TinyRun, tmp_path: Path, slime) -> None:
     """A generate function that posts to the router's address, and an async reward."""
     (tmp_path / "my_gen.py").write_text(GENERATE)
-    (tmp_path / "my_rm.py").write_text("async def reward_func(args, sample, **kwargs):\n    return len(sample.response) / 8\n")
+    (tmp_path / "my_rm.py").write_text(
+        "async def reward_func(args, sample, **kwargs):\n    return len(sample.response) / 8\n"
+    )
     flags = {
         "num_rollout": 2,
         "custom_rm_path": tmp_path / "my_rm.py",
@@ -244,7 +246,16 @@ def test_two_data_parallel_processes_train_as_one(tiny: TinyRun, tmp_path: Path)
 
 def test_training_against_a_served_engine(tiny: TinyRun, tmp_path: Path, slime, free_port: int) -> None:
     """The same run with the engine in another process, behind HTTP."""
-    serve = [SLIME, "serve", "--hf-checkpoint", str(tiny.root / "model"), "--port", str(free_port), "--num-threads", "1"]
+    serve = [
+        SLIME,
+        "serve",
+        "--hf-checkpoint",
+        str(tiny.root / "model"),
+        "--port",
+        str(free_port),
+        "--num-threads",
+        "1",
+    ]
     server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

@@ -41,7 +41,7 @@ class RunArgs(Section):
     fp16: bool = False
     """Half precision."""
     deterministic_mode: bool = True
-    """An engine in this process steps only when no reward or tool is running, so that results do not depend on timing."""
+    """An engine in this process steps only while no reward or tool runs, so that results do not depend on timing."""
     num_threads: Annotated[int | None, Field(gt=0)] = None
     """CPU threads of this process; torch's choice when not given."""
     seed: int = 1234

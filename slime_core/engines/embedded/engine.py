@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,6 +63,7 @@ class EmbeddedEngine:
         self._pool: ThreadPoolExecutor | None = None
         self._cleanups: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        self._server: tuple[str, int, Callable[[], Awaitable[None]]] | None = None
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -80,12 +81,24 @@ class EmbeddedEngine:
         self._failure = None
         self._driver = asyncio.create_task(self._drive(), name="slime-engine")
 
+    async def address(self) -> tuple[str, int]:
+        """Serve SGLang's HTTP API on a free local port of this event loop, until `stop`."""
+        if self._server is None:
+            from slime_core.engines.embedded.server import serve_in_loop
+
+            self._server = await serve_in_loop(self, "127.0.0.1", 0)
+        return self._server[:2]
+
     async def stop(self) -> None:
         """Abort what runs and free the model."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server[2]()
         driver, self._driver = self._driver, None
         if driver is None:
             return
-        await self.abort()
+        if not self.failed:
+            await self.abort()
         driver.cancel()
         await asyncio.gather(driver, return_exceptions=True)
         if self._pool is not None:
@@ -184,7 +197,7 @@ class EmbeddedEngine:
 
     def _drop(self, sequence: Sequence) -> None:
         """The caller went away: end its request if it still runs. No await, as the caller may be being cancelled."""
-        if sequence.finish is None and self.core is not None:
+        if sequence.finish is None and self.core is not None and not self.failed:
             task = asyncio.ensure_future(self.abort(sequence.rid))
             self._cleanups.add(task)
             task.add_done_callback(self._cleanups.discard)

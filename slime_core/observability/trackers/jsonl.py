@@ -54,5 +54,3 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().split(b"\n")
     return [orjson.loads(line) for line in lines[:-1] if line]
-
-

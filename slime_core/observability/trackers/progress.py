@@ -65,4 +65,3 @@ _COLUMNS = (
     ("tok/s", "perf/tokens_per_sec", ".0f"),
     ("dlogp", "train/train_rollout_logprob_abs_diff", ".1e"),
 )
-

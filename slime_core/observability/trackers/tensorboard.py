@@ -50,5 +50,3 @@ class TensorBoardTracker:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-

@@ -134,7 +134,9 @@ def test_reasons_are_counted() -> None:
 
 def test_a_group_may_be_kept_rather_than_replaced() -> None:
     source = Source()
-    out = _run(_args(), source, Generator(), keep=lambda a, g: FilterDecision(False, "bad", keep_when_insufficient=True))
+    out = _run(
+        _args(), source, Generator(), keep=lambda a, g: FilterDecision(False, "bad", keep_when_insufficient=True)
+    )
     assert (len(out.samples), source.draws) == (2, [2])
 
 

@@ -18,7 +18,9 @@ def _sampled(tokens, **meta):
 
 def test_extension_keeps_everything_aligned() -> None:
     sample = Sample(tokens=[1, 2])
-    sample.append_response_tokens(None, **_sampled([3, 4], weight_version="7", finish_reason={"type": "stop"}), text="ab")
+    sample.append_response_tokens(
+        None, **_sampled([3, 4], weight_version="7", finish_reason={"type": "stop"}), text="ab"
+    )
     sample.append_response_tokens(tokens=[5], trainable=False, text="!")
     sample.append_response_tokens(**_sampled([6], token_weight_versions=[8], weight_version="8"))
     assert sample.tokens == [1, 2, 3, 4, 5, 6]
@@ -132,7 +134,12 @@ def test_train_batch_select_and_slime_view() -> None:
         rollout_ids=[5, 6], rollout_mask_sums=[1, 1], extras={"note": ["a", "b"]},
     )  # fmt: skip
     picked = batch.select([1])
-    assert (picked.tokens, picked.extras, picked.rollout_log_probs, len(picked)) == ([[3, 4, 5]], {"note": ["b"]}, None, 1)
+    assert (picked.tokens, picked.extras, picked.rollout_log_probs, len(picked)) == (
+        [[3, 4, 5]],
+        {"note": ["b"]},
+        None,
+        1,
+    )
     data = batch.to_rollout_data()
     assert data["total_lengths"] == [2, 3]
     assert data["raw_reward"] == [1.0, 0.0]

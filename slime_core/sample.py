@@ -1,0 +1,335 @@
+"""A `Sample`, from prompt to reward: the data every stage and every plugin handles.
+
+Standard library only, so a reward plugin can be written and tested without torch. Field names are THUDM/slime's. What
+a reader would get wrong: `tokens` holds prompt *and* response ids, while `loss_mask`, `rollout_log_probs` and
+`token_weight_versions` cover the response only.
+
+One response of three sampled tokens, one tool token and two sampled tokens::
+
+    tokens                 P0 P1 P2 | S0 S1 S2 T0 S3 S4
+    loss_mask                       |  1  1  1  0  1  1
+    rollout_log_probs               | -.1 -.7 -.2 0. -.4 -.1
+    token_weight_versions           |  7  7  7 -1  8  8      (weights were updated between the turns)
+    response_length = 6
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+NOT_SAMPLED = -1
+"""`token_weight_versions` of a response token that no policy sampled (tool output, template)."""
+
+
+class SampleStatus(StrEnum):
+    """Where a sample stands; a terminal status is anything but `PENDING`."""
+
+    PENDING = "pending"
+    """Not generated, or waiting to be continued."""
+    COMPLETED = "completed"
+    """The model ended its answer (stop token or stop string)."""
+    TRUNCATED = "truncated"
+    """Cut at the token limit."""
+    ABORTED = "aborted"
+    """Interrupted by the framework; its tokens are kept and it can be continued."""
+    FAILED = "failed"
+    """Generation or scoring raised; `metadata["failure"]` says where and why."""
+
+
+@dataclass
+class SpecInfo:
+    """Speculative decoding counters, summed over the engine calls of one sample."""
+
+    spec_accept_token_num: int = 0
+    spec_draft_token_num: int = 0
+    spec_verify_ct: int = 0
+    completion_token_num: int = 0
+
+    @property
+    def spec_accept_rate(self) -> float:
+        """Accepted over drafted tokens."""
+        return self.spec_accept_token_num / self.spec_draft_token_num if self.spec_draft_token_num else 0.0
+
+    @property
+    def spec_accept_length(self) -> float:
+        """Tokens produced per verification step."""
+        return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
+
+    def add(self, meta_info: Mapping[str, Any], response_length: int) -> None:
+        """Add the counters of one engine answer; absent counters add nothing."""
+        self.spec_accept_token_num += int(meta_info.get("spec_accept_token_num", 0))
+        self.spec_draft_token_num += int(meta_info.get("spec_draft_token_num", 0))
+        self.spec_verify_ct += int(meta_info.get("spec_verify_ct", 0))
+        self.completion_token_num += int(meta_info.get("completion_tokens", response_length))
+
+
+@dataclass
+class PrefixCacheInfo:
+    """How many prompt tokens the engine found in its cache, summed over the calls of one sample."""
+
+    cached_tokens: int = 0
+    total_prompt_tokens: int = 0
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Cached over all prompt tokens."""
+        return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
+
+    def add(self, meta_info: Mapping[str, Any]) -> None:
+        """Add the counters of one engine answer."""
+        self.cached_tokens += int(meta_info.get("cached_tokens", 0))
+        self.total_prompt_tokens += int(meta_info.get("prompt_tokens", 0))
+
+
+_FINISH_STATUS = {
+    "length": SampleStatus.TRUNCATED,
+    "abort": SampleStatus.ABORTED,
+    "stop": SampleStatus.COMPLETED,
+}
+
+
+@dataclass
+class Sample:
+    """One prompt with one response. Extend it only through `append_response_tokens`."""
+
+    group_index: int | None = None
+    """Which prompt group the sample belongs to; unique over the run, the key of group normalisation."""
+    index: int | None = None
+    """Number of the sample, unique over the run."""
+    rollout_id: int | None = None
+    """One execution of one of the N samples; fan-out siblings share it."""
+    prompt: str | list[dict[str, Any]] = ""
+    """Text, or chat messages."""
+    tokens: list[int] = field(default_factory=list)
+    """[prompt + response] token ids."""
+    multimodal_inputs: dict[str, Any] | None = None
+    multimodal_train_inputs: dict[str, Any] | None = None
+    multimodal_train_input_id: str | None = None
+    apply_chat_template_kwargs: dict[str, Any] | None = None
+    response: str = ""
+    """Response text, tool output included."""
+    response_length: int = 0
+    """Number of response tokens at the end of `tokens`."""
+    label: Any = None
+    """Reference answer from the data set."""
+    reward: float | dict[str, Any] | None = None
+    loss_mask: list[int] | None = None
+    """[response_length] 1 on tokens to train; None means all ones."""
+    weight_versions: list[str] = field(default_factory=list)
+    """Weight version of each engine call."""
+    token_weight_versions: list[int] = field(default_factory=list)
+    """[response_length] weight version that sampled each token; `NOT_SAMPLED` elsewhere."""
+    rollout_log_probs: list[float] | None = None
+    """[response_length] log-probability under the sampling policy, in nats; 0.0 where not sampled."""
+    rollout_top_p_token_ids: list[int] | None = None
+    rollout_top_p_token_offsets: list[int] | None = None
+    """[response_length + 1] offsets into `rollout_top_p_token_ids`."""
+    rollout_routed_experts: Any = None
+    """[len(tokens) - 1, layers, top_k] experts the engine routed to (MoE routing replay)."""
+    remove_sample: bool = False
+    """True: keep in the group statistics' bookkeeping but train on none of its tokens."""
+    teacher_log_probs: list[float] | None = None
+    status: SampleStatus = SampleStatus.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    generate_function_path: str | None = None
+    """Overrides `--custom-generate-function-path` for this sample."""
+    custom_rm_path: str | None = None
+    """Overrides `--custom-rm-path` for this sample."""
+    train_metadata: dict[str, Any] | None = None
+    """Passed through to the trainer."""
+    session_id: str | None = None
+    """Routes all turns of the sample to one engine."""
+    non_generation_time: float = 0.0
+    """Seconds spent outside the engine (tools, environments)."""
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
+    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+
+    Status = SampleStatus
+    SpecInfo = SpecInfo
+    PrefixCacheInfo = PrefixCacheInfo
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """The prompt's part of `tokens`."""
+        return self.tokens[: len(self.tokens) - self.response_length]
+
+    @property
+    def response_tokens(self) -> list[int]:
+        """The response's part of `tokens`."""
+        return self.tokens[len(self.tokens) - self.response_length :]
+
+    @property
+    def effective_response_length(self) -> int:
+        """Response tokens that are trained on."""
+        return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
+
+    def get_reward_value(self, args: Any) -> float:
+        """The scalar reward: `reward` itself, or `reward[args.reward_key]` when a key is set."""
+        key = getattr(args, "reward_key", None)
+        return self.reward if not key else self.reward[key]  # type: ignore[return-value,index]
+
+    # -- extending -----------------------------------------------------------------------------------
+
+    def append_response_tokens(
+        self,
+        args: Any = None,
+        tokens: Sequence[int] = (),
+        log_probs: Sequence[float] | None = None,
+        trainable: bool = True,
+        meta_info: Mapping[str, Any] | None = None,
+        text: str | None = None,
+        update_terminal_info: bool = True,
+    ) -> None:
+        """Append response tokens, keeping tokens, log-probs, loss mask and weight versions aligned.
+
+        Args:
+            args: The run's arguments; unused here, kept for THUDM/slime's call.
+            tokens: [n] ids.
+            log_probs: [n] log-probs of the sampling policy: required when `trainable`, forbidden otherwise.
+            trainable: True for tokens the policy sampled; False for tool output and template tokens.
+            meta_info: The engine's answer (`finish_reason`, `weight_version`, `token_weight_versions`, ...).
+            text: Text to append to `response`.
+            update_terminal_info: False leaves `status` and the per-call counters alone (stream chunks).
+
+        Raises:
+            ValueError: The tokens cannot be aligned with what the sample already holds; it is unchanged.
+        """
+        meta_info = meta_info or {}
+        new_log_probs, versions = self._checked_extension(list(tokens), log_probs, trainable, meta_info)
+        if self.loss_mask is None:
+            self.loss_mask = [1] * self.response_length
+        self.tokens.extend(tokens)
+        self.response_length += len(tokens)
+        self.loss_mask.extend([int(trainable)] * len(tokens))
+        self.rollout_log_probs = [*(self.rollout_log_probs or []), *new_log_probs]
+        self.token_weight_versions.extend(versions)
+        if self.rollout_top_p_token_offsets is not None and not trainable:
+            self.rollout_top_p_token_offsets.extend([self.rollout_top_p_token_offsets[-1]] * len(tokens))
+        if text is not None:
+            self.response += text
+        if update_terminal_info and meta_info:
+            self._take_meta_info(meta_info, len(tokens))
+        self.validate()
+
+    def _checked_extension(
+        self,
+        tokens: list[int],
+        log_probs: Sequence[float] | None,
+        trainable: bool,
+        meta_info: Mapping[str, Any],
+    ) -> tuple[list[float], list[int]]:
+        """The log-probs and versions to append, or ValueError before anything is changed."""
+        n = len(tokens)
+        self.validate()
+        if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in tokens):
+            raise ValueError(f"{self._name()}: token ids must be integers >= 0")
+        if not trainable:
+            if log_probs is not None:
+                raise ValueError(f"{self._name()}: log_probs given for {n} tokens that no policy sampled")
+            return [0.0] * n, [NOT_SAMPLED] * n
+        if log_probs is None:
+            raise ValueError(f"{self._name()}: {n} sampled tokens need their log_probs")
+        if len(log_probs) != n:
+            raise ValueError(f"{self._name()}: {n} sampled tokens but {len(log_probs)} log_probs")
+        if any(math.isnan(p) or p > 1e-4 for p in log_probs):
+            raise ValueError(f"{self._name()}: log_probs must be numbers <= 0")
+        if self.response_length and self.rollout_log_probs is None:
+            raise ValueError(
+                f"{self._name()}: cannot append log_probs to a response of {self.response_length} tokens without any"
+            )
+        versions = meta_info.get("token_weight_versions")
+        if versions is None:
+            versions = [_version_number(meta_info.get("weight_version"))] * n
+        if len(versions) != n:
+            raise ValueError(f"{self._name()}: {n} sampled tokens but {len(versions)} token_weight_versions")
+        return [float(p) for p in log_probs], [int(v) for v in versions]
+
+    def _take_meta_info(self, meta_info: Mapping[str, Any], num_tokens: int) -> None:
+        reason = meta_info.get("finish_reason")
+        kind = reason.get("type") if isinstance(reason, Mapping) else reason
+        self.status = _FINISH_STATUS.get(str(kind), self.status)
+        if meta_info.get("weight_version") is not None:
+            self.weight_versions.append(str(meta_info["weight_version"]))
+        self.prefix_cache_info.add(meta_info)
+        if "spec_verify_ct" in meta_info:
+            self.spec_info.add(meta_info, num_tokens)
+
+    def validate(self) -> None:
+        """Raise ValueError when the per-token fields do not have the response's length."""
+        if self.response_length > len(self.tokens):
+            raise ValueError(
+                f"{self._name()}: response_length {self.response_length} exceeds {len(self.tokens)} tokens"
+            )
+        for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
+            value = getattr(self, name)
+            if value is not None and len(value) != self.response_length:
+                raise ValueError(f"{self._name()}: {name} has {len(value)} entries for {self.response_length} tokens")
+        if self.token_weight_versions and len(self.token_weight_versions) != self.response_length:
+            raise ValueError(
+                f"{self._name()}: token_weight_versions has {len(self.token_weight_versions)} entries"
+                f" for {self.response_length} tokens"
+            )
+        offsets = self.rollout_top_p_token_offsets
+        if offsets is not None and len(offsets) != self.response_length + 1:
+            raise ValueError(f"{self._name()}: rollout_top_p_token_offsets needs {self.response_length + 1} entries")
+
+    def _name(self) -> str:
+        return f"sample {self.index}" if self.index is not None else "sample"
+
+    def fail(self, where: str, error: BaseException | str) -> None:
+        """Mark the sample FAILED; `where` names the boundary ("generate", "reward 'math'", ...)."""
+        self.status = SampleStatus.FAILED
+        kind = type(error).__name__ if isinstance(error, BaseException) else "error"
+        self.metadata = {**self.metadata, "failure": {"where": where, "error": f"{kind}: {error}"}}
+
+    def reset_for_retry(self) -> None:
+        """Forget the response, so the prompt can be generated afresh."""
+        self.tokens = self.prompt_tokens
+        self.response, self.response_length, self.reward = "", 0, None
+        self.loss_mask = self.rollout_log_probs = self.teacher_log_probs = None
+        self.rollout_top_p_token_ids = self.rollout_top_p_token_offsets = self.rollout_routed_experts = None
+        self.weight_versions, self.token_weight_versions = [], []
+        self.spec_info, self.prefix_cache_info = SpecInfo(), PrefixCacheInfo()
+        self.status, self.remove_sample, self.non_generation_time = SampleStatus.PENDING, False, 0.0
+
+    # -- storing -------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold; `from_dict` restores them, unknown attributes included."""
+        out = copy.deepcopy(self.__dict__)
+        out["status"] = self.status.value
+        out["spec_info"] = dict(self.spec_info.__dict__)
+        out["prefix_cache_info"] = dict(self.prefix_cache_info.__dict__)
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Sample:
+        """Inverse of `to_dict`; keys that are no fields become attributes."""
+        data = dict(data)
+        data["status"] = SampleStatus(data.get("status", SampleStatus.PENDING))
+        data["spec_info"] = SpecInfo(**data.get("spec_info", {}))
+        data["prefix_cache_info"] = PrefixCacheInfo(**data.get("prefix_cache_info", {}))
+        known = {f.name for f in fields(cls)}
+        sample = cls(**{k: v for k, v in data.items() if k in known})
+        for key in data.keys() - known:
+            setattr(sample, key, data[key])
+        return sample
+
+
+Group: TypeAlias = list[Sample]
+"""The samples of one prompt."""
+
+
+def _version_number(version: Any) -> int:
+    """An engine's weight version as a number; engines report strings, "default" before any update."""
+    try:
+        return int(version)
+    except (TypeError, ValueError):
+        return 0

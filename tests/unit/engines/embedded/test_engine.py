@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.engines.embedded.engine import EmbeddedEngine
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+
+MakeModel = Callable[..., tuple[Path, Any]]
+
+
+def make_engine(directory: Path, step_in_thread: bool = False, **args: Any) -> EmbeddedEngine:
+    return EmbeddedEngine(SimpleNamespace(hf_checkpoint=str(directory), **args), step_in_thread=step_in_thread)
+
+
+async def test_the_driver_steps_only_when_it_may(make_model: MakeModel) -> None:
+    engine = make_engine(make_model()[0])
+    await engine.start()
+    waiting = 0
+    engine.may_step = lambda: waiting >= 2
+    first = asyncio.create_task(engine.generate([5, 6], {"max_new_tokens": 3, "ignore_eos": True}))
+    waiting = 1
+    for _ in range(20):
+        await asyncio.sleep(0)
+        engine.notify()
+    assert (await engine.info())["num_generated_tokens"] == 0
+    waiting = 2
+    engine.notify()
+    assert len((await asyncio.wait_for(first, 10)).token_ids) == 3
+    await engine.stop()
+
+
+async def test_an_idle_driver_does_not_spin(make_model: MakeModel) -> None:
+    engine = make_engine(make_model()[0])
+    await engine.start()
+    asked = 0
+
+    def may_step() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    engine.may_step = may_step
+    task = asyncio.create_task(engine.generate([5], {"max_new_tokens": 1}))
+    await asyncio.sleep(0.05)
+    assert asked == 1
+    await engine.stop()
+    assert (await task).meta_info["finish_reason"]["type"] == "abort"
+
+
+@pytest.mark.parametrize("step_in_thread", [False, True])
+async def test_runs_repeat_exactly(make_model: MakeModel, step_in_thread: bool) -> None:
+    directory, _ = make_model()
+
+    async def run() -> list[tuple[list[int], list[float]]]:
+        engine = make_engine(directory, step_in_thread, rollout_seed=5)
+        await engine.start()
+        calls = (engine.generate([5, i], {"max_new_tokens": 5 + i, "ignore_eos": True}) for i in range(12))
+        outputs = await asyncio.gather(*calls)
+        await engine.stop()
+        return [(o.token_ids, o.log_probs) for o in outputs]
+
+    first, second = await run(), await run()
+    if step_in_thread:
+        # Requests may join at different steps, which changes log-probs in the last digit only.
+        assert [t for t, _ in first] == [t for t, _ in second]
+    else:
+        assert first == second
+
+
+async def test_weights_from_tensors_while_stepping_in_a_thread(make_model: MakeModel) -> None:
+    directory, model = make_model(seed=1)
+    _, new = make_model(seed=2)
+    engine = make_engine(directory, step_in_thread=True)
+    await engine.start()
+    task = asyncio.create_task(engine.generate([5, 6], {"max_new_tokens": 500, "ignore_eos": True}))
+    for version in range(1, 6):
+        await asyncio.sleep(0.01)
+        await engine.update_weights_from_tensor((new if version % 2 else model).state_dict().items(), version)
+    versions = (await task).meta_info["token_weight_versions"]
+    assert versions == sorted(versions)
+    assert len(versions) == 500
+    with pytest.raises(WeightSyncError):
+        await engine.update_weights_from_tensor([], 9)
+    assert (await engine.info())["weight_version"] == "5"
+    await engine.stop()
+
+
+async def test_a_step_that_raises_fails_the_callers(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(make_model()[0])
+    await engine.start()
+    assert engine.core is not None
+
+    def broken(*_: Any) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.core.runner, "logits", broken)
+    with pytest.raises(EngineError, match="out of memory"):
+        await asyncio.wait_for(engine.generate([5], {}), 10)
+    with pytest.raises(EngineError, match="out of memory"):
+        await engine.generate([5], {})
+    await engine.stop()
+
+
+async def test_settings_that_cannot_work_say_so(make_model: MakeModel, tmp_path: Path) -> None:
+    directory, _ = make_model()
+    for args, word in (
+        ({"hf_checkpoint": None}, "--hf-checkpoint"),
+        ({"hf_checkpoint": str(tmp_path)}, "config.json"),
+        ({"hf_checkpoint": str(directory), "dtype": "float8"}, "--dtype"),
+        ({"hf_checkpoint": str(directory), "device": "nothing"}, "--device"),
+        ({"hf_checkpoint": str(directory), "engine_max_tokens": 5}, "--engine-max-tokens"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            await EmbeddedEngine(SimpleNamespace(**args)).start()
+    with pytest.raises(EngineError, match="start"):
+        await make_engine(directory).generate([5], {})
