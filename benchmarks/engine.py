@@ -5,7 +5,7 @@
 Two workloads. "equal": every sequence has the same prompt length and produces the same number of tokens. "mix":
 groups of 8 samples of one prompt with log-normal output lengths; transformers generates the whole batch until the
 longest is done, as its users do, and only wanted tokens count. Each figure is the best of `--repeat` runs, taken in
-turns so that a busy machine hurts both. Ratios are printed; absolute numbers belong to the machine they were made on.
+turns so that a busy machine hurts both; `--clock cpu` counts processor seconds instead of wall time. Ratios are printed; absolute numbers belong to the machine they were made on.
 """
 
 from __future__ import annotations
@@ -87,22 +87,23 @@ def run_hf(model: Any, prompts: list[list[int]], lengths: list[int], device: str
     assert out.shape[1] == ids.shape[1] + longest
 
 
-def timed(run: Callable[[], None], device: str) -> float:
-    start = time.perf_counter()
+def timed(run: Callable[[], None], options: argparse.Namespace) -> float:
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    start = clock()
     run()
-    if device.startswith("cuda"):
+    if options.device.startswith("cuda"):
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def compare(pair: tuple[Callable[[], None], Callable[[], None]], repeat: int, device: str) -> tuple[float, float]:
+def compare(pair: tuple[Callable[[], None], Callable[[], None]], options: argparse.Namespace) -> tuple[float, float]:
     """Best seconds of each, in turns, after one warm-up."""
     best = [math.inf, math.inf]
     for run in pair:
-        timed(run, device)
-    for _ in range(repeat):
+        run()
+    for _ in range(options.repeat):
         for i, run in enumerate(pair):
-            best[i] = min(best[i], timed(run, device))
+            best[i] = min(best[i], timed(run, options))
     return best[0], best[1]
 
 
@@ -151,8 +152,7 @@ def measure(
 ) -> Row:
     ours, hf = compare(
         (lambda: run_ours(core, prompts, lengths), lambda: run_hf(model, prompts, lengths, options.device)),
-        options.repeat,
-        options.device,
+        options,
     )
     total = sum(lengths)
     row = Row(workload, size, dtype, n, total / ours, total / hf)
@@ -168,7 +168,8 @@ def summary(rows: list[Row]) -> None:
     """Ratios to transformers in the same dtype, and bfloat16 against transformers in float32."""
     base = {(r.workload, r.size, r.concurrency): r.hf for r in rows if r.dtype == "float32"}
     print(
-        "\n| workload | model | dtype | concurrent | slime tok/s | transformers tok/s | ratio | to float32 transformers |"
+        "\n| workload | model | dtype | concurrent | slime tok/s | transformers tok/s"
+        " | ratio | to float32 transformers |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for r in rows:
@@ -193,6 +194,10 @@ def main() -> None:
     parser.add_argument("--mix-longest", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--clock", choices=("wall", "cpu"), default="wall",
+        help="cpu: seconds of processor time, steadier on a machine that others use too (with one thread, on CPU)",
+    )  # fmt: skip
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -53,3 +53,6 @@ def slime_step_end(rollout_id: int) -> None:
 @hookimpl
 def slime_run_end() -> None:
     _mark("run_end")
+
+
+_mark("loaded")

@@ -77,6 +77,7 @@ def prepare(settings: Settings, *, learn: bool = True) -> Prepared:
 
 def train(settings: Settings) -> dict[str, Any]:
     """`slime train` and `slime sft`: returns the summary (empty on ranks other than 0)."""
+    started = time.perf_counter()
     run = prepare(settings)
     args = run.args
     commit = commit_to_resume(args)
@@ -90,12 +91,12 @@ def train(settings: Settings) -> dict[str, Any]:
         raise ConfigError("--num-epoch with several trainer processes: set --num-rollout instead")
     trainer = run.parts.trainer(args)
     try:
-        return _lead(run, trainer, stage, commit) if stage else _follow(run, trainer, commit)
+        return _lead(run, trainer, stage, commit, started) if stage else _follow(run, trainer, commit)
     finally:
         trainer.close()
 
 
-def _lead(run: Prepared, trainer: Any, stage: RolloutStage, commit: Path | None) -> dict[str, Any]:
+def _lead(run: Prepared, trainer: Any, stage: RolloutStage, commit: Path | None, started: float) -> dict[str, Any]:
     args, run_dir = run.args, run_dir_of(run.args)
     weights = WeightSync(args, trainer, stage)
     journal = Journal(
@@ -105,6 +106,7 @@ def _lead(run: Prepared, trainer: Any, stage: RolloutStage, commit: Path | None)
         [lambda directory, _: save_together(trainer, directory), stage.save],
         lambda: {"weight_version": weights.version, "settings": run.settings.to_dict()},
         run.parts.provenance(),
+        started,
     )
     start = args.start_rollout_id = first_rollout(args, commit)
     with told_to_hooks(run, run_dir):

@@ -26,8 +26,12 @@ class Journal:
         writers: list[Callable[[Path, int], None]],
         facts: Callable[[], dict[str, Any]],
         plugins: list[dict[str, Any]],
+        started: float,
     ) -> None:
-        """`writers` fill a checkpoint directory; `facts` gives what else a commit must remember."""
+        """`writers` fill a checkpoint directory; `facts` gives what else a commit must remember.
+
+        `started` is `time.perf_counter()` at the start of the command, so preparation counts as part of the run.
+        """
         self.args = args
         self.run_dir = run_dir
         self.store = CheckpointStore(Path(args.save or run_dir) / CHECKPOINTS)
@@ -40,7 +44,7 @@ class Journal:
         self._writers = writers
         self._facts = facts
         self.plugins = plugins
-        self._started = time.perf_counter()
+        self._started = started
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics under `step` finished rollouts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import random
 from typing import Any
@@ -21,6 +22,9 @@ def set_up_process(args: Any) -> None:
     """
     if 0 < gc.get_threshold()[0] < GC_THRESHOLDS[0]:
         gc.set_threshold(*GC_THRESHOLDS)
+    # At exit the interpreter collects several times over what torch and transformers left, half a second for nothing.
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     if args.num_threads:
         torch.set_num_threads(args.num_threads)
     random.seed(args.seed)

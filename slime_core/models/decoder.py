@@ -118,7 +118,10 @@ class DecoderStack(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Not `nn.Embedding(...)`: drawing its random start on the meta device imports torch._dynamo, which takes longer
+        # than building any model that fits on a small machine.
+        empty = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 

@@ -20,7 +20,7 @@ NUM_WORKED = 6500
 """Examples of the first warm-up phase, all worked."""
 NUM_MIXED = 1500
 """Examples of the second warm-up phase."""
-DIRECT_SHARE = 0.7
+DIRECT_SHARE = 0.8
 """Of the second phase's examples, how many answer directly."""
 _SPLIT_SEED = 20260
 

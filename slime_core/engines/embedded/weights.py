@@ -64,7 +64,9 @@ class Layer:
         heads = config.num_heads + 2 * config.num_kv_heads
         self.input_norm = empty(hidden)
         self.qkv = Linear(empty(heads * dim, hidden), empty(heads * dim) if config.qkv_bias else None)
-        self.qk_norm = empty(config.num_heads + config.num_kv_heads, dim) if config.qk_norm else None
+        heads = config.num_heads + config.num_kv_heads
+        # float32, like the queries and keys it scales: a product of two dtypes takes a slow path.
+        self.qk_norm = torch.empty(heads, dim, device=device) if config.qk_norm else None
         self.o = Linear(empty(hidden, config.num_heads * dim), empty(hidden) if config.o_bias else None)
         self.mlp_norm = empty(hidden)
         self.gate_up = Linear(empty(2 * inner, hidden), empty(2 * inner) if config.mlp_bias else None)
@@ -166,4 +168,4 @@ class FusedWeights:
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
         """HF names and tensors, in HF layout; some are copies."""
         for name, place in self._places.items():
-            yield name, place.read()
+            yield name, place.read().to(self.embedding.dtype)

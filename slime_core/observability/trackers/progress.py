@@ -1,4 +1,4 @@
-"""Prints one line per rollout: reward, held-out score, speed, time left. Rich on a terminal, plain lines elsewhere."""
+"""What a person watches: one line per rollout (reward, held-out score, speed, time left), and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -10,54 +10,6 @@ from typing import Any
 
 from slime_core.plugins.hookspecs import hookimpl
 
-
-class ProgressTracker:
-    """The lines a person watches."""
-
-    def __init__(self) -> None:
-        self._args: Any = None
-        self._started = 0.0
-        self._score: float | None = None
-        self._console: Any = None
-
-    @hookimpl
-    def slime_run_start(self, args: Any, run_dir: Path) -> None:
-        """Start the clock."""
-        self._args = args
-        self._started = time.perf_counter()
-        if sys.stdout.isatty():
-            from rich.console import Console
-
-            self._console = Console(highlight=True, soft_wrap=True)
-
-    @hookimpl
-    def slime_log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line per rollout; an evaluation before training gets a line of its own."""
-        args = self._args
-        if args is None:
-            return
-        datasets = [d.name for d in args.eval_datasets or []]
-        if datasets and f"eval/{datasets[0]}" in metrics:
-            self._score = metrics[f"eval/{datasets[0]}"]
-        parts = [f"rollout {step}/{args.num_rollout}"]
-        for label, key, form in _COLUMNS:
-            if key in metrics and not (label == "reward" and not args.compute_advantages_and_returns):
-                parts.append(f"{label} {metrics[key]:{form}}")
-        if self._score is not None:
-            parts.insert(2 if len(parts) > 1 else 1, f"held-out {self._score:.3f}")
-        done = step - (args.start_rollout_id or 0)
-        if done > 0:
-            left = (time.perf_counter() - self._started) / done * (args.num_rollout - step)
-            parts.append(f"left {left:.0f} s")
-        self._print("  ".join(parts))
-
-    def _print(self, line: str) -> None:
-        if self._console is not None:
-            self._console.print(line)
-        else:
-            print(line, flush=True)
-
-
 _COLUMNS = (
     ("reward", "rollout/raw_reward", ".3f"),
     ("loss", "train/loss", ".4f"),
@@ -65,3 +17,64 @@ _COLUMNS = (
     ("tok/s", "perf/tokens_per_sec", ".0f"),
     ("dlogp", "train/train_rollout_logprob_abs_diff", ".1e"),
 )
+
+
+class ProgressTracker:
+    """Plain lines everywhere; under them a live bar where standard output is a terminal."""
+
+    def __init__(self) -> None:
+        self._args: Any = None
+        self._started = 0.0
+        self._score: float | None = None
+        self._bar: Any = None
+        self._task: Any = None
+
+    @hookimpl
+    def slime_run_start(self, args: Any, run_dir: Path) -> None:
+        """Start the clock and, on a terminal, the bar."""
+        self._args = args
+        self._started = time.perf_counter()
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, transient=True)
+            self._task = self._bar.add_task("rollouts", total=args.num_rollout, completed=args.start_rollout_id or 0)
+            self._bar.start()
+
+    @hookimpl
+    def slime_log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line per rollout; an evaluation before training gets a line of its own."""
+        if self._args is None:
+            return
+        line = "  ".join(self._parts(step, metrics))
+        if self._bar is None:
+            print(line, flush=True)
+        else:
+            self._bar.update(self._task, completed=step)
+            self._bar.console.print(line, soft_wrap=True)
+
+    @hookimpl
+    def slime_run_end(self, error: BaseException | None) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _parts(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+        args = self._args
+        supervised = not args.compute_advantages_and_returns
+        parts = [f"rollout {step}/{args.num_rollout}"]
+        for label, key, form in _COLUMNS:
+            if key in metrics and not (supervised and label == "reward"):
+                parts.append(f"{label} {metrics[key]:{form}}")
+        names = [f"eval/{dataset.name}" for dataset in args.eval_datasets or []]
+        if names and names[0] in metrics:
+            self._score = metrics[names[0]]
+        if self._score is not None:
+            parts.insert(min(2, len(parts)), f"held-out {self._score:.3f}")
+        done = step - (args.start_rollout_id or 0)
+        if done > 0:
+            left = (time.perf_counter() - self._started) / done * (args.num_rollout - step)
+            parts.append(f"left {left:.0f} s")
+        return parts

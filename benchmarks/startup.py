@@ -1,0 +1,186 @@
+"""How long until a command answers, and until the first rollout of a training run is finished.
+
+    .venv/bin/python benchmarks/startup.py [--config configs/demo.yaml]
+
+Light commands are compared with `python -c pass` of the same interpreter, in turns. The training run is the real
+`slime train --num-rollout 1` on inputs that exist (a model with random weights of the quick start's size, its
+problems); a hook plugin (`benchmarks/clock`) says when each stage was reached, and a second process imports the heavy
+packages one after the other. What a reader would get wrong: CPU seconds are those of all threads of the process, start
+of the interpreter included; on a free machine and one thread they are about the wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from _table import spread, table
+
+HERE = Path(__file__).resolve().parent
+AIM = 0.5
+"""Seconds in which the light commands are to answer."""
+LIGHT = (["--help"], ["plugins", "list"], ["config", "show"])
+STAGES = {
+    "loaded": "interpreter, settings, torch, plugins",
+    "configured": "components resolved and checked",
+    "run_start": "data, tokenizer, trainer built",
+    "rollout_end": "engine started, first rollout",
+    "step_end": "trained on it",
+    "run_end": "run closed",
+    "exit": "process gone",
+}
+IMPORTS = """
+import importlib, json, time
+names = ["slime_core.config.load", "numpy", "torch", "slime_core.launch.inline", "transformers", "{auto}",
+         "slime_core.engines.embedded.engine", "slime_core.trainers.embedded.trainer"]
+times = {{}}
+for name in names:
+    wall, cpu = time.perf_counter(), time.process_time()
+    module, _, attribute = name.partition(":")
+    found = importlib.import_module(module)
+    if attribute:
+        getattr(found, attribute)
+    times[name] = (time.perf_counter() - wall, time.process_time() - cpu)
+print(json.dumps(times))
+""".format(auto="transformers:AutoTokenizer")
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Of one process, in seconds."""
+
+    wall: float
+    cpu: float
+
+
+def spend(command: Sequence[str], environment: dict[str, str] | None = None) -> Spent:
+    """Run a command to its end; SystemExit with what it said when it fails."""
+    with tempfile.TemporaryFile() as output:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **(environment or {})})
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            raise SystemExit(f"{' '.join(command)} failed:\n{output.read().decode(errors='replace')[-4000:]}")
+    return Spent(wall, usage.ru_utime + usage.ru_stime)
+
+
+def in_turns(sides: dict[str, Callable[[], Spent]], repeats: int) -> dict[str, list[Spent]]:
+    """Each side once unrecorded (file caches), then in turns."""
+    for side in sides.values():
+        side()
+    found: dict[str, list[Spent]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, side in sides.items():
+            found[name].append(side())
+    return found
+
+
+def light_commands(repeats: int) -> None:
+    """`slime --help` and the like against an interpreter that does nothing."""
+    slime = str(Path(sys.executable).with_name("slime"))
+    commands = {"python -c pass": [sys.executable, "-c", "pass"]}
+    commands |= {f"slime {' '.join(words)}": [slime, *words] for words in LIGHT}
+    found = in_turns({name: lambda c=command: spend(c) for name, command in commands.items()}, repeats)  # type: ignore[misc]
+    base = statistics.median(spent.cpu for spent in found["python -c pass"])
+    rows = []
+    for name, runs in found.items():
+        wall, cpu = [s.wall for s in runs], [s.cpu for s in runs]
+        cells = [f"{statistics.median(wall):.3f}", spread(wall), f"{statistics.median(cpu):.3f}", spread(cpu)]
+        rows.append([name, *cells, f"{statistics.median(cpu) / base:.1f}x"])
+    print(table(["command", "wall s", "spread", "CPU s", "spread", "CPU of bare"], rows))
+    print(f"(aim: each slime command under {AIM} s)")
+
+
+def write_inputs(directory: Path) -> list[str]:
+    """Model and problems of the quick start, without its warm-up; the flags that name them."""
+    from slime_core.quickstart import task
+    from slime_core.quickstart.model import write_random_model
+
+    train, held_out = task.split_problems()
+    flags = ["--hf-checkpoint", str(directory / "model")]
+    write_random_model(directory / "model", 0)
+    for name, problems in (("train", train), ("heldout", held_out)):
+        rows = [json.dumps({"input": task.question(p), "label": str(sum(p))}) for p in problems]
+        (directory / f"{name}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return [*flags, "--prompt-data", str(directory / "train.jsonl"), "--eval-prompt-data", "addition",
+            str(directory / "heldout.jsonl")]  # fmt: skip
+
+
+def timeline(config: str, flags: list[str], directory: Path) -> dict[str, Spent]:
+    """One training run of one rollout: stage -> wall and CPU time since the command was typed."""
+    clock = directory / "clock.jsonl"
+    clock.unlink(missing_ok=True)
+    slime = str(Path(sys.executable).with_name("slime"))
+    command = [slime, "train", "--config", config, *flags, "--num-rollout", "1", "--skip-eval-before-train"]
+    command += ["--save", str(directory / "run"), "--overwrite", "--plugin-dir", str(HERE / "clock")]
+    started = time.time()
+    total = spend(command, {"BENCH_CLOCK_FILE": str(clock)})
+    reached: dict[str, Spent] = {}
+    for line in clock.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        reached.setdefault(event["event"], Spent(event["time"] - started, event["cpu"]))
+    return {**reached, "exit": total}
+
+
+def first_rollout(config: str, repeats: int) -> None:
+    """Time to the first rollout and where it goes."""
+    with tempfile.TemporaryDirectory(prefix="slime-bench-") as name:
+        directory = Path(name)
+        flags = write_inputs(directory)
+        runs = [timeline(config, flags, directory) for _ in range(repeats + 1)][1:]
+    rows = []
+    for before, stage in pairwise(["", *STAGES]):
+        walls = [run[stage].wall - (run[before].wall if before else 0.0) for run in runs]
+        cpus = [run[stage].cpu - (run[before].cpu if before else 0.0) for run in runs]
+        at = statistics.median(run[stage].wall for run in runs)
+        cells = [f"{statistics.median(walls):.3f}", f"{statistics.median(cpus):.3f}", f"{at:.3f}"]
+        rows.append([STAGES[stage], *cells])
+    print(table(["slime train, one rollout", "wall s", "CPU s", "wall s since start"], rows))
+    ends = [run["rollout_end"] for run in runs]
+    wall, cpu = [s.wall for s in ends], [s.cpu for s in ends]
+    print(
+        f"command to first rollout: {statistics.median(wall):.2f} s wall (spread {spread(wall)}),"
+        f" {statistics.median(cpu):.2f} CPU-s (spread {spread(cpu)})"
+    )
+
+
+def imports(repeats: int) -> None:
+    """What importing costs, in the order of a run: each line is on top of the lines before it."""
+    runs = []
+    for _ in range(repeats + 1):
+        done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+        runs.append(json.loads(done.stdout))
+    rows = []
+    for name in runs[0]:
+        walls, cpus = [run[name][0] for run in runs[1:]], [run[name][1] for run in runs[1:]]
+        rows.append([name, f"{statistics.median(walls):.3f}", f"{statistics.median(cpus):.3f}", spread(cpus)])
+    print(table(["import, one after the other", "wall s", "CPU s", "spread"], rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default=str(HERE.parent / "configs" / "demo.yaml"))
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    light_commands(options.repeats)
+    print()
+    first_rollout(options.config, options.repeats)
+    print()
+    imports(options.repeats)
+
+
+if __name__ == "__main__":
+    main()

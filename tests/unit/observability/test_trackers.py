@@ -1,0 +1,87 @@
+"""Trackers: the metrics file over a resume, the lines a person sees, TensorBoard's event files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from slime_core.observability.run_dir import open_run_dir
+from slime_core.observability.trackers.jsonl import JsonlTracker
+from slime_core.observability.trackers.progress import ProgressTracker
+from slime_core.observability.trackers.tensorboard import TensorBoardTracker
+
+
+def _args(**changes):
+    base = {"start_rollout_id": 0, "num_rollout": 4, "eval_datasets": [SimpleNamespace(name="held")],
+            "compute_advantages_and_returns": True, "use_tensorboard": True, "tb_project_name": None,
+            "tb_experiment_name": None}  # fmt: skip
+    return SimpleNamespace(**{**base, **changes})
+
+
+def _steps(run_dir: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_metrics_after_the_checkpoint_are_cut_on_resume(tmp_path: Path) -> None:
+    tracker = JsonlTracker()
+    tracker.slime_run_start(_args(), tmp_path)
+    for step in range(4):
+        tracker.slime_log_metrics(step, {"a": 1.0})
+    tracker.slime_run_end(None)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "a"')  # killed while writing
+    resumed = JsonlTracker()
+    resumed.slime_run_start(_args(start_rollout_id=2), tmp_path)
+    assert _steps(tmp_path) == [0, 1, 2]
+    resumed.slime_log_metrics(3, {"a": 2.0})
+    resumed.slime_run_end(None)
+    assert _steps(tmp_path) == [0, 1, 2, 3]
+
+
+def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tracker = ProgressTracker()
+    tracker.slime_run_start(_args(), tmp_path)
+    tracker.slime_log_metrics(0, {"eval/held": 0.25})
+    tracker.slime_log_metrics(1, {"rollout/raw_reward": 0.5, "train/loss": -0.1, "perf/tokens_per_sec": 1234.5})
+    tracker.slime_run_end(None)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "rollout 0/4  held-out 0.250"
+    assert second.startswith("rollout 1/4  reward 0.500  held-out 0.250  loss -0.1000  tok/s 1234  left ")
+
+
+def test_supervised_runs_show_no_reward(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tracker = ProgressTracker()
+    tracker.slime_run_start(_args(compute_advantages_and_returns=False, eval_datasets=None), tmp_path)
+    tracker.slime_log_metrics(1, {"rollout/raw_reward": 0.0, "train/loss": 2.0})
+    assert "reward" not in capsys.readouterr().out
+
+
+def test_tensorboard_writes_every_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+    tracker = TensorBoardTracker()
+    tracker.slime_configure(_args())
+    tracker.slime_run_start(_args(), tmp_path)
+    tracker.slime_log_metrics(1, {"train/loss": 0.5})
+    tracker.slime_run_end(None)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 0.5)]
+
+
+def test_a_used_run_directory_needs_a_decision(tmp_path: Path) -> None:
+    from slime_core.errors import ConfigError
+
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(ConfigError, match="--overwrite"):
+        open_run_dir(tmp_path, resume=False, overwrite=False)
+    open_run_dir(tmp_path, resume=True, overwrite=False)
+    assert (tmp_path / "metrics.jsonl").exists()
+    open_run_dir(tmp_path, resume=False, overwrite=True)
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert (tmp_path / "mine.txt").read_text() == "kept"
