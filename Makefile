@@ -37,5 +37,9 @@ types: install
 docs: install
 	$(BIN)/python scripts/generate_docs.py --check
 
+# benchmarks/README.md says what each one needs and prints.
+benchmarks: install
+	for script in overhead startup engine trainer; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+
 clean:
 	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

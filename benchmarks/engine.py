@@ -5,7 +5,8 @@
 Two workloads. "equal": every sequence has the same prompt length and produces the same number of tokens. "mix":
 groups of 8 samples of one prompt with log-normal output lengths; transformers generates the whole batch until the
 longest is done, as its users do, and only wanted tokens count. Each figure is the best of `--repeat` runs, taken in
-turns so that a busy machine hurts both; `--clock cpu` counts processor seconds instead of wall time. Ratios are printed; absolute numbers belong to the machine they were made on.
+turns so that a busy machine hurts both; `--clock cpu` counts processor seconds instead of wall time. Ratios are
+printed; absolute numbers belong to the machine they were made on.
 """
 
 from __future__ import annotations

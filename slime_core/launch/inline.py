@@ -98,7 +98,7 @@ def train(settings: Settings) -> dict[str, Any]:
 
 def _lead(run: Prepared, trainer: Any, stage: RolloutStage, commit: Path | None, started: float) -> dict[str, Any]:
     args, run_dir = run.args, run_dir_of(run.args)
-    weights = WeightSync(args, trainer, stage)
+    weights = WeightSync(args, trainer, stage, lambda v: run.hooks.slime_weights_updated(weight_version=v))
     journal = Journal(
         args,
         run_dir,

@@ -121,7 +121,7 @@ class DecoderStack(nn.Module):
         # Not `nn.Embedding(...)`: drawing its random start on the meta device imports torch._dynamo, which takes longer
         # than building any model that fits on a small machine.
         empty = torch.empty(config.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False)
+        self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 

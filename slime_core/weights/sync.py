@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,8 +44,16 @@ class WeightReceiver(Protocol):
 class WeightSync:
     """Pushes the actor's weights and counts versions."""
 
-    def __init__(self, args: Any, trainer: Trainer, receiver: WeightReceiver) -> None:
+    def __init__(
+        self,
+        args: Any,
+        trainer: Trainer,
+        receiver: WeightReceiver,
+        on_update: Callable[[int], object] = lambda version: None,
+    ) -> None:
+        """`on_update` is told each version once it is served."""
         self.args = args
+        self._on_update = on_update
         self.version = args.update_weight_start_version
         self._trainer = trainer
         self._receiver = receiver
@@ -69,6 +77,7 @@ class WeightSync:
         metrics = {"perf/update_weights_time": time.perf_counter() - started}
         if self.args.check_weight_update_equal:
             self.verify()
+        self._on_update(version)
         return metrics
 
     def _push_disk(self, version: int) -> None:

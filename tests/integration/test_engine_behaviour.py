@@ -197,7 +197,7 @@ async def test_pause_abort_ends_what_runs(engine: EmbeddedEngine) -> None:
 async def test_weights_change_in_mid_generation(
     engine: EmbeddedEngine, old: tuple[Path, Any], new: tuple[Path, Any]
 ) -> None:
-    task = asyncio.create_task(engine.generate([5, 6, 7], {"max_new_tokens": 400, "ignore_eos": True}))
+    task = asyncio.create_task(engine.generate([5, 6, 7], {"max_new_tokens": 2000, "ignore_eos": True}))
     await until(running(engine))
     await engine.pause("in_place")
     await engine.update_weights_from_disk(new[0], 7)
@@ -205,8 +205,8 @@ async def test_weights_change_in_mid_generation(
     output = await asyncio.wait_for(task, 30)
     versions = output.meta_info["token_weight_versions"]
     switch = versions.index(7)
-    assert 0 < switch < 400
-    assert versions == [0] * switch + [7] * (400 - switch)
+    assert 0 < switch < 2000
+    assert versions == [0] * switch + [7] * (2000 - switch)
     assert output.meta_info["weight_version"] == "7"
     before = GenerationOutput(output.token_ids[:switch], output.log_probs[:switch], "", {})
     check_log_probs(old[1], [5, 6, 7], before)

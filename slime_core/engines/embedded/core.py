@@ -295,8 +295,7 @@ class EngineCore:
     def _end(self, sequence: Sequence, reason: dict[str, Any]) -> None:
         sequence.finish = reason
         with torch.inference_mode():
-            # Keys and values of several weight versions must not serve as anybody's prefix.
-            self.scheduler.finish(sequence, keep=len(sequence.version_runs) == 1)
+            self.scheduler.finish(sequence, keep=not sequence.outdated)
         self._sequences.pop(sequence.rid, None)
         self._batch = None
 
@@ -355,6 +354,8 @@ class EngineCore:
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int, origin: str) -> None:
         """Replace all weights, or raise WeightSyncError and change nothing."""
         self._weights.update(weights, origin)
+        for sequence in self.scheduler.running:
+            sequence.outdated = True
         self.set_version(version)
         self.flush_cache()
 

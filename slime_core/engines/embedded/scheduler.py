@@ -62,6 +62,7 @@ class Scheduler:
                 break
             self.waiting.popleft()
             self._admissions[sequence] = None
+            sequence.outdated = False
             leader = self._leader(sequence, leaders)
             if leader is not None:
                 admission.twins.append((sequence, leader))

@@ -48,6 +48,8 @@ class Sequence:
     arena: Arena | None = None
     row: int = -1
     """Row in `arena`."""
+    outdated: bool = False
+    """Some of its keys and values were computed with weights that were replaced since."""
     cached_tokens: int = 0
     """Prompt tokens whose keys and values were found in the cache."""
     finish: dict[str, Any] | None = None

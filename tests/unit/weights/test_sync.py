@@ -14,6 +14,9 @@ from slime_core.weights.checksum import checksum_dtype, tensor_checksum
 from slime_core.weights.sync import WeightSync, choose_transport
 
 
+TOLD: list[int] = []
+
+
 class Trainer:
     def __init__(self) -> None:
         self.tensors = {"a": torch.arange(4.0), "b": torch.ones(2, 2) / 3}
@@ -51,15 +54,17 @@ def _sync(tmp_path: Path, receiver: Receiver, **changes) -> WeightSync:
         update_weight_disk_keep_files=False, check_weight_update_equal=True, hf_checkpoint=tmp_path / "model",
     )  # fmt: skip
     vars(args).update(changes)
-    return WeightSync(args, Trainer(), receiver)
+    return WeightSync(args, Trainer(), receiver, TOLD.append)
 
 
 def test_versions_grow_by_one(tmp_path: Path) -> None:
+    TOLD.clear()
     receiver = Receiver()
     sync = _sync(tmp_path, receiver, update_weight_start_version=3)
     sync.push()
     metrics = sync.push()
     assert sync.version == receiver.version == 5
+    assert TOLD == [4, 5]
     assert metrics["perf/update_weights_time"] >= 0
 
 

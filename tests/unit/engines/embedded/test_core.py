@@ -275,6 +275,13 @@ def test_weight_update_in_flight(make_model: MakeModel) -> None:
     assert fresh.cached_tokens == 0
     assert_parity(new_model, [fresh])
     assert fresh.token_versions() == [5] * 20
+    repeated = core.add_request(prompt, {"max_new_tokens": 20}, "b")
+    core.step()
+    core.update_weights_from_disk(directory, 5)
+    while core.has_work:
+        core.step()
+    again = run(core, [repeated.tokens], {"max_new_tokens": 5})[0]
+    assert again.cached_tokens == 0, "the version number was the same, the weights were not"
     core.update_weights_from_disk(directory, 6)
     assert_parity(model, run(core, [prompt], {"max_new_tokens": 20}))
     assert new_directory != directory

@@ -1,0 +1,139 @@
+"""Every example runs, at tiny size, and does what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.testing import FilterContract, GeneratorContract, RewardContract
+from tests.conftest import TinyRun
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def samples(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(x) for f in sorted((run_dir / "rollouts").iterdir()) for x in f.read_text().splitlines()]
+
+
+def test_every_example_is_tested_here() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert {p.name for p in EXAMPLES.iterdir() if p.name not in text and not p.name.startswith(("__", "."))} == set()
+
+
+def test_rl_loop(tiny: TinyRun, tmp_path: Path) -> None:
+    shutil.copytree(tiny.root / "model", tmp_path / "model")
+    shutil.copy(tiny.root / "train.jsonl", tmp_path / "train.jsonl")
+    shutil.copy(tiny.root / "eval.jsonl", tmp_path / "heldout.jsonl")
+    size = ["--rollouts", "2", "--prompts", "4", "--samples", "4"]
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "rl_loop.py"), "--inputs", str(tmp_path), *size],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "rollout 2/2" in done.stdout
+    assert len((EXAMPLES / "rl_loop.py").read_text().splitlines()) < 300
+
+
+class TestCustomReward(RewardContract):
+    component = str(EXAMPLES / "custom_reward.py")
+    args = {"token_price": 0.1}
+    examples = [("1+1=", r"\boxed{2}", "2", 0.1), ("1+1=", r"\boxed{3}", "2", 0.0), ("1+1=", "2", "2", 0.0)]
+
+
+class TestCustomFilter(FilterContract):
+    component = str(EXAMPLES / "custom_filter.py")
+    examples = [([1.0, 0.0], True), ([0.0, 0.0], False), ([1.0, 1.0], False), ([None, None], False)]
+
+
+class TestCustomGenerate(GeneratorContract):
+    component = str(EXAMPLES / "custom_generate.py")
+    script = (r"\boxed{3}", r"\boxed{2}")
+    max_new_tokens = 400
+
+
+def test_custom_reward_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    (tmp_path / "price.yaml").write_text("custom: {token_price: 0.01}\n")
+    argv = tiny.argv(tmp_path / "run", num_rollout=1, custom_rm_path=EXAMPLES / "custom_reward.py")
+    done = slime("train", *argv, "--config", tmp_path / "price.yaml")
+    assert "failed" not in done.stderr
+    assert "token_price" in (tmp_path / "run/config.yaml").read_text()
+
+
+def test_custom_generate_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    script = EXAMPLES / "custom_generate.py"
+    argv = tiny.argv(tmp_path / "run", num_rollout=1, rollout_max_response_len=40, custom_generate_function_path=script)
+    slime("rollout", *argv)
+    found = samples(tmp_path / "run")
+    assert all(s["status"] in ("completed", "truncated") for s in found)
+    for sample in found:
+        fed_back = "wrong<|end|>" in sample["response"]
+        assert (0 in sample["loss_mask"]) == fed_back
+
+
+def test_custom_filter_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    path = EXAMPLES / "custom_filter.py"
+    (tmp_path / "rm.py").write_text("def reward(args, sample):\n    return float(sample.group_index % 2)\n")
+    argv = tiny.argv(
+        tmp_path / "run", num_rollout=2, custom_rm_path=tmp_path / "rm.py", over_sampling_batch_size=8,
+        dynamic_sampling_filter_path=path, buffer_filter_path=path, eval_interval=None, eval_prompt_data=None,
+        dynamic_sampling_budget=3,
+    )  # fmt: skip
+    slime("train", *argv)
+    drops = [{k: v for k, v in line.items() if "drop_" in k} for line in metrics(tmp_path / "run")]
+    assert any("rollout/dynamic_filter/drop_too_easy" in d for d in drops)
+    assert any("rollout/dynamic_filter/drop_too_hard" in d for d in drops)
+
+
+def test_third_party_plugin_from_its_folder(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    folder = EXAMPLES / "third_party_plugin"
+    argv = tiny.argv(tmp_path / "run", num_rollout=2, custom_rm_path="digits", plugin_dir=folder)
+    slime("train", *argv)
+    plugins = json.loads((tmp_path / "run/summary.json").read_text())["plugins"]
+    reward = next(p for p in plugins if p["kind"] == "rewards")
+    assert (reward["distribution"], reward["version"]) == ("slime-reward-digits", "0.1.0")
+
+
+def test_third_party_plugin_keeps_its_own_contract() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "third_party_plugin")],
+        capture_output=True, text=True, timeout=120, cwd=EXAMPLES / "third_party_plugin",
+        env={**os.environ, "SLIME_PLUGIN_DIR": str(EXAMPLES / "third_party_plugin")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+@pytest.mark.backends
+def test_third_party_plugin_installed(tiny: TinyRun, tmp_path: Path) -> None:
+    """`pip install` of the folder makes the name known, and removing it makes it unknown."""
+    site = tmp_path / "site"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+    ]
+    subprocess.run([*pip, str(EXAMPLES / "third_party_plugin")], check=True, timeout=300)
+    command = [sys.executable, "-m", "slime_core", "plugins", "show", "rewards/digits"]
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert "slime-reward-digits 0.1.0" in done.stdout, done.stderr
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2

@@ -1,0 +1,92 @@
+"""`docs/concepts/metrics.md` names every metric that runs emit, and no metric that none can."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TinyRun
+
+PAGE = Path(__file__).parents[2] / "docs/concepts/metrics.md"
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+
+
+REWARD = """
+def reward(args, sample, **kwargs):
+    digits = sum(c.isdigit() for c in sample.response) / max(len(sample.response), 1)
+    if sample.index % 16 == 5:
+        raise ValueError("one of sixteen fails")
+    return {"score": digits if sample.group_index % 3 else 1.0, "kind": "digits" if digits else "none"}
+"""
+
+GENERATE = """
+from slime_generator_single_turn import generate as single_turn
+
+async def generate(args, sample, sampling_params, *, context):
+    sample = await single_turn(args, sample, sampling_params, context=context)
+    sample.metadata["num_turns"] = 1
+    return sample
+"""
+
+
+def documented() -> list[str]:
+    """The names in the tables, abbreviations written out, placeholders kept as `<...>`."""
+    names: list[str] = []
+    for row in re.findall(r"^\| (`[^|]*) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+        first = ""
+        for name in re.findall(r"`([^`]+)`", row):
+            if name.startswith("/"):
+                name = first.rsplit("/", 1)[0] + name
+            elif name.startswith("..."):
+                name = first + name.removeprefix("...")
+            else:
+                first = name
+            names.append(name)
+    return names
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"<[^>]*>", "[^/]+", name))
+
+
+@pytest.fixture(scope="module")
+def emitted(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Names of the metrics of three runs that between them switch on what can be."""
+    from tests.conftest import SLIME
+
+    root = tmp_path_factory.mktemp("metrics")
+    (root / "rm.py").write_text(REWARD)
+    (root / "gen.py").write_text(GENERATE)
+    runs: dict[str, dict[str, Any]] = {
+        "kl": {"use_kl_loss": True, "kl_loss_coef": 0.01, "log_passrate": True},
+        "filter": {
+            "custom_rm_path": root / "rm.py", "reward_key": "score", "log_reward_category": "kind",
+            "dynamic_sampling_filter_path": "nonzero_std", "over_sampling_batch_size": 6,
+            "custom_generate_function_path": root / "gen.py", "n_samples_per_eval_prompt": 2,
+        },
+        "plain": {"custom_rm_path": root / "rm.py", "reward_key": "score"},
+    }  # fmt: skip
+    names: set[str] = set()
+    for name, changes in runs.items():
+        argv = tiny.argv(root / name, num_rollout=2, **changes)
+        done = subprocess.run([SLIME, "train", *argv], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        for line in (root / name / "metrics.jsonl").read_text().splitlines():
+            names |= json.loads(line).keys() - {"step"}
+    return names
+
+
+def test_every_metric_is_documented(emitted: set[str]) -> None:
+    patterns = [pattern(name) for name in documented()]
+    assert sorted(name for name in emitted if not any(p.fullmatch(name) for p in patterns)) == []
+
+
+def test_every_documented_metric_is_emitted(emitted: set[str]) -> None:
+    missing = [n for n in documented() if not any(pattern(n).fullmatch(name) for name in emitted)]
+    assert {n for n in missing if "spec_accept" not in n} == set()

@@ -1,0 +1,135 @@
+"""What the pages say exists does: links, flags, commands, and files named in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli.main import COMMANDS
+from slime_core.config.passthrough import BUILT_IN, find_foreign
+from slime_core.config.spec import flag_specs
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/**/*.md"),
+        ROOT / "slime_core/README.md",
+        ROOT / "plugins/README.md",
+        *ROOT.glob("benchmarks/README.md"),
+    ]
+)
+page = pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+OWN_FLAGS = {
+    "serve": {"--host", "--port", "--model-path", "--served-model-name"},
+    "plugins": {"--kind", "--json", "--check", "--plugin-dir"},
+    "config": {"--for", "--json", "--changed"},
+}
+"""Flags of commands that are no settings."""
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    """Fenced blocks in these languages."""
+    found = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [body for language, body in found if language in languages]
+
+
+def commands(text: str) -> list[list[str]]:
+    """`slime ...` lines of shell blocks, split as a shell does; `[...]` and prompts are left out."""
+    lines = "".join(blocks(text, "bash", "", "console", "text")).replace("\\\n", " ").splitlines()
+    lines = [re.sub(r"^\s*\$ ", "", line).split("#")[0].strip() for line in lines]
+    starts = ("slime ", ".venv/bin/slime ", "python train.py ", "torchrun ", "python -m pdb -m slime_core ")
+    found = []
+    for line in lines:
+        if line.startswith(starts) and "|" not in line and "[" not in line.replace("@[", ""):
+            words = shlex.split(line)
+            command = next((w for w in words if w in {c.name for c in COMMANDS}), "train")
+            found.append([command, *words])
+    return found
+
+
+def flags_of_settings() -> set[str]:
+    names = {"--help", "--set"}
+    for spec in flag_specs().values():
+        names |= {spec.flag} | ({spec.off_flag} if spec.off_flag else set())
+    return names
+
+
+@page
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (path.parent / file).resolve() if file else path
+        assert linked.exists(), f"{path}: {target}"
+        if anchor and linked.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert anchor in slugs, f"{path}: {target}; there are {sorted(slugs)}"
+
+
+@page
+def test_commands_have_the_flags_that_are_typed(path: Path) -> None:
+    settings = flags_of_settings()
+    for command, *words in commands(path.read_text(encoding="utf-8")):
+        known = settings | OWN_FLAGS.get(command, set())
+        for word in words:
+            flag = word.split("=")[0]
+            if flag.startswith("--") and flag not in known and flag != "--nproc-per-node":
+                # The pages show what a misspelt flag does.
+                assert flag == "--rollout-batchsize", f"{path}: {' '.join(words)}"
+
+
+@page
+def test_flags_in_the_text_exist(path: Path) -> None:
+    if path.name == "CHANGELOG.md" or path.parent.name == "benchmarks":  # its scripts have flags of their own
+        return
+    known = flags_of_settings() | {flag for flags in OWN_FLAGS.values() for flag in flags}
+    for flag in re.findall(r"`(--[a-z][a-z0-9-]*)(?=[ `=])", path.read_text(encoding="utf-8")):
+        foreign = find_foreign(BUILT_IN, flag.removeprefix("--").replace("-", "_"))
+        assert flag in known or foreign or flag in NOT_OURS, f"{path}: {flag}"
+
+
+NOT_OURS = {"--num-layers", "--no-x", "--disable-x", "--tiny", "--help", "--check"}
+"""Flags of other programs, and placeholders."""
+
+
+@pytest.mark.parametrize("path", [ROOT / "slime_core/README.md", ROOT / "docs/architecture.md"], ids=lambda p: p.name)
+def test_files_named_in_the_reading_order_exist(path: Path) -> None:
+    for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py|/))`", path.read_text(encoding="utf-8")):
+        known = (ROOT / "slime_core" / name).exists() or (ROOT / name).exists() or name == "file.py"
+        assert known, f"{path.name}: {name}"
+
+
+def test_every_stage_is_in_the_reading_order() -> None:
+    text = (ROOT / "slime_core/README.md").read_text(encoding="utf-8")
+    stages = {f"pipeline/{p.name}" for p in (ROOT / "slime_core/pipeline").glob("*.py")} - {"pipeline/__init__.py"}
+    assert {s for s in stages if s not in text} == set()
+
+
+def test_the_index_names_every_page() -> None:
+    text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    assert {p for p in pages if f"({p})" not in text} == set()
+
+
+def test_every_command_has_a_page() -> None:
+    assert {c.name for c in COMMANDS} == {p.stem for p in (ROOT / "docs/cli").glob("*.md")}
+
+
+def test_the_layers_of_the_architecture_page_are_those_that_are_checked() -> None:
+    import tomllib
+
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(c for c in contracts if c["type"] == "layers")["layers"]
+    checked = [set(re.findall(r"slime_core\.(\w+)", layer)) for layer in layers]
+    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    shown = [set(re.findall(r"`(\w+)`", row)) for row in rows]
+    assert shown[: len(checked)] == checked

@@ -1,0 +1,54 @@
+"""Every benchmark script runs at a tiny size and prints its table and ratios; what they measure is not judged here."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+def _run(script: str, *words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / script), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=BENCHMARKS.parent)
+
+
+def test_overhead() -> None:
+    done = _run("overhead.py", "--samples", "80", "--calls", "200", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines if line.startswith("hook, ")] == [
+        f"hook, {n} listener(s)" for n in (0, 1, 4)
+    ]
+    assert sum(line.startswith("stage, ") and line.endswith("x") for line in lines) == 2
+
+
+def test_end_to_end_says_how_to_get_trl() -> None:
+    if importlib.util.find_spec("trl"):
+        pytest.skip("trl is installed here")
+    done = _run("end_to_end.py", "--trl-python", sys.executable)
+    assert done.returncode != 0
+    assert "pip install trl" in done.stderr
+    assert "--trl-python" in done.stderr
+
+
+@pytest.mark.backends
+def test_end_to_end_of_slime_alone() -> None:
+    words = ["--only", "slime", "--prompts", "2", "--group-size", "4", "--new-tokens", "4", "--rollouts", "1"]
+    done = _run("end_to_end.py", *words, "--repeats", "1", "--micro-batch", "8")
+    assert done.returncode == 0, done.stderr
+    assert "8 samples (2 prompts x 4) of 4 new tokens" in done.stdout
+    assert "bound: matrix products alone" in done.stdout
+
+
+@pytest.mark.backends
+def test_startup() -> None:
+    done = _run("startup.py", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    assert "command to first rollout:" in done.stdout
+    assert "slime config show" in done.stdout
+    assert "engine started, first rollout" in done.stdout
