@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from slime_core.errors import ConfigError, EngineError
+from slime_core.errors import EngineError
 from slime_core.protocols import Args
 from slime_core.types import GenerationOutput
 
@@ -351,11 +351,3 @@ class EmbeddedEngine:
         if sequence.top_logprobs:
             meta["output_top_logprobs"] = list(sequence.top)
         return GenerationOutput(sequence.output_ids, list(sequence.log_probs), core.text(sequence), meta)
-
-
-def require_checkpoint(args: Args) -> Path:
-    """`args.hf_checkpoint` as a path. Raises ConfigError when it is unset."""
-    path = getattr(args, "hf_checkpoint", None)
-    if not path:
-        raise ConfigError("--hf-checkpoint is not set; give an HF-layout model directory")
-    return Path(path)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.engines.embedded.wire import (
     BadRequest,
@@ -24,6 +23,9 @@ from slime_core.engines.embedded.wire import (
     unless_disconnected,
 )
 from slime_core.types import GenerationOutput
+
+if TYPE_CHECKING:
+    from slime_core.engines.embedded.engine import EmbeddedEngine
 
 _FIELDS = frozenset({
     "text", "input_ids", "sampling_params", "rid", "return_logprob", "logprob_start_len", "top_logprobs_num",

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
-from slime_core.engines.embedded.engine import require_checkpoint
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.hf_io import read_weights
@@ -92,3 +91,11 @@ def eos_ids(directory: Path, config: ModelConfig, tokenizer: Any) -> set[int]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     return {int(i) for i in found}
+
+
+def require_checkpoint(args: Args) -> Path:
+    """`args.hf_checkpoint` as a path. Raises ConfigError when it is unset."""
+    path = getattr(args, "hf_checkpoint", None)
+    if not path:
+        raise ConfigError("--hf-checkpoint is not set; give an HF-layout model directory")
+    return Path(path)

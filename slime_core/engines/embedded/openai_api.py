@@ -11,11 +11,10 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.engines.embedded.wire import (
     BadRequest,
@@ -27,6 +26,9 @@ from slime_core.engines.embedded.wire import (
     unless_disconnected,
 )
 from slime_core.types import GenerationOutput
+
+if TYPE_CHECKING:
+    from slime_core.engines.embedded.engine import EmbeddedEngine
 
 _SAMPLING = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "stop": "stop",

@@ -10,18 +10,22 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
 import slime_core
-from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.generate_api import generate_router
 from slime_core.engines.embedded.openai_api import openai_router
 from slime_core.engines.embedded.wire import BadRequest, ClientGone, error_body, json_response, read_json, take
 from slime_core.errors import EngineError, WeightSyncError
 
+if TYPE_CHECKING:
+    from slime_core.engines.embedded.engine import EmbeddedEngine
+
+KEEP_ALIVE_S = 3600
+"""Clients keep their connections while the loop trains; with uvicorn's 5 s the next rollout would find them closed."""
 HEALTH_TIMEOUT_S = 20.0
 _NOT_OFFERED = (
     "/update_weights_from_tensor",
@@ -231,7 +235,9 @@ async def serve_socket(
 ) -> tuple[str, int, Callable[[], Awaitable[None]]]:
     """`serve_in_loop` on a socket from `bind`; `model_name` defaults to the model directory."""
     app = create_app(engine, model_name or str((await engine.info())["model_path"]))
-    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+    server = _Server(uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE_S
+    ))
     task = asyncio.create_task(server.serve(sockets=[sock]), name="slime-engine-server")
     while not server.started:
         if task.done():

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from slime_core.quickstart import task
 
 
@@ -47,7 +49,7 @@ def test_warm_up_rows() -> None:
         assert assistant["content"] in (task.direct_answer((a, b)), task.worked_answer((a, b)))
     assert all(" " in row["messages"][1]["content"] for row in worked)
     direct = sum(" " not in row["messages"][1]["content"] for row in mixed)
-    assert 0.66 < direct / len(mixed) < 0.74
+    assert direct / len(mixed) == pytest.approx(task.DIRECT_SHARE, abs=0.04)
     assert task.warmup_rows(train, seed=3) == (worked, mixed)
     assert task.warmup_rows(train, seed=4)[0] != worked
 
