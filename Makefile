@@ -21,7 +21,7 @@ demo: install
 	$(BIN)/slime train --config configs/demo.yaml $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest -m "not backends" $(ARGS)
+	$(BIN)/python -m pytest -n auto -m "not backends" $(ARGS)
 
 test-backends: install
 	$(BIN)/python -m pytest -m backends $(ARGS)
