@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.checkpoint.store import find, read_state
+from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.errors import CheckpointError
 from slime_core.launch.journal import Journal
 
@@ -18,13 +18,16 @@ _PLACES = {"load", "save", "run_dir", "config", "overwrite", "prepare_path", "st
 
 
 def commit_to_resume(args: Any) -> Path | None:
-    """The commit that `--load` names; None for a fresh start (which is said).
+    """The commit (or HF directory) that `--load` names; None for a fresh start (which is said).
 
     Raises:
         CheckpointError: It is torn or foreign, or there is none in a directory this run does not write to.
     """
     if not args.load:
         return None
+    if (Path(args.load) / "config.json").is_file() and not is_checkpoint(args.load):
+        args.finetune = True  # THUDM/slime's `--load` of an HF directory: its weights, nothing else
+        return Path(args.load)
     commit = find(args.load)
     if commit is None:
         if Path(args.load).resolve() not in {Path(p).resolve() for p in (args.save, args.run_dir) if p}:

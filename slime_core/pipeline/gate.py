@@ -9,6 +9,7 @@ bits of every log-prob. `pipeline.generate` brackets each sample with `live()`; 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ class GatedEngine:
         self._engine = engine
         self._live = 0
         self._waiting = 0
+        self._held_since: float | None = None
+        self._held = 0.0
         self._notify = getattr(engine, "notify", None) if deterministic else None
         if self._notify is not None:
             engine.may_step = self._may_step  # type: ignore[attr-defined]
@@ -38,6 +41,7 @@ class GatedEngine:
     def live(self) -> Iterator[None]:
         """While inside, the engine waits for this sample whenever it does not wait for the engine."""
         self._live += 1
+        self._changed()
         try:
             yield
         finally:
@@ -59,7 +63,20 @@ class GatedEngine:
             return await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id)
         finally:
             self._waiting -= 1
+            self._changed()
 
     def _changed(self) -> None:
-        if self._notify is not None:
-            self._notify()
+        if self._notify is None:
+            return
+        held = self._waiting > 0 and not self._may_step()
+        if held and self._held_since is None:
+            self._held_since = time.perf_counter()
+        elif not held and self._held_since is not None:
+            self._held += time.perf_counter() - self._held_since
+            self._held_since = None
+        self._notify()
+
+    def take_held_seconds(self) -> float:
+        """Seconds in which requests waited for user code of other samples, since the last call."""
+        held, self._held = self._held, 0.0
+        return held

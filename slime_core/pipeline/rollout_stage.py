@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, S
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 STATE_FILE = "data_source.json"
 
@@ -74,6 +77,7 @@ class RolloutStage:
         self.parts = parts
         self.weight_version = 0
         self._loop = asyncio.Runner()
+        self._warned = False
         self._context: RolloutContext | None = None
 
     def start(self) -> None:
@@ -134,12 +138,25 @@ class RolloutStage:
         tokens = sum(s.response_length for g in groups for s in g)
         metrics["perf/rollout_time"] = seconds
         metrics["perf/tokens_per_sec"] = tokens / seconds
+        if self._context is not None:
+            metrics["perf/engine_held_time"] = self._context.runner.engine.take_held_seconds()
+            self._warn_if_held(metrics["perf/engine_held_time"], seconds)
         if self.args.save_debug_rollout_data:
             path = Path(self.args.save_debug_rollout_data.format(rollout_id=rollout_id))
             write_samples(path, [s for g in groups for s in g])
         if self.parts.hooks is not None:
             self.parts.hooks.slime_rollout_end(rollout_id=rollout_id, groups=groups, metrics=metrics)
         return groups, metrics
+
+    def _warn_if_held(self, held: float, seconds: float) -> None:
+        """Say once that determinism costs this run a good part of its time."""
+        if held > max(0.25 * seconds, 5.0) and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the engine was held %.0f of %.0f s while rewards or tools of other samples ran;"
+                " --no-deterministic-mode lets it go on, at the price of bitwise reproducibility",
+                held, seconds,
+            )  # fmt: skip
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """`eval/...` metrics of all evaluation data sets."""

@@ -144,3 +144,19 @@ def test_changed_settings_are_said_on_resume(
     done = slime("train", *tiny.argv(save, **flags, override_opt_param_scheduler=True))
     assert "lr 0.003 -> 0.0005" in done.stdout
     assert (save / "checkpoints" / f"rollout_{ROLLOUTS:07d}").is_dir()
+
+
+def test_load_takes_an_hf_directory(tiny: TinyRun, unkilled: tuple[Path, float], tmp_path: Path, slime) -> None:
+    from safetensors.torch import load_file
+
+    source = tmp_path / "weights"
+    source.mkdir()
+    trained = unkilled[0] / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}"
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(trained / name, source / name)
+    flags = {"num_rollout": 1, "load": source, "lr": 0.0, "eval_interval": None, "eval_prompt_data": None}
+    done = slime("train", *tiny.argv(tmp_path / "run", **flags))
+    assert f"weights of {source}" in done.stdout
+    after = load_file(tmp_path / "run" / "checkpoints" / "rollout_0000000" / "model.safetensors")
+    before = load_file(source / "model.safetensors")
+    assert all((after[name] == before[name]).all() for name in before)

@@ -49,3 +49,17 @@ async def test_without_determinism_the_engine_is_left_alone() -> None:
     with gate.live():
         assert engine.may_step is None
     assert engine.notified == 0
+
+
+async def test_time_held_by_user_code_is_counted() -> None:
+    engine = Engine()
+    gate = GatedEngine(engine, deterministic=True)
+    with gate.live():
+        request = asyncio.create_task(gate.generate([1], {}))
+        await asyncio.sleep(0)
+        with gate.live():
+            await asyncio.sleep(0.02)  # another sample's tool
+        engine.release.set()
+        await request
+    assert gate.take_held_seconds() >= 0.02
+    assert gate.take_held_seconds() == 0.0
