@@ -2,8 +2,9 @@
 
 import json
 import sys
+from pathlib import Path
 
-summary = json.load(open(sys.argv[1]))
+summary = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 before, after, seconds = summary["eval_before"], summary["eval_after"], summary["wall_seconds"]
 problems = []
 if not before <= 0.4:

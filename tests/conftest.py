@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
 
 
 @pytest.fixture
-def slime() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+def slime() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command: `slime("train", *flags)`; a non-zero exit fails the test unless `check=False`."""
 
     def run(*argv: Any, check: bool = True, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
@@ -92,7 +92,7 @@ def slime() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
             assert done.returncode == 0, done.stdout + done.stderr
         return done
 
-    yield run
+    return run
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_import_contracts_hold() -> None:
     "statement", ["import slime_core", "import slime_core; slime_core.Sample", "import slime_core.cli.main"]
 )
 def test_light_import(statement: str) -> None:
-    heavy = "torch transformers numpy ray pydantic fastapi".split()
+    heavy = ["torch", "transformers", "numpy", "ray", "pydantic", "fastapi"]
     code = f"{statement}; import sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -235,9 +235,9 @@ async def serve_socket(
 ) -> tuple[str, int, Callable[[], Awaitable[None]]]:
     """`serve_in_loop` on a socket from `bind`; `model_name` defaults to the model directory."""
     app = create_app(engine, model_name or str((await engine.info())["model_path"]))
-    server = _Server(uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE_S
-    ))
+    server = _Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE_S)
+    )
     task = asyncio.create_task(server.serve(sockets=[sock]), name="slime-engine-server")
     while not server.started:
         if task.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -93,10 +94,8 @@ def test_killed_at_any_call_leaves_the_old_or_the_new_commit(
         patch.setattr(module.os, "rename", dying(os.rename))
         patch.setattr(module.os, "replace", dying(os.replace))
         patch.setattr(module.os, "fsync", dying(os.fsync))
-        try:
+        with contextlib.suppress(Killed):
             store.commit(1, {}, [_write("new")])
-        except Killed:
-            pass
     found = CheckpointStore(tmp_path).latest()
     assert found is not None
     assert (found / "trainer" / "weights").read_text() == ("new" if found.name.endswith("1") else "old")

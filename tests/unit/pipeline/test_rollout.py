@@ -17,13 +17,14 @@ from slime_core.types import FilterDecision, Sample
 
 
 def _args(**changes):
-    base = dict(
-        rollout_batch_size=2, over_sampling_batch_size=2, n_samples_per_prompt=2, rollout_seed=1, rm_timeout=5.0,
-        rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=64, group_rm=False,
-        partial_rollout=False, mask_offpolicy_in_partial_rollout=False, dynamic_sampling_budget=10, rollout_temperature=1.0,
-        rollout_top_p=1.0, rollout_top_k=-1, rollout_max_response_len=4, rollout_stop=None, rollout_stop_token_ids=None,
-        rollout_skip_special_tokens=False,
-    )  # fmt: skip
+    base = {
+        "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
+        "rm_timeout": 5.0, "rollout_timeout": 5.0, "max_consecutive_failures": 100, "sglang_server_concurrency": 64,
+        "group_rm": False, "partial_rollout": False, "mask_offpolicy_in_partial_rollout": False,
+        "dynamic_sampling_budget": 10, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
+        "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
+        "rollout_skip_special_tokens": False,
+    }  # fmt: skip
     return SimpleNamespace(**{**base, **changes})
 
 
@@ -159,7 +160,7 @@ def test_surplus_groups_are_given_back_and_no_prompt_is_lost(partial: bool) -> N
     assert sample.response_length == (1 if partial else 0)
     assert sample.metadata.get("start_rollout_id") == (3 if partial else None)
     again = _run(args, source, Generator())
-    assert [g[0].group_index for g in again.samples][0] == 0
+    assert again.samples[0][0].group_index == 0
 
 
 def test_partial_samples_go_on_and_may_be_masked() -> None:

@@ -13,7 +13,6 @@ from slime_core.models.hf_io import read_weights
 from slime_core.weights.checksum import checksum_dtype, tensor_checksum
 from slime_core.weights.sync import WeightSync, choose_transport
 
-
 TOLD: list[int] = []
 
 
