@@ -31,6 +31,7 @@ class EstimatorBase:
     needs_values: ClassVar[bool] = False
     needs_log_probs: ClassVar[bool] = False
     ratio_level: ClassVar[Literal["token", "sequence"]] = "token"
+    compares_group: ClassVar[bool] = False
     requires: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, args: Args) -> None:

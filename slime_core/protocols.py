@@ -211,6 +211,8 @@ class AdvantageEstimator(Protocol):
     """`advantages` reads `AdvantageInputs.log_probs`: they are recomputed even when one step could reuse its own."""
     ratio_level: ClassVar[Literal["token", "sequence"]]
     """"sequence": the importance ratio is one number per response (GSPO); old log-probs are always recomputed."""
+    compares_group: ClassVar[bool]
+    """Rewards count relative to the group's, so that a group of one teaches nothing."""
     requires: ClassVar[Mapping[str, Any]]
     """Settings the algorithm cannot do without, e.g. {"normalize_advantages": True}; checked at start-up."""
 

@@ -61,7 +61,11 @@ class CheckpointStore:
             for write in writers:
                 write(partial)
             _write_json(partial / STATE, {"rollout_id": rollout_id, **state})
-            files = {str(p.relative_to(partial)): _describe(p) for p in sorted(partial.rglob("*")) if p.is_file()}
+            written = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+            for path in written:
+                # Some writers make files for their owner only; a checkpoint is as readable as its directory's others.
+                shutil.copymode(partial / STATE, path)
+            files = {str(path.relative_to(partial)): _describe(path) for path in written}
             _write_json(partial / MANIFEST, {"format": FORMAT, "rollout_id": rollout_id, "files": files})
             for path in [*partial.rglob("*"), partial]:
                 _flush(path)

@@ -21,6 +21,8 @@ from slime_core.errors import ConfigError, PluginError, SlimeError
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+CLOSED_PIPE = 141
+"""Whoever read standard output has left: 128 + SIGPIPE, as a shell reports it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _guarded(argv: list[str]) -> int:
     except BrokenPipeError:
         # The reader (`head`, say) has left; a second write at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return CLOSED_PIPE
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 

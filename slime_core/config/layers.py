@@ -169,16 +169,16 @@ def _apply_set(layered: Layered, text: str) -> None:
         raise ConfigError(f"--set {text!r} (flag): expected NAME.KEY=VALUE, e.g. plugins.math.tolerance=1e-6")
     if len(keys) == 1 and root in specs:
         raise ConfigError(f"--set {text!r} (flag): {root} is a setting of its own; use {specs[root].flag}.")
+    if root == CUSTOM_KEY and len(keys) == 2:
+        layered.custom[keys[1]] = Entry(_scalar(text, raw), FLAG)
+        return
     if root not in specs or specs[root].kind != "mapping":
         mappings = ", ".join(n for n, s in specs.items() if s.kind == "mapping")
         raise ConfigError(
             f"--set {text!r} (flag): {keys[0]!r} is not a mapping; for an option of a plugin write"
             f" --set plugins.{path}=... (mappings: {mappings})"
         )
-    try:
-        value = read_scalar(raw)
-    except ValueError as error:
-        raise ConfigError(f"--set {text!r} (flag): {error}") from None
+    value = _scalar(text, raw)
     entry = layered.values.get(root)
     tree = copy.deepcopy(entry.value) if entry and isinstance(entry.value, dict) else {}
     node = tree
@@ -223,3 +223,11 @@ def _words(layered: Layered, error: Any) -> str:
     elif spec.kind in ("int", "float") and error["type"].endswith("_parsing"):
         reason = "must be a whole number" if spec.kind == "int" else "must be a number"
     return f"{spec.flag} {error['input']!r} ({entry.origin}): {reason}"
+
+
+def _scalar(text: str, raw: str) -> Any:
+    """The value of `--set NAME.KEY=VALUE` as YAML reads it."""
+    try:
+        return read_scalar(raw)
+    except ValueError as error:
+        raise ConfigError(f"--set {text!r} (flag): {error}") from None

@@ -203,7 +203,7 @@ def response_is_bounded(s: Settings) -> None:
 def reward_is_named(s: Settings) -> None:
     """Something must score, unless the user's own generation does."""
     a = s.args
-    if a.rm_type and a.custom_rm_path:
+    if a.rm_type and a.custom_rm_path and s.origins["rm_type"].kind == s.origins["custom_rm_path"].kind:
         s.warnings.append(f"{s.cite('rm_type')} has no effect with {s.cite('custom_rm_path')}.")
     scores_itself = a.custom_generate_function_path or a.rollout_function_path or a.eval_function_path
     if s.command not in _SCORES or a.rm_type or a.custom_rm_path or scores_itself:

@@ -7,6 +7,7 @@ command here, with one line that says which setting it came from.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from slime_core.config import Settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.resolve import Resolved, absolute_spec, resolve
+
+logger = logging.getLogger(__name__)
 
 DEFAULTS = {
     "data_source_path": "dataset",
@@ -45,8 +48,8 @@ class Components:
     trainer: Any = None
     post_process_rewards: Callable[..., Any] | None = None
     convert_samples: Callable[..., Any] | None = None
-    custom_code: bool = False
-    """A generate or rollout function came from a path, so it may post to the engine's HTTP address."""
+    needs_address: bool = False
+    """A generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
     resolved: list[Resolved] = field(default_factory=list)
 
     def build_estimator(self, args: Any) -> Any:
@@ -139,8 +142,7 @@ def _resolve_generation(parts: Components, r: Resolver) -> None:
     args = r.args
     name = "custom_generate_function_path"
     parts.generator = r.generator(r.named(name) or DEFAULTS[name], r.origin(name))
-    named = [r.args.custom_generate_function_path, r.args.rollout_function_path, r.args.eval_function_path]
-    parts.custom_code = any(spec and not spec.replace("-", "_").replace(":", "_").isidentifier() for spec in named)
+    generators = [parts.generator]
     reward_flag = "custom_rm_path" if args.custom_rm_path else "rm_type"
     spec = r.named(reward_flag)
     if spec:
@@ -154,13 +156,26 @@ def _resolve_generation(parts: Components, r: Resolver) -> None:
         if reward and reward != spec:
             r.reward(reward, f"evaluation data set {dataset.name!r}")
         if dataset.custom_generate_function_path:
-            r.generator(dataset.custom_generate_function_path, f"evaluation data set {dataset.name!r}")
+            generators.append(
+                r.generator(dataset.custom_generate_function_path, f"evaluation data set {dataset.name!r}")
+            )
+    rollouts = (parts.rollout_function, parts.eval_function)
+    parts.needs_address = not (
+        all(g.takes_context for g in generators) and all("context" in inspect.signature(f).parameters for f in rollouts)
+    )
     parts.engine = r.setting("engines", "rollout_engine")
 
 
 def _check_requirements(settings: Settings, estimator: Any) -> None:
-    """Settings that the algorithm cannot do without."""
+    """Settings that the algorithm cannot do without, and those it leaves without effect."""
+    from slime_core.estimator import EstimatorBase
+
     args = settings.args
+    name = f"--advantage-estimator {args.advantage_estimator!r}"
+    if args.kl_coef and getattr(estimator, "advantages", None) is EstimatorBase.advantages:  # which reads no KL
+        logger.warning("%s only adds the metric rollout/kl with %s; use --use-kl-loss", settings.cite("kl_coef"), name)
+    if args.n_samples_per_prompt == 1 and args.rewards_normalization and getattr(estimator, "compares_group", False):
+        logger.warning("%s: every advantage of %s is zero", settings.cite("n_samples_per_prompt"), name)
     for name, value in getattr(estimator, "requires", {}).items():
         if getattr(args, name) != value:
             raise ConfigError(

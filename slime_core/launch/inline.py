@@ -20,6 +20,7 @@ from slime_core.config import Settings
 from slime_core.errors import ConfigError
 from slime_core.launch.components import Components, Resolver, resolve_components
 from slime_core.launch.data_parallel import FollowingJournal, ReceivingRollout, SendingRollout, save_together
+from slime_core.launch.inputs import make_inputs
 from slime_core.launch.journal import Journal
 from slime_core.launch.process import set_up_process
 from slime_core.launch.resume import commit_to_resume, first_rollout, restore
@@ -63,15 +64,11 @@ def prepare(settings: Settings, *, learn: bool = True) -> Prepared:
     parts, resolver = resolve_components(settings, learn=learn)
     hooks.slime_configure(args=args)
     if args.prepare_path:
-        recipe = resolver.setting("recipes", "prepare_path")
-        if _is_leader():
-            recipe(args)
-        elif args.hf_checkpoint:
-            _wait_for(Path(args.hf_checkpoint) / "config.json", args.distributed_timeout_minutes * 60)
+        make_inputs(settings, resolver)
     for name in ("hf_checkpoint", "ref_load"):
         path = getattr(args, name)
         if path and not (Path(path) / "config.json").is_file():
-            raise ConfigError(f"{resolver.origin(name)} {path!r}: no HF-layout model there (no config.json)")
+            raise ConfigError(f"{settings.cite(name)}: no HF-layout model there (no config.json)")
     return Prepared(settings, parts, resolver, hooks)
 
 
@@ -164,12 +161,3 @@ def told_to_hooks(run: Prepared, run_dir: Path) -> Iterator[None]:
 
 def _is_leader() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
-
-def _wait_for(path: Path, seconds: float) -> None:
-    """Rank 0 prepares the inputs; the others wait here. Raises ConfigError when they do not come."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise ConfigError(f"{path}: rank 0 did not prepare it within {seconds:.0f} s")
-        time.sleep(0.2)

@@ -33,7 +33,7 @@ def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any, 
             estimator=parts.build_estimator(args),
             post_process_rewards=parts.post_process_rewards,
             convert_samples=parts.convert_samples,
-            needs_address=parts.custom_code and not args.sglang_router_port,
+            needs_address=parts.needs_address and not args.sglang_router_port,
             hooks=hooks,
         ),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -87,6 +88,7 @@ class SampleRunner:
         self._generators: dict[str, Generator] = {}
         self._slots = asyncio.Semaphore(args.sglang_server_concurrency)
         self._failures_in_a_row = 0
+        self._failures: Counter[tuple[Any, Any]] = Counter()
 
     async def run_group(
         self, group: Group, params: dict[str, Any], *, rollout_id: int | None, evaluation: bool = False
@@ -95,9 +97,9 @@ class SampleRunner:
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
         results = await asyncio.gather(*(self._run_sample(s, dict(params), context) for s in group))
         finished = [sample for siblings in results for sample in siblings]
-        if self.args.group_rm and not evaluation:
+        if self.rewards.scores_groups:
             with self.engine.live():
-                await self.rewards.score_group(finished)
+                await self.rewards.score_group(finished, evaluation=evaluation)
         for sample in finished:
             self._count(sample)
         return finished
@@ -108,7 +110,7 @@ class SampleRunner:
                 return [sample]
             with self.engine.live():
                 siblings = await self._generate(sample, params, context)
-                if not (self.args.group_rm and not context.evaluation):
+                if not self.rewards.scores_groups:
                     await self._score(siblings, context.evaluation)
                 return siblings
 
@@ -174,7 +176,11 @@ class SampleRunner:
             return
         self._failures_in_a_row += 1
         failure = sample.metadata.get("failure", {})
-        logger.warning("sample %s failed in %s: %s", sample.index, failure.get("where"), failure.get("error"))
+        kind = (failure.get("where"), failure.get("error"))
+        self._failures[kind] += 1
+        if self._failures[kind] in (1, 10, 100, 1000):
+            times = "" if self._failures[kind] == 1 else f" ({self._failures[kind]} samples so far)"
+            logger.warning("sample %s failed in %s: %s%s", sample.index, *kind, times)
         if self._failures_in_a_row >= self.args.max_consecutive_failures:
             raise RolloutError(
                 f"{self._failures_in_a_row} samples in a row failed (--max-consecutive-failures"

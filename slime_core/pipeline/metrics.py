@@ -123,7 +123,8 @@ def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
             continue
         metrics[f"eval/{name}"] = statistics.fmean(rewards)
         metrics[f"eval/{name}-truncated_ratio"] = sum(map(bool, columns["truncated"])) / len(rewards)
-        metrics |= {f"eval/{name}/{k}": v for k, v in sample_metrics(samples).items()}
+        details = {k: v for k, v in sample_metrics(samples).items() if k != "truncated_ratio"}  # it has its own name
+        metrics |= {f"eval/{name}/{k}": v for k, v in details.items()}
         by_prompt: dict[int | None, list[float]] = defaultdict(list)
         for sample, reward in zip(samples, rewards):
             by_prompt[sample.group_index].append(reward)

@@ -256,6 +256,8 @@ def _check_unchanged(then: Mapping[str, Any] | None, now: Mapping[str, Any] | No
         "shuffle": "--rollout-shuffle",
         "seed": "--rollout-seed",
     }
+    if then.get("shuffle") != now.get("shuffle"):
+        del names["seed"]  # only a shuffled order has one
     changed = [f"{names[k]} was {then.get(k)}, is {now.get(k)}" for k in names if then.get(k) != now.get(k)]
     if changed:
         raise CheckpointError(

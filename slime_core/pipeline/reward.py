@@ -21,6 +21,8 @@ class Scorer(Protocol):
     label: str
     batched: bool
     """True: takes several samples in one call."""
+    scores_groups: bool
+    """True: must see the whole group at once."""
 
     async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
         """One reward per sample; may raise anything."""
@@ -34,6 +36,11 @@ class RewardStage:
         self.default = default
         self._resolve = resolve
         self._cache: dict[str, Scorer] = {}
+
+    @property
+    def scores_groups(self) -> bool:
+        """Samples are scored together once their group is complete (`--group-rm`, or the reward says so)."""
+        return self.default is not None and self.default.scores_groups
 
     def scorer_of(self, sample: Sample) -> Scorer:
         """The function that scores this sample. Raises PluginError for an unknown name."""

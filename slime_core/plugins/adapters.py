@@ -145,6 +145,8 @@ class GenerateCaller:
         self.label = generator.ref.label
         self._function: Callable[..., Any] = generator.obj
         self._keywords = declared(self._function, ("evaluation", "context"))
+        self.takes_context = "context" in self._keywords
+        """False: the function reaches the engine, if at all, through `args.sglang_router_ip` and `_port`."""
 
     async def call(
         self,

@@ -164,14 +164,9 @@ _KINDS = (
     Kind(
         name="losses",
         singular="loss",
-        flags=("--loss-type", "--custom-loss-function-path"),
-        canonical=("loss", "loss_function"),
-        calls=(
-            Call(
-                ("args", "batch", "logits", "sum_of_sample_mean"),
-                "(args, batch, logits, sum_of_sample_mean) -> (loss, metrics)",
-            ),
-        ),
+        flags=("--loss-type",),
+        canonical=("loss", "Loss"),
+        methods={"bind": Call(("batch", "tensors", "denominators"), "(self, batch, tensors, denominators) -> LossFn")},
         construct=Call(("args", "estimator"), "(args, estimator)"),
     ),
     Kind(

@@ -24,7 +24,7 @@ from slime_core.quickstart import task
 from slime_core.quickstart.model import write_random_model
 
 _STAMP = "slime_quickstart.json"
-_RECIPE_VERSION = 1
+_RECIPE_VERSION = 2
 _PHASES = ("warmup-1.yaml", "warmup-2.yaml")
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
@@ -32,7 +32,8 @@ _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 def prepare(args: Any) -> None:
     """Make the missing ones of `args.prompt_data`, the files of `args.eval_prompt_data`, and `args.hf_checkpoint`.
 
-    What exists is left alone, except a model that this recipe made for another `args.seed`: it is made again.
+    What exists is left alone. When the model there was made for another seed, this run's goes to a directory of its own
+    beside it, which `args.hf_checkpoint` then names.
     """
     train, held_out = task.split_problems()
     label_key = args.label_key or "label"
@@ -41,9 +42,10 @@ def prepare(args: Any) -> None:
     keys = args.eval_input_key or args.input_key, args.eval_label_key or label_key
     for path in (args.eval_prompt_data or [])[1::2]:
         _write_missing(path, task.rl_rows(held_out, *keys))
-    model = Path(args.hf_checkpoint)
-    if _model_is_missing(model, args.seed):
+    model = _model_of_seed(Path(args.hf_checkpoint), args.seed)
+    if not (model / "config.json").is_file():
         _make_model(args, model, train)
+    args.hf_checkpoint = str(model)
 
 
 def _write_missing(spec: str, rows: list[dict[str, Any]]) -> None:
@@ -60,14 +62,12 @@ def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     os.replace(partial, path)
 
 
-def _model_is_missing(model: Path, seed: int) -> bool:
-    if not (model / "config.json").is_file():
-        return True
+def _model_of_seed(model: Path, seed: int) -> Path:
+    """Where the model of this seed is or goes: `model` itself, unless a model of another seed is there."""
     stamp = model / _STAMP
-    if not stamp.is_file():
-        return False  # somebody's own model
-    made = json.loads(stamp.read_text(encoding="utf-8"))
-    return bool(made != _stamp(seed))
+    if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) == _stamp(seed):
+        return model  # nothing yet, this recipe's, or somebody's own model
+    return model.with_name(f"{model.name}-seed-{seed}")
 
 
 def _stamp(seed: int) -> dict[str, Any]:

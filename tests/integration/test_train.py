@@ -79,7 +79,8 @@ def test_estimators_kl_and_filters_run(tiny: TinyRun, tmp_path: Path, slime) -> 
     save = tmp_path / "run"
     flags = {
         "num_rollout": 3, "advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True,
-        "use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "low_var_kl", "entropy_coef": 0.01, "use_dynamic_batch_size": True,
+        "use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "low_var_kl", "entropy_coef": 0.01,
+        "use_dynamic_batch_size": True,
         "max_tokens_per_gpu": 64, "dynamic_sampling_filter_path": "nonzero_std", "over_sampling_batch_size": 6,
     }  # fmt: skip
     slime("train", *tiny.argv(save, **flags))

@@ -13,6 +13,7 @@ ARGS = SimpleNamespace(rm_timeout=5.0)
 class Scorer:
     def __init__(self, value: float, batched: bool = False) -> None:
         self.label, self.value, self.batched, self.calls = f"reward {value}", value, batched, []
+        self.scores_groups = False
 
     async def score(self, samples, evaluation):
         self.calls.append(len(samples))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -84,6 +85,7 @@ class Generator:
 class Scorer:
     label = "reward 'test'"
     batched = False
+    scores_groups = False
 
     def __init__(self, rewards=lambda s: float(s.index % 2)) -> None:
         self.rewards = rewards
@@ -235,3 +237,29 @@ def test_fan_out_siblings_share_a_rollout_id() -> None:
     out = _run(_args(), Source(), FanOut())
     assert [s.rollout_id for s in out.samples[0]] == [0, 0, 1, 1]
     assert {s.group_index for s in out.samples[0]} == {0}
+
+
+def test_rewards_that_compare_see_the_whole_group_at_once() -> None:
+    class Ranking(Scorer):
+        batched = scores_groups = True
+        sizes: ClassVar[list[int]] = []
+
+        async def score(self, samples, evaluation):
+            self.sizes.append(len(samples))
+            return [float(rank) for rank in range(len(samples))]
+
+    scorer = Ranking()
+    out = _run(_args(), Source(), Generator(), scorer=scorer)
+    assert scorer.sizes == [2, 2]
+    assert [s.reward for group in out.samples for s in group] == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_the_same_failure_is_not_repeated_for_every_sample(caplog: pytest.LogCaptureFixture) -> None:
+    def rewards(sample):
+        raise RuntimeError("grader is down")
+
+    with pytest.raises(RolloutError):
+        _run(_args(max_consecutive_failures=12), Source(), Generator(), scorer=Scorer(rewards))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert messages[1].endswith("(10 samples so far)")

@@ -12,6 +12,12 @@ from slime_core.plugins.kinds import KINDS
 from slime_core.plugins.signatures import check_signature, construct, declared, is_async, is_batch_reward
 
 
+class LossLike:
+    def __init__(self, args: Any, estimator: Any) -> None: ...
+
+    def bind(self, batch: Any, tensors: Any, denominators: Any) -> Any: ...
+
+
 def check(kind: str, obj: Any) -> None:
     check_signature(KINDS[kind], obj, "--flag")
 
@@ -158,8 +164,8 @@ class Source:
         ("models", lambda hf: None, lambda: None),
         ("recipes", lambda args: None, lambda args, more: None),
         ("rollouts", lambda args, rollout_id, data_source, evaluation=False: None, lambda args, rollout_id: None),
-        ("losses", lambda args, batch, logits, sum_of_sample_mean: None, lambda args, batch: None),
-        ("losses", type("Loss", (), {"__init__": lambda self, args, estimator: None}), 3),
+        ("losses", LossLike, lambda args, batch, logits, sum_of_sample_mean: None),
+        ("losses", LossLike, type("NoBind", (), {"__init__": lambda self, args, estimator: None})),
         ("data_sources", Source, type("Half", (), {"get_samples": Source.get_samples})),
         ("data_sources", Source, lambda args: None),
         ("estimators", EstimatorBase, type("Partial", (), {"advantages": EstimatorBase.advantages})),

@@ -18,6 +18,8 @@ from slime_core.ops import group_normalize
 class GRPO(EstimatorBase):
     """Group-normalised rewards, broadcast to the tokens. A group of one gets advantage 0."""
 
+    compares_group = True
+
     def shape_rewards(
         self, args: Any, rewards: Sequence[float], group_indices: Sequence[int], rollout_ids: Sequence[int]
     ) -> list[float]:

@@ -1,0 +1,55 @@
+"""`--prepare-path`: lets a recipe make missing inputs, once, whatever number of processes start together.
+
+Every process (all ranks under torchrun, two runs that share inputs) takes the same lock and calls the recipe: the
+first one works, the others find everything there. A recipe is therefore idempotent, and may say in
+`args.hf_checkpoint` that the model went elsewhere.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slime_core.config import Settings
+from slime_core.errors import ConfigError
+from slime_core.launch.components import Resolver
+
+LOCK_DEADLINE = 3600.0
+"""Seconds to wait for another process's preparation."""
+_POLL = 0.1
+
+
+def make_inputs(settings: Settings, resolver: Resolver) -> None:
+    """Run the recipe under the lock. Raises ConfigError when another process holds it for too long."""
+    args = settings.args
+    named = args.hf_checkpoint
+    recipe = resolver.setting("recipes", "prepare_path")
+    with _locked(Path(f"{named or args.run_dir}.lock")):
+        recipe(args)
+    if args.hf_checkpoint != named:
+        if args.ref_load == named:
+            settings.derive("ref_load", args.hf_checkpoint, "hf_checkpoint")
+        settings.derive("hf_checkpoint", args.hf_checkpoint, f"prepare_path, instead of {named}")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file; the kernel lets go of it when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + LOCK_DEADLINE
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"--prepare-path: another process has been preparing the inputs for {LOCK_DEADLINE:.0f} s"
+                        f" (lock {path}); end it, or prepare them first"
+                    ) from None
+                time.sleep(_POLL)
+        yield
