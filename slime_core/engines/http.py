@@ -274,6 +274,7 @@ class HttpEngine:
 
         timeout = timeout or self._timeout
         deadline = asyncio.get_running_loop().time() + timeout
+        flag = " (--rollout-timeout)" if timeout == self._timeout else ""
         headers = {} if session_id is None else {"X-SMG-Routing-Key": session_id}
         problem = ""
         for attempt in range(ATTEMPTS):
@@ -285,7 +286,7 @@ class HttpEngine:
             try:
                 answer = await self._http().request(method, address + path, json=body, headers=headers, timeout=left)
             except httpx.TimeoutException as error:
-                raise EngineError(f"{address}{path}: no answer within {timeout:.0f} s (--rollout-timeout)") from error
+                raise EngineError(f"{address}{path}: no answer within {timeout:.0f} s{flag}") from error
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
@@ -322,7 +323,6 @@ def _output(body: Any, address: str) -> GenerationOutput:
         meta = dict(body["meta_info"])
         entries = meta.pop("output_token_logprobs")
         meta.pop("input_token_logprobs", None)
-        text = str(body["text"])
-    except (KeyError, TypeError) as error:
+        return GenerationOutput([int(e[1]) for e in entries], [float(e[0]) for e in entries], str(body["text"]), meta)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"{address}/generate: not an answer of SGLang's API: {str(body)[:200]}") from error
-    return GenerationOutput([int(e[1]) for e in entries], [float(e[0]) for e in entries], text, meta)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,20 +171,17 @@ def _check_requirements(settings: Settings, estimator: Any) -> None:
     from slime_core.estimator import EstimatorBase
 
     args = settings.args
-    name = f"--advantage-estimator {args.advantage_estimator!r}"
+    chosen = f"--advantage-estimator {args.advantage_estimator!r}"
     if args.kl_coef and getattr(estimator, "advantages", None) is EstimatorBase.advantages:  # which reads no KL
-        logger.warning("%s only adds the metric rollout/kl with %s; use --use-kl-loss", settings.cite("kl_coef"), name)
+        logger.warning(
+            "%s only adds the metric rollout/kl with %s; use --use-kl-loss", settings.cite("kl_coef"), chosen
+        )
     if args.n_samples_per_prompt == 1 and args.rewards_normalization and getattr(estimator, "compares_group", False):
-        logger.warning("%s: every advantage of %s is zero", settings.cite("n_samples_per_prompt"), name)
+        logger.warning("%s: every advantage of %s is zero", settings.cite("n_samples_per_prompt"), chosen)
     for name, value in getattr(estimator, "requires", {}).items():
         if getattr(args, name) != value:
             raise ConfigError(
-                f"--advantage-estimator {args.advantage_estimator!r} needs {name} = {value!r}, but it is"
+                f"{chosen} needs {name} = {value!r}, but it is"
                 f" {getattr(args, name)!r} ({settings.origins[name]}); type --{name.replace('_', '-')}"
                 f"{'' if value is True else f' {value}'}"
             )
-
-
-def names_of(resolved: Iterable[Resolved]) -> dict[str, str]:
-    """Distribution -> version of the plugins in use."""
-    return {r.ref.distribution: r.ref.version for r in resolved if r.ref.distribution and r.ref.version}

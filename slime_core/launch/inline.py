@@ -25,7 +25,7 @@ from slime_core.launch.journal import Journal
 from slime_core.launch.process import set_up_process
 from slime_core.launch.resume import commit_to_resume, first_rollout, restore
 from slime_core.launch.rollout_factory import build_rollout
-from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
+from slime_core.observability.run_dir import CONFIG, check_run_dir, open_run_dir, run_dir_of, write_text
 from slime_core.pipeline.rollout_stage import RolloutStage
 from slime_core.plugins.manager import build_manager
 from slime_core.weights.sync import WeightSync
@@ -74,13 +74,15 @@ def prepare(settings: Settings, *, learn: bool = True) -> Prepared:
 
 def train(settings: Settings) -> dict[str, Any]:
     """`slime train` and `slime sft`: returns the summary (empty on ranks other than 0)."""
-    started = time.perf_counter()
+    started, args = time.perf_counter(), settings.args
+    run_dir, reuse = run_dir_of(args), {"resume": bool(args.load), "overwrite": args.overwrite}
+    if _is_leader():
+        check_run_dir(run_dir, **reuse)
     run = prepare(settings)
-    args = run.args
     commit = commit_to_resume(args)
     stage = None
     if _is_leader():
-        open_run_dir(run_dir_of(args), resume=bool(args.load), overwrite=args.overwrite)
+        open_run_dir(run_dir, **reuse)
         stage = run.rollout_stage()
         if args.num_rollout is None:
             args.num_rollout = _rollouts_of(args, stage.parts.data_source)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from slime_core.errors import ConfigError
@@ -31,8 +31,11 @@ def weight_files(directory: str | Path) -> list[Path]:
     """The safetensors files of the directory, in index order. Raises ConfigError when there are none."""
     directory = Path(directory)
     if (directory / INDEX).is_file():
-        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
-        files = [directory / name for name in dict.fromkeys(index["weight_map"].values())]
+        try:
+            names = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{directory / INDEX}: no index with a weight_map ({error})") from error
+        files = [directory / name for name in dict.fromkeys(names)]
     else:
         files = [directory / WEIGHTS]
     missing = [f.name for f in files if not f.is_file()]
@@ -42,11 +45,14 @@ def weight_files(directory: str | Path) -> list[Path]:
 
 
 def read_weights(directory: str | Path, device: str | torch.device = "cpu") -> Iterator[tuple[str, torch.Tensor]]:
-    """HF names and tensors, one at a time, in the stored dtype."""
+    """HF names and tensors, one at a time, in the stored dtype. Raises ConfigError when a file cannot be read."""
     for path in weight_files(directory):
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            for name in file.keys():  # noqa: SIM118 -- safe_open is no mapping
-                yield name, file.get_tensor(name)
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                for name in file.keys():  # noqa: SIM118 -- safe_open is no mapping
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path}: cannot be read as safetensors: {error}") from error
 
 
 def write_weights(directory: str | Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

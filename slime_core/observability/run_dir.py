@@ -22,26 +22,31 @@ def run_dir_of(args: Any) -> Path:
     return Path(args.run_dir)
 
 
+def check_run_dir(run_dir: Path, *, resume: bool, overwrite: bool) -> list[str]:
+    """What of another run is there. Raises ConfigError unless it may be continued or overwritten."""
+    used = [name for name in _OURS if (run_dir / name).exists()]
+    if used and not (resume or overwrite):
+        raise ConfigError(
+            f"{run_dir} already holds a run ({', '.join(used)}). Continue it with --load {run_dir},"
+            " start over with --overwrite, or choose another --save"
+        )
+    return used
+
+
 def open_run_dir(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
-    """Create the directory; refuse one that holds another run unless it is resumed or overwritten.
+    """Create the directory, after clearing it of another run that may be overwritten.
 
     Raises:
-        ConfigError: It holds a run, or cannot be written.
+        ConfigError: It holds a run that must not be touched, or cannot be written.
     """
-    used = [name for name in _OURS if (run_dir / name).exists()]
-    if used and not resume:
-        if not overwrite:
-            raise ConfigError(
-                f"{run_dir} already holds a run ({', '.join(used)}). Continue it with --load {run_dir},"
-                " start over with --overwrite, or choose another --save"
-            )
-        for name in used:
+    used = check_run_dir(run_dir, resume=resume, overwrite=overwrite)
+    try:
+        for name in [] if resume else used:
             path = run_dir / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot create the run directory {run_dir}: {error}") from error
+        raise ConfigError(f"cannot write the run directory {run_dir}: {error}") from error
 
 
 def write_text(path: Path, text: str) -> None:

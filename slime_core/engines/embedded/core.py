@@ -240,9 +240,9 @@ class EngineCore:
     def _score_prompt(self, sequence: Sequence, states: torch.Tensor, start: int) -> None:
         """Log-probs at temperature 1 of the prompt tokens after `logprob_start`."""
         assert sequence.logprob_start is not None
-        assert start == 0
+        assert start <= sequence.logprob_start
         targets = torch.tensor(sequence.prompt_ids[sequence.logprob_start + 1 :], device=states.device)
-        states = states[sequence.logprob_start : len(sequence.prompt_ids) - 1]
+        states = states[sequence.logprob_start - start : len(sequence.prompt_ids) - 1 - start]
         sequence.prompt_log_probs = []
         for part, ids in zip(torch.split(states, 512), torch.split(targets, 512)):
             scores = self.runner.logits(part).float().log_softmax(dim=-1)

@@ -153,6 +153,7 @@ class EmbeddedEngine:
         """Like `generate`, yielding everything so far after each step; the last one has a finish reason."""
         sequence, request = await self._submit(input_ids, sampling_params, rid, True, logprob_start, top_logprobs)
         assert request.chunks is not None
+        getter: asyncio.Future[GenerationOutput] | None = None
         try:
             while True:
                 getter = asyncio.ensure_future(request.chunks.get())
@@ -163,12 +164,12 @@ class EmbeddedEngine:
                         chunk = request.chunks.get_nowait()
                     if not request.done.done():
                         yield chunk
-                else:
-                    getter.cancel()
                 if request.done.done():
                     yield request.done.result()
                     return
         finally:
+            if getter is not None:
+                getter.cancel()
             self._drop(sequence)
 
     async def _submit(

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+from slime_core.engines.embedded.fan_out import gather_outputs, merge_streams
 from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.engines.embedded.wire import (
     BadRequest,
@@ -20,7 +22,6 @@ from slime_core.engines.embedded.wire import (
     json_response,
     read_json,
     take,
-    unless_disconnected,
 )
 from slime_core.types import GenerationOutput
 
@@ -60,19 +61,9 @@ def generate_router(engine: EmbeddedEngine) -> APIRouter:
         items, single = _items(engine, body)
         if take(body, "stream", bool, False):
             return await event_stream(request, _stream(engine, items, single))
-
-        async def one(item: _Item) -> dict[str, Any]:
-            return answer(engine, item, await engine.generate(item.ids, item.params, **item.options()))
-
-        async def all_items() -> list[dict[str, Any]]:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(item)) for item in items]
-            return [task.result() for task in tasks]
-
-        try:
-            answers = await unless_disconnected(request, all_items())
-        except BaseExceptionGroup as error:
-            raise error.exceptions[0] from None
+        calls = [partial(engine.generate, item.ids, item.params, **item.options()) for item in items]
+        outputs = await gather_outputs(request, calls)
+        answers = [answer(engine, item, output) for item, output in zip(items, outputs)]
         return json_response(answers[0] if single else answers)
 
     return router
@@ -80,31 +71,11 @@ def generate_router(engine: EmbeddedEngine) -> APIRouter:
 
 async def _stream(engine: EmbeddedEngine, items: list[_Item], single: bool) -> AsyncIterator[bytes]:
     """Events of all items as they come; batch items carry their `index`."""
-    queue: asyncio.Queue[tuple[int, GenerationOutput | BaseException | None]] = asyncio.Queue()
-
-    async def pump(index: int, item: _Item) -> None:
-        try:
-            async for output in engine.stream(item.ids, item.params, **item.options()):
-                queue.put_nowait((index, output))
-            queue.put_nowait((index, None))
-        except Exception as error:
-            queue.put_nowait((index, error))
-
-    tasks = [asyncio.create_task(pump(i, item)) for i, item in enumerate(items)]
-    try:
-        left = len(tasks)
-        while left:
-            index, output = await queue.get()
-            if isinstance(output, BaseException):
-                raise output
-            if output is None:
-                left -= 1
-                continue
+    streams = [engine.stream(item.ids, item.params, **item.options()) for item in items]
+    async with aclosing(merge_streams(streams)) as outputs:
+        async for index, output in outputs:
             chunk = answer(engine, items[index], output)
             yield event(chunk if single else {"index": index, **chunk})
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dict[str, Any]:
@@ -137,8 +108,8 @@ def _items(engine: EmbeddedEngine, body: dict[str, Any]) -> tuple[list[_Item], b
     with_text = take(body, "return_text_in_logprobs", bool, False)
     items: list[_Item] = []
     for i, ids in enumerate(prompts):
-        copies = params[i].get("n") or 1
-        if not isinstance(copies, int) or copies < 1:
+        copies = 1 if params[i].get("n") is None else params[i]["n"]
+        if type(copies) is not int or copies < 1:
             raise BadRequest(f"sampling_params: n is {copies!r}; allowed: an integer >= 1")
         start = None if not flags[i] else (max(len(ids) - 1, 0) if starts[i] == -1 else starts[i])
         for k in range(copies):

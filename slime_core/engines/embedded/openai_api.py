@@ -6,24 +6,26 @@ endpoints then share everything but the shape of a choice. Stream chunks hold th
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+from slime_core.engines.embedded.fan_out import gather_outputs, merge_streams
 from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.engines.embedded.wire import (
     BadRequest,
+    check_keys,
     event,
     event_stream,
     json_response,
     read_json,
     take,
-    unless_disconnected,
 )
 from slime_core.types import GenerationOutput
 
@@ -56,6 +58,8 @@ class _Job:
     prompts: list[list[int]]
     params: list[dict[str, Any]]
     """One per choice; choices of one prompt are adjacent."""
+    rids: list[str | None]
+    """One per choice."""
     copies: int
     top_logprobs: int | None
     """None: no log-probs wanted."""
@@ -66,6 +70,10 @@ class _Job:
         """The prompt of a choice."""
         return self.prompts[choice // self.copies]
 
+    def options(self, choice: int) -> dict[str, Any]:
+        """Keyword arguments of the engine's calls."""
+        return {"rid": self.rids[choice], "top_logprobs": self.top_logprobs or 0}
+
 
 def openai_router(engine: EmbeddedEngine, model_name: str) -> APIRouter:
     """The routes."""
@@ -74,19 +82,8 @@ def openai_router(engine: EmbeddedEngine, model_name: str) -> APIRouter:
     async def run(request: Request, job: _Job, stream: bool) -> Response:
         if stream:
             return await event_stream(request, _events(engine, job), "openai")
-
-        async def one(choice: int) -> GenerationOutput:
-            return await engine.generate(job.prompt_of(choice), job.params[choice], top_logprobs=job.top_logprobs or 0)
-
-        async def everything() -> list[GenerationOutput]:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(choice)) for choice in range(len(job.params))]
-            return [task.result() for task in tasks]
-
-        try:
-            outputs = await unless_disconnected(request, everything())
-        except BaseExceptionGroup as error:
-            raise error.exceptions[0] from None
+        calls = [partial(engine.generate, job.prompt_of(i), p, **job.options(i)) for i, p in enumerate(job.params)]
+        outputs = await gather_outputs(request, calls)
         choices = [_choice(engine, job, i, output) for i, output in enumerate(outputs)]
         kind = "chat.completion" if job.chat else "text_completion"
         return json_response(_envelope(job, kind, choices) | {"usage": _usage(job, outputs)})
@@ -107,6 +104,8 @@ def openai_router(engine: EmbeddedEngine, model_name: str) -> APIRouter:
         body = await read_json(request, _CHAT)
         prompt = _chat_prompt(engine, body)
         wanted = take(body, "top_logprobs", int, 0) if take(body, "logprobs", bool, False) else None
+        if wanted is None and body.get("top_logprobs"):
+            raise BadRequest(f"top_logprobs is {body['top_logprobs']!r} without logprobs; add logprobs: true")
         context = (await engine.info())["max_context_length"]
         limit = take(body, "max_completion_tokens", int, take(body, "max_tokens", int, max(context - len(prompt), 1)))
         job = _job(engine, body, model_name, [prompt], limit, wanted, chat=True)
@@ -139,13 +138,17 @@ def _job(
     for choice in range(len(prompts) * copies):
         own = None if seed is None else (seed if choice == 0 else derive_seed(seed, choice))
         params.append(base | {"sampling_seed": own})
+    rid = take(body, "rid", str, "") or None
+    several = rid is not None and len(params) > 1
     options = take(body, "stream_options", dict, {})
+    check_keys(options, {"include_usage"})
     return _Job(
         chat=chat,
         ident=f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
         model=take(body, "model", str, model_name),
         prompts=prompts,
         params=params,
+        rids=[f"{rid}_{choice}" if several else rid for choice in range(len(params))],
         copies=copies,
         top_logprobs=top_logprobs,
         include_usage=bool(options.get("include_usage")),
@@ -246,30 +249,12 @@ def _log_probs(engine: EmbeddedEngine, job: _Job, output: GenerationOutput, star
 
 async def _events(engine: EmbeddedEngine, job: _Job) -> AsyncIterator[bytes]:
     """Chunks of all choices as they come."""
-    queue: asyncio.Queue[tuple[int, GenerationOutput | BaseException | None]] = asyncio.Queue()
-
-    async def pump(choice: int) -> None:
-        try:
-            stream = engine.stream(job.prompt_of(choice), job.params[choice], top_logprobs=job.top_logprobs or 0)
-            async for output in stream:
-                queue.put_nowait((choice, output))
-            queue.put_nowait((choice, None))
-        except Exception as error:
-            queue.put_nowait((choice, error))
-
-    tasks = [asyncio.create_task(pump(choice)) for choice in range(len(job.params))]
-    sent_text, sent_tokens = [0] * len(tasks), [0] * len(tasks)
+    streams = [engine.stream(job.prompt_of(i), p, **job.options(i)) for i, p in enumerate(job.params)]
+    sent_text, sent_tokens = [0] * len(streams), [0] * len(streams)
     last: dict[int, GenerationOutput] = {}
     kind = "chat.completion.chunk" if job.chat else "text_completion"
-    try:
-        left = len(tasks)
-        while left:
-            choice, output = await queue.get()
-            if isinstance(output, BaseException):
-                raise output
-            if output is None:
-                left -= 1
-                continue
+    async with aclosing(merge_streams(streams)) as outputs:
+        async for choice, output in outputs:
             first, last[choice] = choice not in last, output
             text = output.text[sent_text[choice] :]
             reason = (output.meta_info["finish_reason"] or {}).get("type")
@@ -280,8 +265,5 @@ async def _events(engine: EmbeddedEngine, job: _Job) -> AsyncIterator[bytes]:
             yield event(
                 _envelope(job, kind, [{"index": choice, **content, "logprobs": log_probs, "finish_reason": reason}])
             )
-        if job.include_usage:
-            yield event(_envelope(job, kind, []) | {"usage": _usage(job, list(last.values()))})
-    finally:
-        for task in tasks:
-            task.cancel()
+    if job.include_usage:
+        yield event(_envelope(job, kind, []) | {"usage": _usage(job, list(last.values()))})

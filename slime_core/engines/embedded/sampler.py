@@ -54,12 +54,12 @@ class SamplingBatch:
         params = [s.params for s in self.sequences]
         self._seeds = np.array([s.seed for s in self.sequences], dtype=np.uint64)
         self._positions = np.array([len(s.tokens) for s in self.sequences], dtype=np.uint64)
-        greedy = [p.temperature == 0 for p in params]
-        scales = [1.0 if p.temperature == 0 else p.temperature for p in params]
+        greedy = [p.greedy for p in params]
+        scales = [1.0 if p.greedy else p.temperature for p in params]
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._all_greedy = all(greedy)
         self._scales = torch.tensor(scales, device=device)[:, None] if any(s != 1.0 for s in scales) else None
-        self._filtered = [i for i, p in enumerate(params) if p.filtered and p.temperature > 0]
+        self._filtered = [i for i, p in enumerate(params) if p.filtered and not p.greedy]
         self._filters = self._filter_tensors(params) if self._filtered else None
         self._penalised = [i for i, p in enumerate(params) if p.penalised]
         self._guarded = [i for i, p in enumerate(params) if p.min_new_tokens > 0]
@@ -69,9 +69,10 @@ class SamplingBatch:
         chosen = [self.sequences[i].params for i in self._filtered]
         rows = torch.tensor(self._filtered, device=self._device)
         top_p = torch.tensor([p.top_p if p.top_p < 1 else 2.0 for p in chosen], device=self._device)[:, None]
-        top_k = torch.tensor([p.top_k if p.top_k > 0 else 2**31 for p in chosen], device=self._device)[:, None]
+        # Bounded: a larger number is as good as off, and more than 64 bits would end the step for every request.
+        top_k = torch.tensor([min(p.top_k, 2**31) if p.top_k > 0 else 2**31 for p in chosen], device=self._device)
         min_p = torch.tensor([p.min_p for p in chosen], device=self._device)[:, None]
-        return rows, top_p, top_k, min_p
+        return rows, top_p, top_k[:, None], min_p
 
     def sample(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[n, vocab] logits, changed in place -> ([n] int64 tokens, [n] float32 log-probs)."""
@@ -89,6 +90,9 @@ class SamplingBatch:
         else:
             tokens = self._draw(chosen.clone() if self._filters is not None and chosen is probs else chosen)
         self._positions += np.uint64(1)
+        if self._penalised or self._guarded:
+            # A constraint can force a token whose probability underflows; its log-prob must stay finite.
+            return tokens, logits.log_softmax(dim=-1).gather(1, tokens[:, None]).squeeze(1)
         return tokens, probs.gather(1, tokens[:, None]).squeeze(1).log_()
 
     def _draw(self, probs: torch.Tensor) -> torch.Tensor:
@@ -132,7 +136,9 @@ class SamplingBatch:
             output = sequence.output_ids
             if output and (params.presence_penalty or params.frequency_penalty):
                 ids, counts = torch.unique(torch.tensor(output, device=self._device), return_counts=True)
-                row[ids] -= params.presence_penalty + params.frequency_penalty * counts
+                # Penalties belong to the logits before the division by the temperature (SGLang, OpenAI).
+                scale = 1.0 if params.greedy else params.temperature
+                row[ids] -= (params.presence_penalty + params.frequency_penalty * counts) / scale
         for i in self._guarded:
             sequence = self.sequences[i]
             if sequence.num_output < sequence.params.min_new_tokens and sequence.stop_ids:

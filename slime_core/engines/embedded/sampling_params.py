@@ -14,6 +14,9 @@ from typing import Any
 
 from slime_core.errors import EngineError
 
+GREEDY_BELOW = 1e-6
+"""SGLang's bound: dividing by less overflows float32."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -23,7 +26,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     """Stop and EOS tokens cannot be sampled before this many tokens."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy, and so is anything below `GREEDY_BELOW`."""
     top_p: float = 1.0
     top_k: int = -1
     """-1 is off."""
@@ -41,6 +44,11 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     n: int = 1
+
+    @property
+    def greedy(self) -> bool:
+        """Take the most likely token."""
+        return self.temperature < GREEDY_BELOW
 
     @property
     def filtered(self) -> bool:

@@ -75,7 +75,7 @@ class Scheduler:
         return admission
 
     def _leader(self, sequence: Sequence, leaders: dict[tuple[int, ...], Sequence]) -> Sequence | None:
-        if self.prefixes is None or sequence.logprob_start is not None:
+        if self.prefixes is None or sequence.reusable < len(sequence.tokens) - 1:
             return None
         leader = leaders.setdefault(tuple(sequence.tokens), sequence)
         return leader if leader is not sequence else None
@@ -93,10 +93,10 @@ class Scheduler:
 
     def _place_with_prefix(self, sequence: Sequence, room: int) -> int:
         """Place the sequence; the number of leading tokens copied from the prefix cache."""
-        if self.prefixes is None or sequence.logprob_start is not None:
+        if self.prefixes is None:
             self._place(sequence, room)
             return 0
-        owner, matched = self.prefixes.match(sequence.tokens, len(sequence.tokens) - 1)
+        owner, matched = self.prefixes.match(sequence.tokens, sequence.reusable)
         self._place(sequence, room)
         if owner is None:
             return 0

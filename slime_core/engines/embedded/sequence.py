@@ -76,6 +76,12 @@ class Sequence:
         """[output] ids, the stop token included."""
         return self.tokens[len(self.prompt_ids) :]
 
+    @property
+    def reusable(self) -> int:
+        """How many leading tokens need no hidden state, so that their keys and values may come from the cache."""
+        last = len(self.tokens) - 1
+        return last if self.logprob_start is None or self.num_output else min(last, self.logprob_start)
+
     def mark_version(self, version: int) -> None:
         """Tokens sampled from here on come from weight version `version`."""
         runs = self.version_runs

@@ -157,6 +157,8 @@ def _add_weights(app: FastAPI, engine: EmbeddedEngine) -> None:
             raise BadRequest('update_weights_from_disk needs {"model_path": "an HF-layout directory"}')
         if body.get("load_format") not in (None, "auto", "safetensors"):
             raise BadRequest(f"load_format is {body['load_format']!r}; allowed: auto, safetensors")
+        if not take(body, "flush_cache", bool, True):
+            raise BadRequest("flush_cache is false; allowed: true (prefixes of the old weights would be wrong)")
         if take(body, "abort_all_requests", bool, False):
             await engine.abort()
         version, label = await _version(engine, body.get("weight_version"))
@@ -200,7 +202,8 @@ async def _version(engine: EmbeddedEngine, raw: Any) -> tuple[int, str]:
         raise BadRequest(f"weight_version is {raw!r}; allowed: a string or an integer")
     current = engine.weight_version
     label = str(current + 1) if raw is None else str(raw)
-    return (int(label) if label.isdecimal() else current + 1), label
+    number = int(label) if label.isdecimal() and len(label) < 19 else current + 1  # it travels as a 64-bit integer
+    return number, label
 
 
 def bind(host: str, port: int) -> socket.socket:

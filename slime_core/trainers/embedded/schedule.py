@@ -26,7 +26,7 @@ class LearningRateSchedule:
     warmup_steps: int = 0
     warmup_init: float = 0.0
     decay_steps: int = 0
-    """Step at which `min_lr` is reached, warm-up included."""
+    """Step at which `min_lr` is reached, warm-up included; 0: never, with "inverse-square-root"."""
     wsd_decay_steps: int = 0
     """Length of the final decay of warmup-stable-decay."""
     wsd_style: str = "exponential"
@@ -90,10 +90,10 @@ class LearningRateSchedule:
             return self.warmup_init + (self.lr - self.warmup_init) * steps / self.warmup_steps
         if self.style == "constant":
             return self.lr
+        if steps > self.decay_steps and (self.decay_steps or self._decays_by_step):
+            return self.min_lr
         if self.style == "inverse-square-root":
             return max(self.min_lr, self.lr * math.sqrt(max(self.warmup_steps, 1) / max(steps, 1)))
-        if steps > self.decay_steps:
-            return self.min_lr
         return self.min_lr + (self.lr - self.min_lr) * self._coefficient(steps)
 
     def _coefficient(self, steps: int) -> float:
@@ -111,7 +111,7 @@ class LearningRateSchedule:
             facts["warmup_init"] = self.warmup_init
         if self.style != "constant":
             facts["min_lr"] = self.min_lr
-        if self._decays_by_step:
+        if self._decays_by_step or (self.style == "inverse-square-root" and self.decay_steps):
             facts["decay_steps"] = self.decay_steps
         if self.style == "WSD":
             facts |= {"wsd_decay_steps": self.wsd_decay_steps, "wsd_style": self.wsd_style}
