@@ -14,4 +14,4 @@ if not after >= 0.9:
 if not summary["versions"].get("slime-rl") or not summary["plugins"]:
     problems.append("versions of core and plugins are missing")
 print(f"demo: {before} -> {after} in {seconds} s")
-sys.exit("\n".join(problems))
+sys.exit("\n".join(problems) or 0)

@@ -33,7 +33,7 @@ def weight_files(directory: str | Path) -> list[Path]:
     if (directory / INDEX).is_file():
         try:
             names = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{directory / INDEX}: no index with a weight_map ({error})") from error
         files = [directory / name for name in dict.fromkeys(names)]
     else:

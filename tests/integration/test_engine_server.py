@@ -51,6 +51,11 @@ async def post(client: httpx.AsyncClient, path: str, body: Any, status: int = 20
     return answer.json()
 
 
+async def post_nothing(client: httpx.AsyncClient, path: str, body: Any) -> None:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+
+
 def events(answer: httpx.Response) -> list[Any]:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -129,11 +134,16 @@ async def test_generate_streams_cumulatively(client: httpx.AsyncClient) -> None:
         ("/generate", {"input_ids": [3] * 512}, "512"),
         ("/generate", {"input_ids": [3] * 512, "stream": True}, "512"),
         ("/generate", {"input_ids": [3], "return_logprob": True, "logprob_start_len": 5}, "logprob_start_len"),
+        ("/generate", {"input_ids": [3], "sampling_params": {"n": 0}}, "n is 0"),
+        ("/generate", {"input_ids": [3], "sampling_params": {"n": True}}, "n is True"),
+        ("/generate", {"input_ids": [3, -1]}, "-1"),
+        ("/generate", {"input_ids": [[]]}, "empty"),
         ("/generate", [1, 2], "JSON object"),
         ("/abort_request", {}, "abort_all"),
         ("/pause_generation", {"mode": "sideways"}, "in_place"),
         ("/update_weights_from_disk", {}, "model_path"),
         ("/update_weights_from_disk", {"model_path": "/nowhere"}, "/nowhere"),
+        ("/update_weights_from_disk", {"model_path": "/nowhere", "flush_cache": False}, "flush_cache"),
         ("/update_weights_from_tensor", {"serialized_named_tensors": "gASV"}, "update_weights_from_disk"),
         ("/update_weight_version", {}, "new_version"),
         ("/weights_checker", {"action": "guess"}, "checksum"),
@@ -141,7 +151,9 @@ async def test_generate_streams_cumulatively(client: httpx.AsyncClient) -> None:
         ("/v1/completions", {"prompt": "a", "max_token": 3}, "max_tokens"),
         ("/v1/completions", {"prompt": "a", "temperature": -3, "stream": True}, "temperature"),
         ("/v1/completions", {"prompt": "a", "n": 0}, "n is 0"),
+        ("/v1/completions", {"prompt": "a", "stream_options": {"include_usag": True}}, "include_usage"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "logprobs: true"),
         ("/v1/chat/completions", {"messages": [{"role": "broken", "content": ""}]}, "no such role"),
     ],
 )
@@ -188,6 +200,10 @@ async def test_weight_routes(client: httpx.AsyncClient, engine: EmbeddedEngine, 
     got = await post(client, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 2}})
     assert got["meta_info"]["weight_version"] == "release-a"
     assert set(got["meta_info"]["token_weight_versions"]) == {13}
+    await post(client, "/update_weight_version", {"new_version": "9" * 30})
+    got = await post(client, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 2}})
+    assert got["meta_info"]["weight_version"] == "9" * 30
+    assert set(got["meta_info"]["token_weight_versions"]) == {14}
 
 
 async def test_a_client_that_goes_away_frees_its_request(client: httpx.AsyncClient, engine: EmbeddedEngine) -> None:
@@ -282,3 +298,25 @@ def test_serve_on_no_model_is_one_line_and_status_2(tmp_path: Path, capsys: pyte
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "config.json" in error
+
+
+async def test_asking_for_log_probs_keeps_the_prefix_cache(client: httpx.AsyncClient) -> None:
+    params = {"max_new_tokens": 2, "ignore_eos": True}
+    body = {"input_ids": list(range(20, 60)), "sampling_params": params, "return_logprob": True}
+    assert (await post(client, "/generate", body))["meta_info"]["cached_tokens"] == 0
+    assert (await post(client, "/generate", body))["meta_info"]["cached_tokens"] == 39
+
+
+@pytest.mark.parametrize(("n", "rid"), [(1, "mine"), (2, "mine_1")])
+async def test_an_openai_request_can_be_aborted_by_its_rid(
+    client: httpx.AsyncClient, engine: EmbeddedEngine, n: int, rid: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True, "rid": "mine", "n": n}
+    await engine.pause()
+    task = asyncio.create_task(post(client, "/v1/chat/completions", body))
+    async with asyncio.timeout(10):
+        while (await engine.info())["num_waiting"] < n:
+            await asyncio.sleep(0.01)
+    await post_nothing(client, "/abort_request", {"rid": rid})
+    await engine.resume()
+    assert [c["finish_reason"] for c in (await task)["choices"]] == ["length"] * (n - 1) + ["abort"]

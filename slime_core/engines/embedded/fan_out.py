@@ -7,7 +7,7 @@ away, or fails, ends all calls of the request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -34,7 +34,7 @@ async def gather_outputs(request: Request, calls: Sequence[Call]) -> list[Genera
 
 async def merge_streams(
     streams: Sequence[AsyncIterator[GenerationOutput]],
-) -> AsyncIterator[tuple[int, GenerationOutput]]:
+) -> AsyncGenerator[tuple[int, GenerationOutput], None]:
     """(number of the stream, output) until all streams have ended; raises what one of them raises."""
     queue: asyncio.Queue[tuple[int, GenerationOutput | BaseException | None]] = asyncio.Queue()
 

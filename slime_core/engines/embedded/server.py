@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S = 3600
 """Clients keep their connections while the loop trains; with uvicorn's 5 s the next rollout would find them closed."""
 HEALTH_TIMEOUT_S = 20.0
+_DISK_UPDATE_FIELDS = ("model_path", "weight_version", "flush_cache", "abort_all_requests", "load_format")
 _NOT_OFFERED = (
     "/update_weights_from_tensor",
     "/update_weights_from_distributed",
@@ -150,15 +151,8 @@ def _add_control(app: FastAPI, engine: EmbeddedEngine) -> None:
 def _add_weights(app: FastAPI, engine: EmbeddedEngine) -> None:
     @app.post("/update_weights_from_disk")
     async def update_weights_from_disk(request: Request) -> Response:
-        fields = {"model_path", "weight_version", "flush_cache", "abort_all_requests", "load_format"}
-        body = await read_json(request, fields)
-        path = take(body, "model_path", str, "")
-        if not path:
-            raise BadRequest('update_weights_from_disk needs {"model_path": "an HF-layout directory"}')
-        if body.get("load_format") not in (None, "auto", "safetensors"):
-            raise BadRequest(f"load_format is {body['load_format']!r}; allowed: auto, safetensors")
-        if not take(body, "flush_cache", bool, True):
-            raise BadRequest("flush_cache is false; allowed: true (prefixes of the old weights would be wrong)")
+        body = await read_json(request, _DISK_UPDATE_FIELDS)
+        path = _update_path(body)
         if take(body, "abort_all_requests", bool, False):
             await engine.abort()
         version, label = await _version(engine, body.get("weight_version"))
@@ -194,6 +188,18 @@ def _add_weights(app: FastAPI, engine: EmbeddedEngine) -> None:
 
     for path in _NOT_OFFERED:
         app.add_api_route(path, not_offered, methods=["POST"])
+
+
+def _update_path(body: dict[str, Any]) -> str:
+    """Where the new weights are. Raises BadRequest, also for what this engine would have to ignore."""
+    path = take(body, "model_path", str, "")
+    if not path:
+        raise BadRequest('update_weights_from_disk needs {"model_path": "an HF-layout directory"}')
+    if body.get("load_format") not in (None, "auto", "safetensors"):
+        raise BadRequest(f"load_format is {body['load_format']!r}; allowed: auto, safetensors")
+    if not take(body, "flush_cache", bool, True):
+        raise BadRequest("flush_cache is false; allowed: true (prefixes of the old weights would be wrong)")
+    return path
 
 
 async def _version(engine: EmbeddedEngine, raw: Any) -> tuple[int, str]:

@@ -190,9 +190,11 @@ async def test_settings_and_answers_that_make_no_sense() -> None:
         await HttpEngine(SimpleNamespace(rollout_external_engine_addrs=["localhost"])).start()
     with pytest.raises(EngineError, match="start"):
         await HttpEngine(SimpleNamespace(rollout_external_engine_addrs=["a:1"])).generate([1], {})
-    async with workers(lambda path, call: (200, {"hello": 1})) as (worker,):
-        engine = engine_for(worker)
-        await engine.start()
-        with pytest.raises(EngineError, match="not an answer"):
-            await engine.generate([1], {})
-        await engine.stop()
+    unscored = {**ANSWER, "meta_info": {"output_token_logprobs": [[None, 7, None]]}}
+    for nonsense in ({"hello": 1}, unscored):
+        async with workers(lambda path, call, nonsense=nonsense: (200, nonsense)) as (worker,):
+            engine = engine_for(worker)
+            await engine.start()
+            with pytest.raises(EngineError, match="not an answer"):
+                await engine.generate([1], {})
+            await engine.stop()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -334,3 +335,63 @@ def test_bfloat16_is_close(make_model: MakeModel) -> None:
     for sequence in run(core, prompts(4), {"max_new_tokens": 40}):
         expected = hf_log_probs(model, sequence)
         assert (torch.tensor(sequence.log_probs) - expected).abs().mean() < 0.05
+
+
+def test_prompt_log_probs_reuse_the_prefix_before_them(make_model: MakeModel) -> None:
+    directory, model = make_model("qwen3")
+    core = make_core(directory)
+    prompt = prompts(1, low=60, high=61)[0]
+    run(core, [prompt], {"max_new_tokens": 4})
+    with torch.inference_mode():
+        scores = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    for start, cached in ((59, 59), (40, 40), (3, 0)):
+        scored = run(core, [prompt], {"max_new_tokens": 4}, logprob_start=start)[0]
+        assert scored.cached_tokens == cached
+        expected = [scores[i - 1, prompt[i]].item() for i in range(start + 1, 60)]
+        assert scored.prompt_log_probs == pytest.approx(expected, abs=1e-5)
+        assert_parity(model, [scored])
+    # Asked for nothing of the prompt but its end, as a client that wants the answer's log-probs does: still a group.
+    core.flush_cache()
+    group = run(core, [prompt] * 3, {"max_new_tokens": 4}, logprob_start=59)
+    assert [s.cached_tokens for s in group] == [0, 60, 60]
+    assert_parity(model, group)
+
+
+def test_random_interleavings_give_the_tokens_of_one_request_at_a_time(make_model: MakeModel) -> None:
+    directory, _ = make_model("qwen3", max_position_embeddings=256)
+    rng = random.Random(0)
+    alone = make_core(directory, prefix_cache=False)
+    for options in ({}, {"max_running": 3}, {"max_tokens": 256}, {"max_tokens": 576, "max_running": 5}):
+        core = make_core(directory, **options)
+        stems = prompts(3, seed=4, low=10, high=150)
+        sequences: list[Sequence] = []
+        while len(sequences) < 16 or core.has_work:
+            event = rng.random()
+            if event < 0.3 and len(sequences) < 16:
+                stem = rng.choice([*stems, *(s.tokens for s in sequences if s.finish)])[: rng.randint(1, 200)]
+                params = {"max_new_tokens": rng.choice([1, 5, 60]), "sampling_seed": rng.randrange(2**63)}
+                params |= rng.choice([{"top_k": 5}, {"temperature": 0.5}, {"min_p": 0.1}, {"frequency_penalty": 0.5}])
+                names = (f"r{len(sequences) + i}" for i in range(rng.choice([1, 4])))
+                sequences += [core.add_request(stem, params, name) for name in names]
+            elif event < 0.35:
+                core.pause("retract")
+                core.resume()
+            elif event < 0.4:
+                core.flush_cache()
+            else:
+                core.step()
+        for sequence in sequences:
+            wanted = run(alone, [sequence.prompt_ids], {"max_new_tokens": 1} | vars(sequence.params))[0]
+            assert sequence.tokens == wanted.tokens
+            assert sequence.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
+
+
+@pytest.mark.parametrize("torn", ["model.safetensors", "model.safetensors.index.json"])
+def test_weights_torn_on_disk_change_nothing(make_model: MakeModel, tmp_path: Path, torn: str) -> None:
+    directory, _ = make_model("qwen3")
+    core = make_core(directory)
+    before = core.weight_checksums()
+    (tmp_path / torn).write_bytes((directory / "model.safetensors").read_bytes()[:2000])
+    with pytest.raises(WeightSyncError, match=f"{torn}.*old weights still serve"):
+        core.update_weights_from_disk(tmp_path, 9)
+    assert core.weight_checksums() == before

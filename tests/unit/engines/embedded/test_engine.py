@@ -121,3 +121,26 @@ async def test_settings_that_cannot_work_say_so(make_model: MakeModel, tmp_path:
             await EmbeddedEngine(SimpleNamespace(**args)).start()
     with pytest.raises(EngineError, match="start"):
         await make_engine(directory).generate([5], {})
+
+
+async def test_a_stream_that_is_left_early_leaves_no_task(make_model: MakeModel) -> None:
+    engine = make_engine(make_model()[0])
+    await engine.start()
+    before = asyncio.all_tasks()
+
+    async def read() -> None:
+        async for _ in engine.stream([5], {"max_new_tokens": 400, "ignore_eos": True}):
+            await engine.pause()
+
+    task = asyncio.create_task(read())
+    async with asyncio.timeout(10):
+        while not (await engine.info())["paused"]:
+            await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        while (await engine.info())["num_running"]:
+            await asyncio.sleep(0)
+    assert asyncio.all_tasks() <= before
+    await engine.stop()

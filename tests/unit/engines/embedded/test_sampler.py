@@ -116,3 +116,35 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits[500] = 0.0
     tokens, _ = draw(5000, logits)
     assert set(tokens.tolist()) == {500}
+
+
+def test_a_top_k_beyond_64_bits_is_off() -> None:
+    off, _ = draw(200)
+    huge, _ = draw(200, top_k=10**30)
+    assert torch.equal(huge, off)
+
+
+def test_a_temperature_that_would_overflow_is_greedy() -> None:
+    tokens, log_probs = draw(5, temperature=1e-40, top_p=0.5)
+    assert tokens.tolist() == [4] * 5
+    assert log_probs.tolist() == pytest.approx([torch.log_softmax(LOGITS, -1)[4].item()] * 5, abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_penalties_are_subtracted_before_the_temperature_divides(temperature: float) -> None:
+    items = [sequence(s, temperature=temperature, frequency_penalty=0.5, presence_penalty=0.75) for s in range(20_000)]
+    for item in items:
+        item.tokens += [4, 4, 1]
+        item.log_probs += [-1.0] * 3
+    tokens, _ = SamplingBatch(items, torch.device("cpu")).sample(LOGITS.expand(len(items), -1).clone())
+    penalised = LOGITS.double()
+    penalised[4] -= 0.75 + 2 * 0.5
+    penalised[1] -= 0.75 + 0.5
+    assert_distribution(tokens, torch.softmax(penalised / temperature, -1))
+
+
+def test_a_forced_token_of_vanishing_probability_has_a_finite_log_prob() -> None:
+    logits = torch.tensor([0.0, 200.0, -1.0])
+    item = sequence(0, stop_ids=(1,), min_new_tokens=2, temperature=0)
+    token, log_prob = SamplingBatch([item], torch.device("cpu")).sample(logits[None].clone())
+    assert (token.item(), log_prob.item()) == (0, pytest.approx(-200.0))

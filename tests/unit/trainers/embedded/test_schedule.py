@@ -40,7 +40,12 @@ def test_cosine() -> None:
 def test_inverse_square_root() -> None:
     s = schedule(lr_decay_style="inverse-square-root", lr_warmup_iters=4, min_lr=0.05)
     assert s.at(16) == pytest.approx(0.5)
-    assert s.at(10**6) == 0.05
+    assert s.at(100) == pytest.approx(0.2)
+    assert s.at(101) == 0.05
+    endless = schedule(lr_decay_style="inverse-square-root", lr_decay_iters=None, lr_warmup_iters=4, min_lr=0.05)
+    assert endless.at(101) == pytest.approx(math.sqrt(4 / 101))
+    assert endless.at(10**6) == 0.05
+    assert endless.facts() != s.facts()
 
 
 @pytest.mark.parametrize(
