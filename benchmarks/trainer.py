@@ -135,6 +135,12 @@ def plain_step(model: str, samples: list[tuple[list[int], int]]) -> Callable[[],
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(network.parameters(), lr=LR, weight_decay=0.0, fused=True)
     total = sum(response for _, response in samples)
+    # slime's gradients and moments exist before its first step; without these, only this side's would be counted.
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for state in optimizer.state.values():
+        state["step"].zero_()
 
     def padded(positions: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         longest = max(len(samples[i][0]) for i in positions)

@@ -178,6 +178,8 @@ def _check_requirements(settings: Settings, estimator: Any) -> None:
         )
     if args.n_samples_per_prompt == 1 and args.rewards_normalization and getattr(estimator, "compares_group", False):
         logger.warning("%s: every advantage of %s is zero", settings.cite("n_samples_per_prompt"), chosen)
+    if getattr(estimator, "needs_values", False):
+        raise ConfigError(f"{chosen} needs values of a critic, and no trainer here has one; choose another estimator")
     for name, value in getattr(estimator, "requires", {}).items():
         if getattr(args, name) != value:
             raise ConfigError(

@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -25,6 +25,9 @@ from slime_core.types import Sample
 
 _THREADS = AbandonableThreadPool(min(32, (os.cpu_count() or 1) + 4), "slime-reward")
 """Shared by all rewards of the process."""
+
+_READERS_OF_MAPPINGS = ("eval_reward_key", "custom_reward_post_process_path")
+"""Settings, besides `reward_key`, under which a mapping is an answer somebody can read."""
 
 
 class RewardCaller:
@@ -72,8 +75,9 @@ class RewardCaller:
         """One reward per sample, in order; a reward that scores one at a time is called for each in turn.
 
         Raises:
-            PluginError: The reward returned something else than a finite number or a mapping, or a list of
-                another length.
+            PluginError: The reward returned something else than a finite number or a mapping (with --reward-key or
+                a reward post-process function to read it), or a list of another length; or it raised what no task
+                may raise (SystemExit, StopIteration, a cancellation of its own).
             Exception: Whatever the reward raised.
         """
         keywords = {"evaluation": evaluation} if "evaluation" in self._keywords else {}
@@ -93,14 +97,14 @@ class RewardCaller:
         return [self._checked(value, sample) for value, sample in zip(values, samples)]
 
     async def _call(self, *args: Any, **keywords: Any) -> Any:
-        call = functools.partial(self._function, *args, **keywords)
+        call = functools.partial(_contained, self.label, functools.partial(self._function, *args, **keywords))
         if self._is_async or self._inline:
             value = call()
         elif self._executor is not None:
             value = await asyncio.get_running_loop().run_in_executor(self._executor, call)
         else:
             value = await _on_a_thread(call)
-        return await value if inspect.isawaitable(value) else value
+        return await _awaited(self.label, value) if inspect.isawaitable(value) else value
 
     def _checked(self, value: Any, sample: Sample) -> Reward:
         """The value as a float or a mapping; PluginError naming the sample otherwise."""
@@ -113,6 +117,11 @@ class RewardCaller:
                 )
             if key:
                 self._number(value[key], sample)
+            elif not any(getattr(self.args, name, None) for name in _READERS_OF_MAPPINGS):
+                raise PluginError(
+                    f"{self.label} returned a mapping with keys {', '.join(map(repr, value)) or 'none'} for sample"
+                    f" {sample.index}; say which of them is the reward: --reward-key KEY"
+                )
             return dict(value)
         return self._number(value, sample)
 
@@ -127,6 +136,35 @@ class RewardCaller:
         if not math.isfinite(value):
             raise PluginError(f"{self.label} returned {value} for sample {sample.index}; expected a finite number")
         return float(value)
+
+
+def _contained(label: str, call: Callable[[], Any]) -> Any:
+    """Call; what would end the process, the event loop or a generator becomes the plugin's error."""
+    try:
+        return call()
+    except StopIteration as error:  # no future can hold one: whoever awaited it would wait for ever
+        raise _escaped(label, error) from error
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise _escaped(label, error) from error
+
+
+async def _awaited(label: str, value: Awaitable[Any]) -> Any:
+    """`_contained` for the asynchronous part; a cancellation of the waiting task passes."""
+    try:
+        return await value
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise _escaped(label, error) from error
+
+
+def _escaped(label: str, error: BaseException) -> PluginError:
+    return PluginError(f"{label} raised {type(error).__name__}{f'({error})' if str(error) else ''}")
 
 
 async def _on_a_thread(call: Callable[[], Any]) -> Any:
@@ -165,9 +203,10 @@ class GenerateCaller:
         """
         offered = {"evaluation": evaluation, "context": context}
         keywords = {name: offered[name] for name in self._keywords}
-        result = self._function(args, sample, dict(sampling_params), **keywords)
+        call = functools.partial(self._function, args, sample, dict(sampling_params), **keywords)
+        result = _contained(self.label, call)
         if inspect.isawaitable(result):
-            result = await result
+            result = await _awaited(self.label, result)
         if isinstance(result, Sample):
             return result
         if isinstance(result, list) and result and all(isinstance(item, Sample) for item in result):

@@ -7,10 +7,11 @@ wrong: a second parameter named `samples` makes a reward a batch reward, whateve
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from slime_core.errors import PluginSignatureError
+from slime_core.errors import PluginLoadError, PluginSignatureError, SlimeError
 from slime_core.plugins.kinds import Call, Kind
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -91,10 +92,22 @@ def is_batch_reward(function: Callable[..., Any]) -> bool:
 
 
 def construct(cls: type, args: Any) -> Any:
-    """`cls(args)`, or `cls()` for a class whose constructor takes nothing."""
+    """`cls(args)`, or `cls()` for a class whose constructor takes nothing.
+
+    Raises:
+        PluginLoadError: The constructor raised; the message has its file and line.
+        SlimeError: What the constructor raised on purpose.
+    """
     signature = signature_of(cls)
     takes_args = signature is None or _can_bind(signature, 1)
-    return cls(args) if takes_args else cls()
+    try:
+        return cls(args) if takes_args else cls()
+    except SlimeError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise PluginLoadError(f"building {cls.__name__} failed at {frame.filename}:{frame.lineno}: {reason}") from error
 
 
 def _check_class(kind: Kind, obj: Any, subject: str) -> None:

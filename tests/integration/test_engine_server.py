@@ -273,6 +273,16 @@ async def test_a_streamed_stop_string_is_never_shown(client: httpx.AsyncClient) 
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_a_stop_string_counts_from_the_minimum_length_on(client: httpx.AsyncClient) -> None:
+    body = {"prompt": "hello", "max_tokens": 300, "seed": 5, "ignore_eos": True}
+    free = (await post(client, "/v1/completions", body))["choices"][0]["text"]
+    stop = next(c for c in free if c.isascii())
+    early = await post(client, "/v1/completions", body | {"stop": [stop]})
+    late = await post(client, "/v1/completions", body | {"stop": [stop], "min_tokens": 50})
+    assert early["usage"]["completion_tokens"] < 50 <= late["usage"]["completion_tokens"]
+    assert free.startswith(late["choices"][0]["text"])
+
+
 async def test_a_taken_port_is_one_clear_line(engine: EmbeddedEngine) -> None:
     host, port, stop = await serve_in_loop(engine, "127.0.0.1", 0)
     with pytest.raises(EngineError, match=f"{port}.*--port"):

@@ -31,7 +31,7 @@ from slime_core.weights.checksum import tensor_checksum
 
 PAUSE_MODES = ("abort", "in_place", "retract")
 _KV_BYTES = 4 << 30
-"""Default bound of the KV cache; rows are allocated when needed."""
+"""Default bound on the keys and values held; with rows kept for reuse, memory reaches three times that."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class SamplingParams:
             (0 < self.top_p <= 1, "top_p", "a number in (0, 1]"),
             (self.top_k == -1 or self.top_k >= 1, "top_k", "-1 (off) or an integer >= 1"),
             (0 <= self.min_p <= 1, "min_p", "a number in [0, 1]"),
-            (self.repetition_penalty > 0, "repetition_penalty", "a number > 0"),
+            (0 < self.repetition_penalty <= 100, "repetition_penalty", "a number in (0, 100]"),
             (-2 <= self.presence_penalty <= 2, "presence_penalty", "a number in [-2, 2]"),
             (-2 <= self.frequency_penalty <= 2, "frequency_penalty", "a number in [-2, 2]"),
             (self.n >= 1, "n", "an integer >= 1"),

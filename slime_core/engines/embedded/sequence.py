@@ -80,13 +80,11 @@ class Sequence:
     def reusable(self) -> int:
         """How many leading tokens need no hidden state, so that their keys and values may come from the cache."""
         last = len(self.tokens) - 1
-        return last if self.logprob_start is None or self.num_output else min(last, self.logprob_start)
+        return last if self.logprob_start is None else min(last, self.logprob_start)
 
     def mark_version(self, version: int) -> None:
         """Tokens sampled from here on come from weight version `version`."""
         runs = self.version_runs
-        if runs and runs[-1][0] == self.num_output:
-            runs.pop()
         if not runs or runs[-1][1] != version:
             runs.append((self.num_output, version))
 

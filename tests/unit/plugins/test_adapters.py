@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, PluginLoadError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import Resolved, resolve
@@ -140,7 +140,10 @@ def test_numpy_scalars_and_mappings() -> None:
     assert score(lambda args, sample: np.float32(0.5), 1) == [0.5]
     assert score(lambda args, sample: True, 1) == [1.0]
     mapping = {"score": 1.0, "pred": "x"}
-    assert score(lambda args, sample: mapping, 1) == [mapping]
+    shaped = SimpleNamespace(reward_key=None, custom_reward_post_process_path="shape.py")
+    assert asyncio.run(caller(lambda args, sample: mapping, shaped).score(samples(1))) == [mapping]
+    with pytest.raises(PluginError, match=r"keys 'score', 'pred' for sample 0; say which .*--reward-key KEY"):
+        score(lambda args, sample: mapping, 1)
     keyed = caller(lambda args, sample: mapping, SimpleNamespace(reward_key="acc"))
     with pytest.raises(PluginError, match=r"returned keys 'score', 'pred' for sample 0; --reward-key asks for 'acc'"):
         asyncio.run(keyed.score(samples(1)))
@@ -152,6 +155,47 @@ def test_what_a_reward_raises_comes_through() -> None:
 
     with pytest.raises(KeyError, match="label"):
         score(bad, 1)
+
+
+def raising(error: BaseException) -> list[Any]:
+    def plain(args: Any, sample: Sample) -> float:
+        raise error
+
+    async def awaited(args: Any, sample: Sample) -> float:
+        raise error
+
+    return [plain, awaited]
+
+
+@pytest.mark.parametrize("error", [StopIteration(), SystemExit(0), asyncio.CancelledError(), BaseException("odd")])
+@pytest.mark.parametrize("inline", [False, True])
+def test_nothing_a_reward_raises_ends_the_run_or_hangs_it(error: BaseException, inline: bool) -> None:
+    for reward in raising(error):
+        with pytest.raises((PluginError, RuntimeError), match=type(error).__name__):
+            asyncio.run(asyncio.wait_for(caller(reward, inline=inline).score(samples(1)), 10))
+
+
+def test_a_deadline_still_cancels_a_reward() -> None:
+    async def slow(args: Any, sample: Sample) -> float:
+        await asyncio.sleep(10)
+        return 1.0
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(caller(slow).score(samples(1)), 0.05))
+
+
+def test_a_class_that_cannot_be_built_names_its_line() -> None:
+    class Broken:
+        def __init__(self, args: Any) -> None:
+            raise RuntimeError("no judge")
+
+        def compute_reward(self, prompts: list[str], responses: list[str]) -> list[float]:
+            return [0.0] * len(prompts)
+
+    with pytest.raises(
+        PluginLoadError, match=r"building Broken failed at .*test_adapters\.py:\d+: RuntimeError: no judge"
+    ):
+        caller(Broken)
 
 
 def test_a_class_is_built_with_args() -> None:

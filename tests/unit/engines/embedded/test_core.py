@@ -288,6 +288,25 @@ def test_weight_update_in_flight(make_model: MakeModel) -> None:
     assert new_directory != directory
 
 
+def test_rows_computed_again_after_an_update_are_those_of_the_new_weights(make_model: MakeModel) -> None:
+    directory, _ = make_model("qwen3", seed=1)
+    _, new_model = make_model("qwen3", seed=2)
+    core = make_core(directory)
+    sequence = core.add_request(prompts(1, low=30, high=31)[0], {"max_new_tokens": 20}, "a")
+    for _ in range(7):
+        core.step()
+    core.update_weights(new_model.state_dict().items(), 1, "test")
+    core.pause("retract")
+    core.resume()
+    while core.has_work:
+        core.step()
+    expected = hf_log_probs(new_model, sequence)[7:]
+    assert sequence.log_probs[7:] == pytest.approx(expected.tolist(), abs=1e-5)
+    turn = run(core, [[*sequence.tokens, 11]], {"max_new_tokens": 20})[0]
+    assert turn.cached_tokens == len(sequence.tokens) - 1
+    assert_parity(new_model, [turn])
+
+
 @pytest.mark.parametrize("variant", ["qwen3", "qwen3-untied", "qwen2", "llama-biases"])
 def test_checksums_are_those_of_the_hf_tensors(make_model: MakeModel, variant: str) -> None:
     directory, _ = make_model(variant)

@@ -36,6 +36,7 @@ def test_values_are_normalised() -> None:
         ({"stop": [1]}, ["stop", "strings"]),
         ({"stop_token_ids": ["a"]}, ["stop_token_ids", "'a'"]),
         ({"sampling_seed": 1.5}, ["sampling_seed", "1.5"]),
+        ({"repetition_penalty": 1e39}, ["repetition_penalty", "1e+39", "100"]),
         ({"presence_penalty": 9}, ["presence_penalty", "9"]),
     ],
 )

@@ -95,6 +95,25 @@ def test_skips_in_a_row_stop_the_run() -> None:
         optimizer.step()
 
 
+def test_a_good_step_ends_a_row_of_skips() -> None:
+    ours = model()
+    optimizer = flat(ours)
+    for _ in range(3):
+        optimizer.grads[0] = math.inf
+        for _ in range(MAX_CONSECUTIVE_SKIPS - 1):
+            assert optimizer.step()["skipped_steps"] == 1.0
+        optimizer.zero_grad()
+        backward(ours, 0)
+        assert optimizer.step()["skipped_steps"] == 0.0
+
+
+def test_restore_keeps_the_counts_of_schedule_and_moments_apart() -> None:
+    optimizer = flat(model(), LearningRateSchedule(lr=1.0, warmup_steps=10))
+    optimizer.restore(steps=7, moment_steps=3)
+    assert (optimizer.steps, optimizer.moment_steps) == (7, 3)
+    assert optimizer.step()["lr"] == pytest.approx(0.7)
+
+
 def test_reset_forgets_moments_but_not_the_schedule() -> None:
     ours = model()
     optimizer = flat(ours)

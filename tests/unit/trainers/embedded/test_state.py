@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from slime_core.errors import CheckpointError
 from slime_core.protocols import MicroBatchOutput
+from slime_core.trainers.embedded import state
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
 
@@ -114,6 +115,19 @@ def test_finetune_leaves_the_random_states_alone(make_args: MakeArgs, tmp_path: 
     EmbeddedTrainer(make_args(finetune=True)).load(tmp_path / "checkpoint")
     EmbeddedTrainer(make_args(no_load_rng=True)).load(tmp_path / "checkpoint")
     assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_every_rank_gets_its_own_random_states_back(make_args: MakeArgs, tmp_path: Path) -> None:
+    trainer = EmbeddedTrainer(make_args())
+    saved = []
+    for rank in (0, 1):
+        torch.manual_seed(rank)
+        saved.append(torch.get_rng_state())
+        state.save_progress(tmp_path, trainer.optimizer, trainer.settings, rank, 2)
+    for rank in (0, 1):
+        torch.manual_seed(9)
+        state.load_progress(tmp_path, trainer.optimizer, trainer.settings, rank, 2)
+        assert torch.equal(torch.get_rng_state(), saved[rank])
 
 
 def test_a_model_without_trainer_state_is_refused(make_args: MakeArgs, model_dir: Path) -> None:
