@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from slime_core.errors import CheckpointError
 
 FORMAT = "slime-checkpoint-1"
@@ -75,7 +77,7 @@ class CheckpointStore:
             os.rename(partial, target)
             self._point_to(target.name)
             shutil.rmtree(replaced, ignore_errors=True)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot save to {target}: {error}; earlier checkpoints are intact") from error
         self._prune(keep)
         return target

@@ -64,10 +64,10 @@ def resolve_eval_datasets(args: Args, place: str = "flag") -> tuple[list[EvalDat
 
     Args:
         args: Settings after all layers.
-        place: Where `eval_prompt_data` was given, for messages.
+        place: Where `eval_config` or `eval_prompt_data` was given, for messages.
     """
     if args.eval_config:
-        return _from_file(args, args.eval_config)
+        return _from_file(args, args.eval_config, place)
     return _from_pairs(args, args.eval_prompt_data or [], place), []
 
 
@@ -83,8 +83,8 @@ def _from_pairs(args: Args, words: list[str], place: str) -> list[EvalDataset]:
     return [_make(args, entry, {}, f"--eval-prompt-data ({place})") for entry in entries]
 
 
-def _from_file(args: Args, path: str) -> tuple[list[EvalDataset], list[str]]:
-    document = read_document(path)
+def _from_file(args: Args, path: str, place: str) -> tuple[list[EvalDataset], list[str]]:
+    document = read_document(path, f"--eval-config {path!r} ({place})")
     root = document.node
     if child(root, "eval") is not None:
         root = child(root, "eval")

@@ -60,11 +60,12 @@ def collect(parsed: ParsedFlags, env: Mapping[str, str], foreign: Sequence[Forei
     from_env = read_env(env, layered.warnings)
     files = parsed.values.get("config") or from_env.get("config")
     for path in _as_list(files.value) if files else []:
-        _add_file(layered, path, foreign, open_keys=False)
+        _add_file(layered, path, foreign, cited=_cite("--config", path, files), open_keys=False)
     custom = parsed.values.get("custom_config_path") or from_env.get("custom_config_path")
     custom = custom or layered.values.get("custom_config_path")
     if custom and custom.value:
-        _add_file(layered, str(custom.value), foreign, open_keys=True)
+        cited = _cite("--custom-config-path", custom.value, custom)
+        _add_file(layered, str(custom.value), foreign, cited=cited, open_keys=True)
     for entries in (from_env, parsed.values):
         for name, entry in entries.items():
             layered.add_mapping_entry(name, _read_text(name, entry))
@@ -78,9 +79,34 @@ def _as_list(value: Any) -> list[str]:
     return [str(v) for v in value] if isinstance(value, list) else [str(value)]
 
 
-def _add_file(layered: Layered, path: str, foreign: Sequence[ForeignFlags], *, open_keys: bool) -> None:
-    for key, item in read_yaml(path).items():
+def _cite(flag: str, path: object, entry: Entry | None) -> str:
+    return f"{flag} {path!r} ({entry.origin if entry else DEFAULT})"
+
+
+def _add_file(
+    layered: Layered, path: str, foreign: Sequence[ForeignFlags], *, cited: str, open_keys: bool
+) -> None:
+    items = read_yaml(path, cited)
+    _refuse_repeats(items, foreign)
+    for key, item in items.items():
         _add_file_key(layered, key, item, foreign, open_keys=open_keys)
+
+
+def _refuse_repeats(items: Mapping[str, Item], foreign: Sequence[ForeignFlags]) -> None:
+    """One file sets a setting once, whichever of its spellings it uses."""
+    pairs = [(key, item.where) for key, item in items.items()]
+    if CUSTOM_KEY in items and isinstance(items[CUSTOM_KEY].value, dict):
+        pairs += [(str(key), items[CUSTOM_KEY].where) for key in items[CUSTOM_KEY].value]
+    seen: dict[str, tuple[str, str]] = {}
+    for key, where in pairs:
+        name = key.replace("-", "_")
+        name = switched_off().get(name, name)
+        if name not in flag_specs() and not find_foreign(foreign, name):
+            continue
+        if name in seen:
+            other, line = seen[name]
+            raise ConfigError(f"{where}: {key!r} is already set as {other!r} in {line}; remove one.")
+        seen[name] = key, where
 
 
 def _add_file_key(layered: Layered, key: str, item: Item, foreign: Sequence[ForeignFlags], *, open_keys: bool) -> None:
@@ -218,6 +244,9 @@ def _words(layered: Layered, error: Any) -> str:
     reason = (
         error["msg"].replace("Input should be", "must be").replace("valid integer, unable to parse string as an ", "")
     )
+    if spec.kind == "mapping" and len(error["loc"]) == 2 and error["type"] == "dict_type":
+        path = ".".join(map(str, error["loc"]))
+        return f"{path} {error['input']!r} ({entry.origin}): must be a mapping of options, e.g. {path}.OPTION=VALUE"
     if spec.choices:
         reason = f"must be one of {', '.join(spec.choices)}"
     elif spec.kind in ("int", "float") and error["type"].endswith("_parsing"):

@@ -229,7 +229,8 @@ def evaluation(s: Settings) -> None:
     a = s.args
     if a.eval_config and a.eval_prompt_data:
         raise ConfigError(f"{s.cite('eval_config')} and {s.cite('eval_prompt_data')} are both set; use one.")
-    datasets, warnings = resolve_eval_datasets(a, str(s.origins["eval_prompt_data"]))
+    source = "eval_config" if a.eval_config else "eval_prompt_data"
+    datasets, warnings = resolve_eval_datasets(a, str(s.origins[source]))
     a.eval_datasets = datasets
     s.warnings += warnings
     if datasets or a.eval_function_path:

@@ -14,14 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from slime_core.errors import ConfigError
 
 
-class _CoreLoader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's idea of numbers and booleans; repeated keys are errors."""
+_CORE_TAGS = [f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")]
 
+
+class _CoreLoader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2's idea of numbers and booleans; repeated keys and other tags are errors."""
+
+    yaml_constructors = {tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (*_CORE_TAGS, None)}  # noqa: RUF012
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own way
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except ConfigError:
+            raise
+        except (ValueError, KeyError):  # what an explicit tag such as `!!int x` ends in
+            tag = node.tag.rpartition(":")[2]
+            raise ConstructorError(None, None, f"{node.value!r} is not of type {tag}", node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
@@ -72,9 +86,9 @@ def _at(name: str, node: yaml.Node, message: str) -> ConfigError:
     return ConfigError(f"{name}:{node.start_mark.line + 1}: {message}")
 
 
-def read_yaml(path: str | Path) -> dict[str, Item]:
+def read_yaml(path: str | Path, cited: str = "") -> dict[str, Item]:
     """Top-level keys of a mapping file. Raises ConfigError naming file and line."""
-    return mapping_items(read_document(path))
+    return mapping_items(read_document(path, cited))
 
 
 @dataclass(frozen=True)
@@ -86,22 +100,39 @@ class Document:
     node: yaml.Node | None
 
 
-def read_document(path: str | Path) -> Document:
-    """Parse one file. Raises ConfigError."""
+def read_document(path: str | Path, cited: str = "") -> Document:
+    """Parse one file. Raises ConfigError.
+
+    Args:
+        path: The file.
+        cited: How a message names a file that cannot be read: `--config 'run.yaml' (flag)`; the path by default.
+    """
     name = str(path)
+    cited = cited or name
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{name}: no such file") from None
+        raise ConfigError(f"{cited}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name}: cannot be read: {error}") from error
-    loader = _CoreLoader(text)
-    loader.name = name
+        raise ConfigError(f"{cited}: cannot be read: {error}") from error
     try:
+        loader = _CoreLoader(text)
+        loader.name = name
         return Document(name, loader, loader.get_single_node())
-    except yaml.MarkedYAMLError as error:
+    except yaml.YAMLError as error:
+        raise _invalid(name, text, error) from error
+
+
+def _invalid(name: str, text: str, error: yaml.YAMLError) -> ConfigError:
+    """The parser's complaint with file and line."""
+    line, problem = 1, str(error)
+    if isinstance(error, yaml.MarkedYAMLError):
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{name}:{line}: not valid YAML: {error.problem}") from error
+        problem = error.problem or problem
+    elif isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        problem = error.reason
+    return ConfigError(f"{name}:{line}: not valid YAML: {problem}")
 
 
 def mapping_items(document: Document, node: yaml.Node | None = None) -> dict[str, Item]:
@@ -111,12 +142,15 @@ def mapping_items(document: Document, node: yaml.Node | None = None) -> dict[str
         return {}
     if not isinstance(node, yaml.MappingNode):
         raise _at(document.name, node, "expected `name: value` lines")
-    document.loader.construct_mapping(node)
     items = {}
-    for key_node, value_node in node.value:
-        key = str(document.loader.construct_object(key_node, deep=True))
-        value = document.loader.construct_object(value_node, deep=True)
-        items[key] = Item(value, f"{document.name}:{key_node.start_mark.line + 1}")
+    try:
+        document.loader.construct_mapping(node)
+        for key_node, value_node in node.value:
+            key = str(document.loader.construct_object(key_node, deep=True))
+            value = document.loader.construct_object(value_node, deep=True)
+            items[key] = Item(value, f"{document.name}:{key_node.start_mark.line + 1}")
+    except yaml.YAMLError as error:
+        raise _invalid(document.name, "", error) from error
     return items
 
 

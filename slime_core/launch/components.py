@@ -15,6 +15,7 @@ from typing import Any
 from slime_core.config import Settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
+from slime_core.plugins.boundary import guarded
 from slime_core.plugins.resolve import Resolved, absolute_spec, resolve
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,11 @@ class Resolver:
         spec = self.named(name)
         return None if spec is None else self.spec(kind, spec, self.origin(name)).obj
 
+    def function(self, kind: str, name: str) -> Any:
+        """As `setting`, for a plain function: what it raises later names the setting."""
+        found = self.setting(kind, name)
+        return None if found is None else guarded(found, f"{self.origin(name)} {self.named(name)!r}")
+
     def named(self, name: str) -> str | None:
         """The spec that setting `name` holds, its file path made absolute for other processes; or the default's."""
         if getattr(self.args, name, None):
@@ -120,11 +126,11 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
     """
     r = Resolver(settings)
     parts = Components(data_source=r.setting("data_sources", "data_source_path"))
-    parts.rollout_function = r.setting("rollouts", "rollout_function_path")
-    parts.eval_function = r.setting("rollouts", "eval_function_path") or parts.rollout_function
-    parts.buffer_filter = r.setting("buffers", "buffer_filter_path")
-    parts.post_process_rewards = r.setting("functions", "custom_reward_post_process_path")
-    parts.convert_samples = r.setting("functions", "custom_convert_samples_to_train_data_path")
+    parts.rollout_function = r.function("rollouts", "rollout_function_path")
+    parts.eval_function = r.function("rollouts", "eval_function_path") or parts.rollout_function
+    parts.buffer_filter = r.function("buffers", "buffer_filter_path")
+    parts.post_process_rewards = r.function("reward_post_processes", "custom_reward_post_process_path")
+    parts.convert_samples = r.function("sample_converters", "custom_convert_samples_to_train_data_path")
     if getattr(parts.rollout_function, "needs_engine", True):
         _resolve_generation(parts, r)
     if learn:
@@ -132,7 +138,7 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
         parts.loss = r.setting("losses", "loss_type")
         if getattr(parts.loss, "needs_advantages", True):
             parts.estimator = r.setting("estimators", "advantage_estimator")
-            parts.advantage_function = r.setting("functions", "custom_advantage_function_path")
+            parts.advantage_function = r.function("advantages", "custom_advantage_function_path")
             _check_requirements(settings, parts.estimator)
     parts.resolved = r.used
     return parts, r

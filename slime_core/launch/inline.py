@@ -27,7 +27,8 @@ from slime_core.launch.resume import commit_to_resume, first_rollout, restore
 from slime_core.launch.rollout_factory import build_rollout
 from slime_core.observability.run_dir import CONFIG, check_run_dir, open_run_dir, run_dir_of, write_text
 from slime_core.pipeline.rollout_stage import RolloutStage
-from slime_core.plugins.manager import build_manager
+from slime_core.plugins.boundary import GuardedHooks
+from slime_core.plugins.manager import build_manager, hook_plugins
 from slime_core.weights.sync import WeightSync
 
 
@@ -40,6 +41,8 @@ class Prepared:
     resolver: Resolver
     hooks: Any
     """pluggy's hook relay."""
+    plugins: list[dict[str, Any]]
+    """Provenance of every component and hook plugin in use."""
 
     @property
     def args(self) -> Any:
@@ -60,7 +63,8 @@ def prepare(settings: Settings, *, learn: bool = True) -> Prepared:
     """
     args = settings.args
     set_up_process(args)
-    hooks = build_manager(args).hook
+    manager = build_manager(args)
+    hooks = GuardedHooks(manager.hook)
     parts, resolver = resolve_components(settings, learn=learn)
     hooks.slime_configure(args=args)
     if args.prepare_path:
@@ -69,7 +73,16 @@ def prepare(settings: Settings, *, learn: bool = True) -> Prepared:
         path = getattr(args, name)
         if path and not (Path(path) / "config.json").is_file():
             raise ConfigError(f"{settings.cite(name)}: no HF-layout model there (no config.json)")
-    return Prepared(settings, parts, resolver, hooks)
+    _check_template(settings, "save_debug_rollout_data")
+    return Prepared(settings, parts, resolver, hooks, [*parts.provenance(), *hook_plugins(manager)])
+
+
+def _check_template(settings: Settings, name: str) -> None:
+    template = getattr(settings.args, name)
+    try:
+        str(template or "").format(rollout_id=0)
+    except (KeyError, IndexError, ValueError):
+        raise ConfigError(f"{settings.cite(name)}: the only placeholder is {{rollout_id}}") from None
 
 
 def train(settings: Settings) -> dict[str, Any]:
@@ -104,7 +117,7 @@ def _lead(run: Prepared, trainer: Any, stage: RolloutStage, commit: Path | None,
         run.hooks,
         [lambda directory, _: save_together(trainer, directory), stage.save],
         lambda: {"weight_version": weights.version, "settings": run.settings.to_dict()},
-        run.parts.provenance(),
+        run.plugins,
         started,
     )
     start = args.start_rollout_id = first_rollout(args, commit)
@@ -145,7 +158,13 @@ def _rollouts_of(args: Any, source: Any) -> int:
     """`--num-epoch` in rollouts."""
     if not hasattr(source, "__len__"):
         raise ConfigError("--num-epoch needs a data source with a length; set --num-rollout instead")
-    return int(args.num_epoch * (len(source) // args.rollout_batch_size))
+    rollouts = int(args.num_epoch * (len(source) // args.rollout_batch_size))
+    if rollouts == 0:
+        raise ConfigError(
+            f"--num-epoch {args.num_epoch}: the {len(source)} prompts do not fill one rollout of --rollout-batch-size"
+            f" {args.rollout_batch_size}; lower it, or set --num-rollout"
+        )
+    return rollouts
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def make_inputs(settings: Settings, resolver: Resolver) -> None:
     """Run the recipe under the lock. Raises ConfigError when another process holds it for too long."""
     args = settings.args
     named = args.hf_checkpoint
-    recipe = resolver.setting("recipes", "prepare_path")
+    recipe = resolver.function("recipes", "prepare_path")
     with _locked(Path(f"{named or args.run_dir}.lock")):
         recipe(args)
     if args.hf_checkpoint != named:

@@ -5,6 +5,7 @@ Rank 0 has a `Journal`; the other data-parallel ranks have `data_parallel.Follow
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.checkpoint.store import CheckpointStore
+from slime_core.errors import PluginError
 from slime_core.observability.run_dir import CHECKPOINTS, versions, write_summary
 
 
@@ -63,7 +65,7 @@ class Journal:
         """Commit a checkpoint. Raises CheckpointError."""
         state = {**self._facts(), "evals": self.evals, "seconds": self.seconds(), "plugins": self.plugins}
         states = [s for s in self._hooks.slime_save_state() if s]
-        state["plugin_state"] = {key: value for s in states for key, value in s.items()}
+        state["plugin_state"] = _merged(states)
         writers = [partial(_write, write, rollout_id) for write in self._writers]
         self.checkpoint = self.store.commit(rollout_id, state, writers, keep=self.args.keep_checkpoints)
         self._hooks.slime_checkpoint_saved(path=self.checkpoint, rollout_id=rollout_id)
@@ -73,7 +75,8 @@ class Journal:
         self.checkpoint = commit
         self.evals = {name: dict(scores) for name, scores in state["evals"].items()}
         self.seconds_before = float(state["seconds"])
-        self._hooks.slime_load_state(state=state.get("plugin_state", {}))
+        if state.get("plugin_state"):
+            self._hooks.slime_load_state(state=state["plugin_state"])
 
     def seconds(self) -> float:
         """Wall time of the run, interruptions left out."""
@@ -97,6 +100,19 @@ class Journal:
         }
         write_summary(self.run_dir, summary)
         return summary
+
+
+def _merged(states: list[Any]) -> dict[str, Any]:
+    """The plugins' states as one mapping. Raises PluginError for what a checkpoint cannot hold."""
+    merged: dict[str, Any] = {}
+    for state in states:
+        try:
+            merged |= json.loads(json.dumps(dict(state)))
+        except (TypeError, ValueError) as error:
+            raise PluginError(
+                f"a plugin's hook slime_save_state returned {state!r:.200}; expected a mapping of JSON values: {error}"
+            ) from error
+    return merged
 
 
 def _write(write: Callable[[Path, int], None], rollout_id: int, directory: Path) -> None:

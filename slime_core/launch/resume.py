@@ -76,6 +76,9 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _warn_about_plugins(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
     before = {(p["kind"], p["name"]): p for p in then}
+    gone = before.keys() - {(p["kind"], p["name"]) for p in now}
+    for kind, name in sorted(gone):
+        logger.warning("%s %r was part of the run that made the checkpoint and is not part of this one", kind, name)
     for plugin in now:
         old = before.get((plugin["kind"], plugin["name"]))
         if old is not None and (old["version"], old["sha256"]) != (plugin["version"], plugin["sha256"]):

@@ -9,6 +9,7 @@ from slime_core.pipeline.filters import FilterStage
 from slime_core.pipeline.reward import RewardStage
 from slime_core.pipeline.rollout_stage import RolloutParts, RolloutStage
 from slime_core.pipeline.tokenizer import load_tokenizer
+from slime_core.plugins.boundary import user_code
 
 
 def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any, *, draws: bool = True) -> RolloutStage:
@@ -21,7 +22,7 @@ def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any, 
     return RolloutStage(
         args,
         RolloutParts(
-            data_source=parts.data_source(args) if draws else None,
+            data_source=_data_source(args, parts) if draws else None,
             rollout_function=parts.rollout_function,
             eval_function=parts.eval_function,
             tokenizer=load_tokenizer(args.hf_checkpoint) if with_engine else None,
@@ -37,3 +38,8 @@ def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any, 
             hooks=hooks,
         ),
     )
+
+
+def _data_source(args: Any, parts: Components) -> Any:
+    with user_code("--data-source-path"):
+        return parts.data_source(args)

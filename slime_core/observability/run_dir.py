@@ -41,7 +41,8 @@ def open_run_dir(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
     """
     used = check_run_dir(run_dir, resume=resume, overwrite=overwrite)
     try:
-        for name in [] if resume else used:
+        # A summary speaks of a finished run, so the one of an earlier part goes when the run goes on.
+        for name in {SUMMARY} & {*used} if resume else used:
             path = run_dir / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         run_dir.mkdir(parents=True, exist_ok=True)

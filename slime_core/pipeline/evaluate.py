@@ -51,7 +51,7 @@ def eval_columns(args: Any, samples: list[Sample]) -> dict[str, Any]:
     key = args.eval_reward_key or args.reward_key
     rewards = [s.reward[key] if key and isinstance(s.reward, dict) else s.reward for s in samples]
     return {
-        "rewards": [0.0 if reward is None else float(reward) for reward in rewards],  # type: ignore[arg-type]
+        "rewards": [0.0 if reward is None or isinstance(reward, dict) else float(reward) for reward in rewards],
         "truncated": [s.status == SampleStatus.TRUNCATED for s in samples],
         "samples": samples,
     }

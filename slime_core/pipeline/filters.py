@@ -30,6 +30,7 @@ class FilterStage:
                 f"dynamic filter {self._name!r} raised on group {group[0].group_index}: {type(error).__name__}: {error}"
             ) from error
         if not hasattr(answer, "keep"):
+            answer = answer.item() if hasattr(answer, "item") else answer  # numpy's and torch's bool
             if not isinstance(answer, bool):
                 raise RolloutError(
                     f"dynamic filter {self._name!r} returned {type(answer).__name__};"

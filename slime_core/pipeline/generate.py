@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from slime_core.errors import RolloutError
+from slime_core.pipeline.contracts import reward_problem
 from slime_core.pipeline.gate import GatedEngine
 from slime_core.pipeline.reward import RewardStage
 from slime_core.pipeline.tokenizer import encode_prompt
@@ -152,8 +153,12 @@ class SampleRunner:
                 sibling.validate()
             except ValueError as error:
                 sibling.fail(where, error)
+            problem = reward_problem(sibling.reward)
             if sibling.status == SampleStatus.PENDING:
-                sibling.fail(where, "returned a sample whose status is still PENDING")
+                problem = "returned a sample whose status is still PENDING"
+            if problem:
+                sibling.reward = None
+                sibling.fail(where, problem)
         return siblings
 
     async def _score(self, siblings: list[Sample], evaluation: bool) -> None:

@@ -76,7 +76,7 @@ def rollout_metrics(args: Any, groups: Sequence[Group], weight_version: int) -> 
     """`rollout/...` of the groups that go to training; `weight_version` is the newest one."""
     samples = [s for group in groups for s in group]
     metrics = {f"rollout/{k}": v for k, v in sample_metrics(samples).items()}
-    rewards = [s.get_reward_value(args) for s in samples if s.reward is not None]
+    rewards = [value for s in samples if (value := _number(args, s)) is not None]
     if rewards:
         metrics["rollout/raw_reward"] = statistics.fmean(rewards)
     for reward, count in _constant_groups(args, groups).items():
@@ -96,11 +96,19 @@ def rollout_metrics(args: Any, groups: Sequence[Group], weight_version: int) -> 
     return metrics
 
 
+def _number(args: Any, sample: Sample) -> float | None:
+    """The sample's scalar reward; None when it has none (a mapping that `--custom-reward-post-process-path` reads)."""
+    if sample.reward is None:
+        return None
+    value = sample.get_reward_value(args)
+    return None if isinstance(value, Mapping) else float(value)
+
+
 def _constant_groups(args: Any, groups: Sequence[Group]) -> Counter[float]:
     """Rewards (to one digit) of the groups in which every sample got the same."""
     counts: Counter[float] = Counter()
     for group in groups:
-        rewards = {s.get_reward_value(args) for s in group if s.reward is not None}
+        rewards = {value for s in group if (value := _number(args, s)) is not None}
         if len(rewards) == 1 and len(group) > 1:
             counts[round(rewards.pop(), 1)] += 1
     return counts
@@ -109,8 +117,8 @@ def _constant_groups(args: Any, groups: Sequence[Group]) -> Counter[float]:
 def _rewards_by_group(args: Any, samples: Iterable[Sample]) -> list[list[float]]:
     rewards: dict[int | None, list[float]] = defaultdict(list)
     for sample in samples:
-        if sample.reward is not None:
-            rewards[sample.group_index].append(sample.get_reward_value(args))
+        if (value := _number(args, sample)) is not None:
+            rewards[sample.group_index].append(value)
     return list(rewards.values())
 
 

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.errors import RolloutError
+from slime_core.pipeline.contracts import drawn_groups
 from slime_core.pipeline.filters import FilterStage
 from slime_core.pipeline.generate import SampleRunner, train_sampling_params
+from slime_core.plugins.boundary import user_code
 from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, SampleStatus
 
 logger = logging.getLogger(__name__)
@@ -56,12 +58,14 @@ class _Wave:
         if self.drawn + num_groups > max(budget, self.args.over_sampling_batch_size):
             raise RolloutError(
                 f"rollout {self.rollout_id}: {self.drawn} groups drawn and only {len(self.accepted)} of"
-                f" {self.args.rollout_batch_size} kept (dropped or failed: {self.context.filters.take_metrics()});"
-                f" raise --dynamic-sampling-budget (now {self.args.dynamic_sampling_budget}), or relax"
-                " --dynamic-sampling-filter-path"
+                f" {self.args.rollout_batch_size} kept (not kept: {self.context.filters.take_metrics()}); raise"
+                f" --dynamic-sampling-budget (now {self.args.dynamic_sampling_budget}), or see to why groups are"
+                " dropped, fail or come back aborted"
             )
         params = train_sampling_params(self.args)
-        for group in self.source.get_samples(num_groups):
+        with user_code("--data-source-path: get_samples"):
+            answer = self.source.get_samples(num_groups)
+        for group in drawn_groups(answer, num_groups, self.rollout_id, self.drawn):
             run = self.context.runner.run_group(group, params, rollout_id=self.rollout_id)
             self.in_flight[asyncio.create_task(run)] = group
         self.drawn += num_groups
@@ -72,6 +76,7 @@ class _Wave:
             self.surplus.append(original)
             return
         if any(s.status == SampleStatus.ABORTED for s in group):
+            self.context.filters.count("aborted")
             self.give_back([original])
             self.refill()
             return

@@ -20,6 +20,7 @@ import orjson
 
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.pipeline.batch import make_batch
+from slime_core.pipeline.contracts import eval_output, to_json, train_output
 from slime_core.pipeline.filters import FilterStage
 from slime_core.pipeline.gate import GatedEngine
 from slime_core.pipeline.generate import Generator, SampleRunner
@@ -27,7 +28,7 @@ from slime_core.pipeline.metrics import eval_metrics, rollout_metrics
 from slime_core.pipeline.reward import RewardStage
 from slime_core.pipeline.rollout import RolloutContext
 from slime_core.protocols import RolloutEngine
-from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, TrainBatch
+from slime_core.types import Group, Sample, TrainBatch
 
 if TYPE_CHECKING:
     import torch
@@ -128,9 +129,8 @@ class RolloutStage:
         """The samples of one rollout and its metrics, not yet a batch."""
         started = time.perf_counter()
         output = self._run_function(self.parts.rollout_function, rollout_id, evaluation=False)
-        if not isinstance(output, RolloutFnTrainOutput):
-            output = RolloutFnTrainOutput(output)
-        groups = [flatten(group) for group in output.samples]
+        output = train_output(output)
+        groups = output.samples
         if not any(groups):
             raise RolloutError(f"rollout {rollout_id}: the rollout function returned no samples")
         seconds = time.perf_counter() - started
@@ -167,8 +167,7 @@ class RolloutStage:
         """The evaluated samples per data set, and timing."""
         started = time.perf_counter()
         output = self._run_function(self.parts.eval_function, rollout_id, evaluation=True)
-        if not isinstance(output, RolloutFnEvalOutput):
-            output = RolloutFnEvalOutput(output)
+        output = eval_output(output)
         return output.data, {**output.metrics, "perf/eval_time": time.perf_counter() - started}
 
     def _run_function(self, function: Callable[..., Any], rollout_id: int, *, evaluation: bool) -> Any:
@@ -217,7 +216,7 @@ class RolloutStage:
         source = self.parts.data_source
         if hasattr(source, "state_dict"):
             state = {"weight_version": self.weight_version, "data_source": source.state_dict()}
-            (directory / STATE_FILE).write_bytes(orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY))
+            (directory / STATE_FILE).write_bytes(to_json(state, "the data source's state"))
         else:
             source.save(rollout_id)
 
@@ -239,18 +238,11 @@ async def _stop(engine: RolloutEngine) -> None:
     await engine.stop()
 
 
-def flatten(group: Any) -> Group:
-    """A group of samples, or of lists of fan-out siblings -> the samples in order."""
-    if isinstance(group, Sample):
-        return [group]
-    return [sample for item in group for sample in (flatten(item) if isinstance(item, list) else [item])]
-
-
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     """One JSON object per line, readable by `Sample.from_dict`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         for sample in samples:
-            file.write(orjson.dumps(sample.to_dict(), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+            file.write(to_json(sample.to_dict(), f"sample {sample.index}") + b"\n")
     partial.replace(path)

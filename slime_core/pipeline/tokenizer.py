@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 from slime_core.errors import ConfigError, DataError
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
 """Text, or chat messages."""
 
@@ -28,6 +30,8 @@ def load_tokenizer(directory: str | Path) -> Any:
         raise ConfigError(f"{directory}: no such directory; --hf-checkpoint names a local HF-layout directory")
     from transformers import AutoTokenizer
 
+    if not any((Path(directory) / name).is_file() for name in _TOKENIZER_FILES):
+        raise ConfigError(f"--hf-checkpoint {directory}: no tokenizer there (none of {', '.join(_TOKENIZER_FILES)})")
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,10 +19,19 @@ from typing import Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.resolve import Resolved
-from slime_core.plugins.signatures import construct, declared, is_async, is_batch_reward
+from slime_core.plugins.signatures import (
+    construct,
+    declared,
+    is_async,
+    is_batch_reward,
+    positional_names,
+    signature_of,
+)
 from slime_core.plugins.thread_pool import AbandonableThreadPool
 from slime_core.protocols import Args, GenerateContext, Reward
 from slime_core.types import Sample
+
+logger = logging.getLogger(__name__)
 
 _THREADS = AbandonableThreadPool(min(32, (os.cpu_count() or 1) + 4), "slime-reward")
 """Shared by all rewards of the process."""
@@ -70,6 +80,8 @@ class RewardCaller:
         """True: the list must be the whole group, since scores depend on each other."""
         self._is_async = is_async(self._function)
         self._keywords = declared(self._function, ("evaluation",))
+        if group and not self._scores_texts and _takes_one_sample(self._function):
+            logger.warning("%s: --group-rm passes a list of samples as 'sample'", self.label)
 
     async def score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[Reward]:
         """One reward per sample, in order; a reward that scores one at a time is called for each in turn.
@@ -136,6 +148,12 @@ class RewardCaller:
         if not math.isfinite(value):
             raise PluginError(f"{self.label} returned {value} for sample {sample.index}; expected a finite number")
         return float(value)
+
+
+def _takes_one_sample(function: Callable[..., Any]) -> bool:
+    """Whether the second positional parameter is called `sample`."""
+    signature = signature_of(function)
+    return signature is not None and positional_names(signature)[1:2] == ["sample"]
 
 
 def _contained(label: str, call: Callable[[], Any]) -> Any:

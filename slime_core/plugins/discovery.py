@@ -126,6 +126,28 @@ def plugin_directories() -> list[Path]:
     return [directory.resolve() for directory in directories]
 
 
+def check_plugin_directories() -> list[str]:
+    """Warnings about what the directories of SLIME_PLUGIN_DIR hold and cannot be used.
+
+    Raises:
+        ConfigError: A directory holds nothing that can be used.
+    """
+    warnings = []
+    for directory in plugin_directories():
+        found = Registry()
+        DirectoryComponents(directory).slime_register_components(found)
+        place = f"--plugin-dir / {PLUGIN_DIR_VARIABLE}: {directory}"
+        broken = [f"{problem.where}: {problem.message}" for problem in found.problems]
+        if not list(found):
+            reason = f": {'; '.join(broken)}" if broken else ""
+            raise ConfigError(
+                f"{place} holds no plugin{reason}. Expected there, or one or two folders down, a pyproject.toml with"
+                ' [project.entry-points."slime.rewards"] or another group of docs/plugins/index.md'
+            )
+        warnings += [f"{place}: not usable: {reason}" for reason in broken]
+    return warnings
+
+
 def add_plugin_directories(directories: Sequence[str | Path]) -> None:
     """Make `--plugin-dir` directories known to this process and to those it starts."""
     known = [part for part in os.environ.get(PLUGIN_DIR_VARIABLE, "").split(os.pathsep) if part]

@@ -117,7 +117,7 @@ _KINDS = (
     Kind(
         name="estimators",
         singular="estimator",
-        flags=("--advantage-estimator", "--custom-advantage-function-path"),
+        flags=("--advantage-estimator",),
         canonical=("estimator", "compute_advantages"),
         calls=(Call(("args", "rollout_data"), "(args, rollout_data) -> None"),),
         methods={
@@ -199,6 +199,27 @@ _KINDS = (
         flags=("--prepare-path",),
         canonical=("prepare", "recipe"),
         calls=(Call(("args",), "(args) -> None"),),
+    ),
+    Kind(
+        name="reward_post_processes",
+        singular="reward_post_process",
+        flags=("--custom-reward-post-process-path",),
+        canonical=("post_process_rewards", "reward_post_process", "custom_reward_post_process"),
+        calls=(Call(("args", "samples"), "(args, samples) -> (raw_rewards, rewards)"),),
+    ),
+    Kind(
+        name="sample_converters",
+        singular="sample_converter",
+        flags=("--custom-convert-samples-to-train-data-path",),
+        canonical=("convert_samples_to_train_data", "convert_samples"),
+        calls=(Call(("args", "samples"), "(args, samples) -> dict"),),
+    ),
+    Kind(
+        name="advantages",
+        singular="advantage",
+        flags=("--custom-advantage-function-path",),
+        canonical=("compute_advantages", "compute_advantages_and_returns", "advantages"),
+        calls=(Call(("args", "rollout_data"), "(args, rollout_data) -> None"),),
     ),
     Kind(
         name="functions",

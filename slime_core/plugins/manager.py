@@ -7,6 +7,7 @@ duplicates are found here, in metadata, before anything is registered.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterable
@@ -17,10 +18,18 @@ import pluggy
 from slime_core.errors import PluginConflictError, PluginError, PluginLoadError
 from slime_core.plugins import hookspecs
 from slime_core.plugins.compat import check_compatible
-from slime_core.plugins.discovery import CORE_DISTRIBUTION, PLUGIN_DIR_VARIABLE, add_plugin_directories, sources
+from slime_core.plugins.discovery import (
+    CORE_DISTRIBUTION,
+    PLUGIN_DIR_VARIABLE,
+    add_plugin_directories,
+    check_plugin_directories,
+    sources,
+)
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.loading import load_ref
 from slime_core.plugins.registry import ComponentRef, Registry, normalized
+
+logger = logging.getLogger(__name__)
 
 ALLOW_VARIABLE = "SLIME_PLUGINS"
 """Comma-separated names, distributions or `dist:name` of the hook modules to load; empty loads none.
@@ -62,12 +71,15 @@ def build_manager(args: Any = None, *, extra: Iterable[object] = ()) -> pluggy.P
         extra: Further hook implementations of the caller (trackers, tests), registered first.
 
     Raises:
+        ConfigError: A plugin directory does not exist or holds nothing that can be used.
         PluginConflictError: Two distributions name a hook module alike.
         PluginLoadError: A hook module cannot be imported or has a hook slime does not know.
         PluginIncompatibleError: A hook module's distribution requires another version of slime.
     """
     directories = getattr(args, "plugin_dir", None) or ()
     add_plugin_directories([directories] if isinstance(directories, str) else directories)
+    for warning in check_plugin_directories():
+        logger.warning("%s", warning)
     manager, registry = _bare_manager(), Registry()
     if os.environ.get(TRACE_VARIABLE, "0") not in ("", "0"):
         manager.add_hookcall_monitoring(_print_call, _print_nothing)
@@ -78,6 +90,24 @@ def build_manager(args: Any = None, *, extra: Iterable[object] = ()) -> pluggy.P
         _register_hook_module(manager, ref)
     _Current.registry, _Current.directories = registry, os.environ.get(PLUGIN_DIR_VARIABLE, "")
     return manager
+
+
+def hook_plugins(manager: pluggy.PluginManager) -> list[dict[str, Any]]:
+    """Name, distribution and version of the hook modules that `build_manager` loaded."""
+    loaded = {name for name, plugin in manager.list_name_plugin() if plugin is not None}
+    return [
+        {
+            "kind": "plugins",
+            "name": ref.name,
+            "target": ref.target,
+            "distribution": ref.distribution,
+            "version": ref.version,
+            "source_file": None,
+            "sha256": None,
+        }
+        for ref in current_registry()
+        if ref.kind == HOOK_GROUP and f"{ref.distribution}:{ref.name}" in loaded
+    ]
 
 
 def _bare_manager() -> pluggy.PluginManager:

@@ -116,15 +116,15 @@ def _check_class(kind: Kind, obj: Any, subject: str) -> None:
     missing = [name for name in kind.methods if not callable(getattr(obj, name, None))]
     if missing:
         if is_class and kind.calls and _instances_callable(obj):
-            check_call(kind.calls, _unbound(obj.__call__), f"{subject}: {where}.__call__", extra=_class_forms(kind))
+            check_call(kind.calls, _unbound(obj, "__call__"), f"{subject}: {where}.__call__", extra=_class_forms(kind))
             return
         wanted = "; ".join(f"{name}{call.shown}" for name, call in kind.methods.items())
         raise PluginSignatureError(
             f"{subject}: expected a class with {wanted}; found class {where} without {', '.join(missing)}"
         )
     for name, call in kind.methods.items():
-        method = getattr(obj, name)
-        check_call((call,), _unbound(method) if is_class else method, f"{subject}: {where}.{name}")
+        method = _unbound(obj, name) if is_class else getattr(obj, name)
+        check_call((call,), method, f"{subject}: {where}.{name}")
     assert kind.construct is not None, "only kinds that take classes get here"
     signature = signature_of(obj) if is_class else None
     if signature and not (_can_bind(signature, len(kind.construct.positional)) or _can_bind(signature, 0)):
@@ -133,9 +133,10 @@ def _check_class(kind: Kind, obj: Any, subject: str) -> None:
         )
 
 
-def _unbound(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method read from its class, as it looks once bound."""
-    if inspect.isfunction(method):
+def _unbound(cls: type, name: str) -> Callable[..., Any]:
+    """A method of a class, as it looks once bound to an instance."""
+    method: Callable[..., Any] = getattr(cls, name)
+    if inspect.isfunction(method) and not isinstance(inspect.getattr_static(cls, name), staticmethod):
         signature = inspect.signature(method)
         parameters = list(signature.parameters.values())
 

@@ -275,3 +275,46 @@ def test_training_against_a_served_engine(tiny: TinyRun, tmp_path: Path, slime, 
         assert first.keys() - second.keys() == set()
         if "rollout/raw_reward" in first:
             assert first["rollout/raw_reward"] == pytest.approx(second["rollout/raw_reward"], rel=1e-4)
+
+
+def test_num_epoch_that_fills_no_rollout_is_refused(tiny: TinyRun, tmp_path: Path, slime) -> None:
+    flags = {"num_rollout": None, "num_epoch": 1, "prompt_data": f"{tiny.root / 'train.jsonl'}@[0:2]"}
+    done = slime("train", *tiny.argv(tmp_path / "run", **flags), check=False)
+    assert done.returncode == 2
+    assert "do not fill one rollout" in done.stderr
+
+
+def test_a_post_process_that_raises_is_named(tiny: TinyRun, tmp_path: Path, slime) -> None:
+    (tmp_path / "pp.py").write_text("def post(args, samples):\n    return samples[0].nothing, []\n")
+    flags = {"custom_reward_post_process_path": tmp_path / "pp.py", "num_rollout": 1}
+    done = slime("train", *tiny.argv(tmp_path / "run", **flags), check=False)
+    assert done.returncode == 2
+    assert "--custom-reward-post-process-path (flag)" in done.stderr
+    assert "pp.py:2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_hook_plugins_are_recorded_and_their_loss_is_said(tiny: TinyRun, tmp_path: Path, slime) -> None:
+    plugin = tmp_path / "plugins" / "acme"
+    (plugin / "acme_hooks").mkdir(parents=True)
+    (plugin / "pyproject.toml").write_text(
+        '[project]\nname = "acme-hooks"\nversion = "0.3.0"\n'
+        '[project.entry-points."slime.plugins"]\nacme = "acme_hooks"\n'
+    )
+    (plugin / "acme_hooks" / "__init__.py").write_text(
+        "from slime_core import hookimpl\n"
+        "COUNT = {'steps': 0}\n"
+        "@hookimpl\ndef slime_step_end(rollout_id, metrics):\n    COUNT['steps'] += 1\n"
+        "@hookimpl\ndef slime_save_state():\n    return {'acme-hooks': dict(COUNT)}\n"
+        "@hookimpl\ndef slime_load_state(state):\n    COUNT.update(state['acme-hooks'])\n"
+        "@hookimpl\ndef slime_run_end(error):\n    print('acme saw', COUNT['steps'])\n"
+    )
+    save = tmp_path / "run"
+    flags = {"num_rollout": 2, "plugin_dir": tmp_path / "plugins"}
+    assert "acme saw 2" in slime("train", *tiny.argv(save, **flags)).stdout
+    used = json.loads((save / "summary.json").read_text())["plugins"]
+    assert {"name": "acme", "version": "0.3.0"}.items() <= next(p for p in used if p["name"] == "acme").items()
+    flags |= {"num_rollout": 3, "load": save}
+    assert "acme saw 3" in slime("train", *tiny.argv(save, **flags)).stdout
+    flags |= {"num_rollout": 4, "plugin_dir": None}
+    assert "plugins 'acme' was part of the run" in slime("train", *tiny.argv(save, **flags)).stderr

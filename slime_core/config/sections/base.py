@@ -8,8 +8,10 @@ attribute's name and type; `Flag` is needed only where that is not enough.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,16 @@ class Flag:
     """A list of directories: split at the path separator when it comes from the environment."""
     metavar: str | None = None
     """Name of the value in the help text."""
+
+
+def _all_or_some(value: int) -> int:
+    if value != -1 and value < 1:
+        raise PydanticCustomError("top_k", "Input should be -1 (all tokens) or at least 1")
+    return value
+
+
+TopK = Annotated[int, AfterValidator(_all_or_some)]
+"""How many of the likeliest tokens to sample from."""
 
 
 class Section(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slime_core.config.sections.base import Flag, Section
+from slime_core.config.sections.base import Flag, Section, TopK
 
 
 class EvalArgs(Section):
@@ -34,7 +34,7 @@ class EvalArgs(Section):
     """Sampling temperature; 0 is greedy."""
     eval_top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     """Nucleus sampling."""
-    eval_top_k: Annotated[int | None, Field(ge=-1)] = None
+    eval_top_k: TopK | None = None
     """Sample from the k likeliest tokens; -1 is all."""
     eval_max_response_len: Annotated[int | None, Field(gt=0)] = None
     """Longest response, in tokens."""
@@ -68,7 +68,7 @@ class EvalDataset(BaseModel):
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = -1
+    top_k: TopK = -1
     max_response_len: Annotated[int | None, Field(gt=0)] = None
     max_prompt_len: Annotated[int | None, Field(gt=0)] = None
     max_context_len: Annotated[int | None, Field(gt=1)] = None

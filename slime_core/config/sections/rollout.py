@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Flag, Section
+from slime_core.config.sections.base import Flag, Section, TopK
 
 
 class ModelArgs(Section):
@@ -33,7 +33,7 @@ class RolloutArgs(Section):
     """Sampling temperature; the trainer divides its logits by it too."""
     rollout_top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling."""
-    rollout_top_k: Annotated[int, Field(ge=-1)] = -1
+    rollout_top_k: TopK = -1
     """Sample from the k likeliest tokens; -1 is all."""
     rollout_max_context_len: Annotated[int | None, Field(gt=1)] = None
     """Longest prompt and response together, in tokens."""

@@ -22,7 +22,7 @@ class RunArgs(Section):
     """Recipe that creates missing inputs (model, data) before the run: a name, or a path to a function(args)."""
     plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR")] = Field(default_factory=list)
     """Directory searched for plugin distributions that are not installed; repeatable."""
-    plugins: dict[str, Any] = Field(default_factory=dict)
+    plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of plugins, {name: {option: value}}; from YAML, or one at a time by --set plugins.NAME.OPTION=VALUE."""
     custom_config_path: str | None = None
     """YAML file; keys that are settings are settings, all others become attributes of args for your functions."""

@@ -62,3 +62,9 @@ def test_eval_metrics() -> None:
     assert metrics["eval/held"] == 0.5
     assert metrics["eval/held-truncated_ratio"] == 0.5
     assert metrics["eval/held-pass@2"] == 1.0
+
+
+def test_mapping_rewards_that_only_a_post_process_reads() -> None:
+    sample = _sample(0, {"teacher": [1.0]})
+    metrics = rollout_metrics(ARGS, [[sample, _sample(0, {"teacher": [2.0]})]], weight_version=0)
+    assert "rollout/raw_reward" not in metrics

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from slime_core.errors import RolloutError
+from slime_core.errors import PluginError, RolloutError
 from slime_core.pipeline.filters import FilterStage
 from slime_core.pipeline.gate import GatedEngine
 from slime_core.pipeline.generate import SampleRunner, sampling_seed
@@ -263,3 +263,32 @@ def test_the_same_failure_is_not_repeated_for_every_sample(caplog: pytest.LogCap
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
     assert messages[1].endswith("(10 samples so far)")
+
+
+@pytest.mark.parametrize("answer", ["numpy", "torch"])
+def test_filters_may_answer_with_numpy_and_torch_bools(answer: str) -> None:
+    import numpy
+    import torch
+
+    make = {"numpy": numpy.bool_, "torch": torch.tensor}[answer]
+    out = _run(_args(), Source(), Generator(), keep=lambda args, group: make(group[0].group_index != 0))
+    assert [g[0].group_index for g in out.samples] == [1, 2]
+
+
+def test_a_data_source_that_raises_is_named() -> None:
+    class Broken(Source):
+        def get_samples(self, num_samples):
+            raise OSError("disk gone")
+
+    with pytest.raises(PluginError, match="--data-source-path: get_samples raised OSError: disk gone"):
+        _run(_args(), Broken(), Generator())
+
+
+def test_groups_that_only_come_back_aborted_are_counted() -> None:
+    class Aborting(Generator):
+        async def call(self, args, sample, params, **keywords):
+            sample.status = Sample.Status.ABORTED
+            return sample
+
+    with pytest.raises(RolloutError, match="drop_aborted"):
+        _run(_args(), Source(), Aborting())
