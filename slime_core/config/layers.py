@@ -59,12 +59,13 @@ def collect(parsed: ParsedFlags, env: Mapping[str, str], foreign: Sequence[Forei
     layered = Layered()
     from_env = read_env(env, layered.warnings)
     files = parsed.values.get("config") or from_env.get("config")
-    for path in _as_list(files.value) if files else []:
-        _add_file(layered, path, foreign, cited=_cite("--config", path, files), open_keys=False)
+    if files:
+        for path in _as_list(files.value):
+            _add_file(layered, path, foreign, cited=f"--config {path!r} ({files.origin})", open_keys=False)
     custom = parsed.values.get("custom_config_path") or from_env.get("custom_config_path")
     custom = custom or layered.values.get("custom_config_path")
     if custom and custom.value:
-        cited = _cite("--custom-config-path", custom.value, custom)
+        cited = f"--custom-config-path {custom.value!r} ({custom.origin})"
         _add_file(layered, str(custom.value), foreign, cited=cited, open_keys=True)
     for entries in (from_env, parsed.values):
         for name, entry in entries.items():
@@ -79,13 +80,7 @@ def _as_list(value: Any) -> list[str]:
     return [str(v) for v in value] if isinstance(value, list) else [str(value)]
 
 
-def _cite(flag: str, path: object, entry: Entry | None) -> str:
-    return f"{flag} {path!r} ({entry.origin if entry else DEFAULT})"
-
-
-def _add_file(
-    layered: Layered, path: str, foreign: Sequence[ForeignFlags], *, cited: str, open_keys: bool
-) -> None:
+def _add_file(layered: Layered, path: str, foreign: Sequence[ForeignFlags], *, cited: str, open_keys: bool) -> None:
     items = read_yaml(path, cited)
     _refuse_repeats(items, foreign)
     for key, item in items.items():

@@ -18,7 +18,6 @@ from yaml.constructor import ConstructorError
 
 from slime_core.errors import ConfigError
 
-
 _CORE_TAGS = [f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")]
 
 

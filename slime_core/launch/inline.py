@@ -28,7 +28,8 @@ from slime_core.launch.rollout_factory import build_rollout
 from slime_core.observability.run_dir import CONFIG, check_run_dir, open_run_dir, run_dir_of, write_text
 from slime_core.pipeline.rollout_stage import RolloutStage
 from slime_core.plugins.boundary import GuardedHooks
-from slime_core.plugins.manager import build_manager, hook_plugins
+from slime_core.plugins.manager import build_manager, current_registry, hook_plugins
+from slime_core.plugins.options import check_plugin_options
 from slime_core.weights.sync import WeightSync
 
 
@@ -65,6 +66,7 @@ def prepare(settings: Settings, *, learn: bool = True) -> Prepared:
     set_up_process(args)
     manager = build_manager(args)
     hooks = GuardedHooks(manager.hook)
+    check_plugin_options(args, current_registry(), str(settings.origins["plugins"]))
     parts, resolver = resolve_components(settings, learn=learn)
     hooks.slime_configure(args=args)
     if args.prepare_path:

@@ -164,6 +164,7 @@ def test_train_py_takes_the_flags_of_thudm_slime(tiny: TinyRun, tmp_path: Path) 
         ({"advantage_estimator": "reinforce_plus_plus"}, "--normalize-advantages"),
         ({"hf_checkpoint": "nowhere"}, "no HF-layout model"),
         ({"train_backend": "embeded"}, "embedded"),
+        ({"set": "plugins.nosuch.tolerance=1"}, "nosuch"),
     ],
 )
 def test_errors_come_before_anything_starts(tiny: TinyRun, tmp_path: Path, slime, flags, message: str) -> None:

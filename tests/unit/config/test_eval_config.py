@@ -65,6 +65,9 @@ def test_mapping_form_and_root_without_eval(load: Load) -> None:
         ("datasets: 3\n", "e.yaml: 'datasets' must be a list of mappings with 'name' and 'path'."),
         ("datasets:\n  - a\n", "e.yaml:2: expected a mapping with 'name' and 'path'."),
         ("datasets:\n  - {name: a, path: p, top_p: 2}\n", "e.yaml:2: top_p 2: must be less than or equal to 1"),
+        ("datasets:\n  - {name: a, path: p, top_k: 0}\n",
+         "e.yaml:2: top_k 0: must be -1 (all tokens) or at least 1"),
+        ("datasets:\n  - {name: a, path: !!set p}\n", "e.yaml:2: not valid YAML: could not determine a constructor"),
         ("datasets:\n  - {name: a, path: p}\n  - {name: a, path: q}\n",
          "e.yaml: evaluation data set 'a' is named twice; names must differ."),
     ],
@@ -74,6 +77,11 @@ def test_file_errors(load: Load, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load("--eval-config", "e.yaml")
     assert str(caught.value).startswith(message)
+
+
+def test_a_missing_file_is_named_with_its_flag(load: Load) -> None:
+    with pytest.raises(ConfigError, match=r"^--eval-config 'none.yaml' \(SLIME_EVAL_CONFIG env\): no such file$"):
+        load(env={"SLIME_EVAL_CONFIG": "none.yaml"})
 
 
 def test_a_single_path_is_an_error(load: Load) -> None:

@@ -99,6 +99,26 @@ def test_set_says_what_it_takes(text: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+def test_options_of_a_plugin_are_a_mapping() -> None:
+    with pytest.raises(ConfigError) as caught:
+        show("--set", "plugins.math=1")
+    assert str(caught.value) == ("plugins.math 1 (flag): must be a mapping of options, e.g. plugins.math.OPTION=VALUE")
+
+
+def test_a_missing_file_is_named_with_its_layer() -> None:
+    Path("a.yaml").write_text("lr: 1\ncustom_config_path: none.yaml\n")
+    with pytest.raises(ConfigError, match=r"^--custom-config-path 'none.yaml' \(a.yaml:2\): no such file$"):
+        show("--config", "a.yaml")
+    with pytest.raises(ConfigError, match=r"^--config 'none.yaml' \(SLIME_CONFIG env\): no such file$"):
+        show(env={"SLIME_CONFIG": "none.yaml"})
+
+
+def test_keys_of_the_users_own_may_differ_by_a_dash() -> None:
+    Path("mine.yaml").write_text("a-b: 1\na_b: 2\n")
+    s = show("--custom-config-path", "mine.yaml")
+    assert (getattr(s.args, "a-b"), s.args.a_b) == (1, 2)
+
+
 def test_custom_keys_become_attributes_and_cannot_bypass_checks() -> None:
     Path("mine.yaml").write_text("max_turns: 4\nsearch: {top_k: 3}\nrollout_top_p: 0.5\n")
     s = show("--custom-config-path", "mine.yaml")
@@ -133,6 +153,23 @@ def test_custom_keys_become_attributes_and_cannot_bypass_checks() -> None:
         ("group_rm: 7\n", "--group-rm 7 (a.yaml:1): must be a valid boolean, unable to interpret input"),
         ("config: b.yaml\n", "a.yaml:1: 'config' can only be given as a flag."),
         ("tensor_model_parallel_size: two\n", "a.yaml:1: tensor_model_parallel_size 'two': expected a whole number"),
+        ("lr: !!python/object/apply:os.system [x]\n", "a.yaml:1: not valid YAML: could not determine a constructor for"
+         " the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
+        ("seed: 1\nplugins:\n  m: {t: !!int x}\n", "a.yaml:3: not valid YAML: 'x' is not of type int"),
+        ("lr: !!bool maybe\n", "a.yaml:1: not valid YAML: 'maybe' is not of type bool"),
+        ("lr: !!timestamp maybe\n", "a.yaml:1: not valid YAML: could not determine a constructor for"
+         " the tag 'tag:yaml.org,2002:timestamp'"),
+        ("lr: 1\nseed: \x01\n", "a.yaml:2: not valid YAML: special characters are not allowed"),
+        ("plugins:\n  math: 1\n",
+         "plugins.math 1 (a.yaml:1): must be a mapping of options, e.g. plugins.math.OPTION=VALUE"),
+        ("num-rollout: 1\nlr: 1\nnum_rollout: 2\n",
+         "a.yaml:3: 'num_rollout' is already set as 'num-rollout' in a.yaml:1; remove one."),
+        ("disable_grpo_std_normalization: true\ngrpo_std_normalization: true\n", "a.yaml:2: 'grpo_std_normalization' is"
+         " already set as 'disable_grpo_std_normalization' in a.yaml:1; remove one."),
+        ("tensor-model-parallel-size: 1\ntensor_model_parallel_size: 1\n", "a.yaml:2: 'tensor_model_parallel_size' is"
+         " already set as 'tensor-model-parallel-size' in a.yaml:1; remove one."),
+        ("custom:\n  num_rollout: 1\nnum_rollout: 2\n",
+         "a.yaml:1: 'num_rollout' is already set as 'num_rollout' in a.yaml:3; remove one."),
         ("kl_loss_type: k9\n", "--kl-loss-type 'k9' (a.yaml:1): must be one of k1, k2, k3, low_var_kl"),
     ],
 )  # fmt: skip
@@ -155,7 +192,11 @@ def test_file_errors_name_file_and_line(yaml: str, message: str) -> None:
         ("stray", "unexpected argument 'stray'; every setting is a flag, see `slime config show --help`."),
         ("--lr", "--lr: expected one argument"),
         ("--num-roll 3", "unknown flag --num-roll. Did you mean --num-rollout?"),
-        ("--config none.yaml", "none.yaml: no such file"),
+        ("--config none.yaml", "--config 'none.yaml' (flag): no such file"),
+        ("--custom-config-path none.yaml", "--custom-config-path 'none.yaml' (flag): no such file"),
+        ("--config .", "--config '.' (flag): cannot be read: [Errno 21] Is a directory: '.'"),
+        ("--rollout-top-k 0", "--rollout-top-k '0' (flag): must be -1 (all tokens) or at least 1"),
+        ("--eval-top-k -2", "--eval-top-k '-2' (flag): must be -1 (all tokens) or at least 1"),
         ("--train-env-vars {", "--train-env-vars '{' (flag): not valid JSON: Expecting property name enclosed in double"
          " quotes: line 1 column 2 (char 1)"),
         ("--lr x --seed 1.5", "--lr 'x' (flag): must be a number\n--seed '1.5' (flag): must be a whole number"),

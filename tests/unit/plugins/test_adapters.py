@@ -72,6 +72,15 @@ def test_every_form_gives_one_float_per_sample(obj: Any, inline: bool) -> None:
     assert all(isinstance(value, float) for value in score(obj, inline=inline))
 
 
+def test_group_rm_warns_when_the_list_arrives_as_sample(caplog: pytest.LogCaptureFixture) -> None:
+    for obj in (batch, lambda args, group: [], Texts):
+        caller(obj, group=True)
+    caller(single)
+    assert caplog.messages == []
+    caller(single, group=True)
+    assert caplog.messages == ["reward 'mine': --group-rm passes a list of samples as 'sample'"]
+
+
 def test_batched_says_how_to_call() -> None:
     assert not caller(single).batched
     assert caller(batch).batched

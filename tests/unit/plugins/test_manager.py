@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from slime_core import hookimpl
-from slime_core.errors import PluginConflictError, PluginError, PluginIncompatibleError, PluginLoadError
+from slime_core.errors import (
+    ConfigError,
+    PluginConflictError,
+    PluginError,
+    PluginIncompatibleError,
+    PluginLoadError,
+)
 from slime_core.plugins.manager import build_manager, current_registry
 from slime_core.plugins.resolve import resolve
 
@@ -119,7 +125,31 @@ def test_an_incompatible_hook_module_is_refused(write_plugin, plugin_dir: Path) 
         manager(plugin_dir)
 
 
-def test_extra_implementations_take_part(plugin_dir: Path) -> None:
+def test_a_plugin_directory_without_a_plugin_is_refused(plugin_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"--plugin-dir .*{plugin_dir} holds no plugin\. Expected there"):
+        manager(plugin_dir)
+    (plugin_dir / "pyproject.toml").write_text("[project")
+    with pytest.raises(ConfigError, match=rf"{plugin_dir} holds no plugin: .*pyproject\.toml: TOMLDecodeError"):
+        manager(plugin_dir)
+
+
+def test_a_broken_neighbour_of_a_plugin_is_a_warning(
+    write_plugin, plugin_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_plugin("thing-fine", {"slime.rewards": {"fine": "x:y"}}, "")
+    manager(plugin_dir)
+    assert caplog.messages == []
+    (plugin_dir / "broken").mkdir()
+    (plugin_dir / "broken" / "pyproject.toml").write_text("[project")
+    manager(plugin_dir)
+    (message,) = caplog.messages
+    assert message.startswith(f"--plugin-dir / SLIME_PLUGIN_DIR: {plugin_dir}: not usable: ")
+    assert "broken/pyproject.toml: TOMLDecodeError" in message
+
+
+def test_extra_implementations_take_part(write_plugin, plugin_dir: Path) -> None:
+    write_plugin("thing-fine", {"slime.rewards": {"fine": "x:y"}}, "")
+
     class Mine:
         @hookimpl
         def slime_save_state(self) -> dict[str, int]:

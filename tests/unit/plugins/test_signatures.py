@@ -30,6 +30,18 @@ class ComputeReward:
         return [1.0 for _ in responses]
 
 
+class StaticReward:
+    @staticmethod
+    def compute_reward(prompts: list[str], responses: list[str]) -> list[float]:
+        return [1.0 for _ in responses]
+
+
+class ClassReward:
+    @classmethod
+    def compute_reward(cls, prompts: list[str], responses: list[str]) -> list[float]:
+        return [1.0 for _ in responses]
+
+
 class CallableReward:
     def __call__(self, args: Any, sample: Any) -> float:
         return 1.0
@@ -58,6 +70,10 @@ async def batch_async(args: Any, samples: Any, **kwargs: Any) -> list[float]: ..
         functools.partial(lambda weight, args, sample: weight, 1.0),
         ComputeReward,
         ComputeReward(None),
+        StaticReward,
+        StaticReward(),
+        ClassReward,
+        type("StaticCall", (), {"__call__": staticmethod(single)}),
         CallableReward,
         CallableReward(),
         max,
@@ -80,6 +96,11 @@ def test_reward_forms(obj: Any) -> None:
             type("Wrong", (), {"compute_reward": lambda self, prompts: []}),
             "Wrong.compute_reward: expected (self, prompts, responses)",
             "found <lambda>(prompts)",
+        ),
+        (
+            type("Static", (), {"compute_reward": staticmethod(lambda self, prompts, responses: [])}),
+            "Static.compute_reward: expected (self, prompts, responses)",
+            "found <lambda>(self, prompts, responses)",
         ),
         (
             type("Call", (), {"__call__": lambda self, sample: 0}),
@@ -170,6 +191,10 @@ class Source:
         ("data_sources", Source, lambda args: None),
         ("estimators", EstimatorBase, type("Partial", (), {"advantages": EstimatorBase.advantages})),
         ("estimators", lambda args, rollout_data: None, lambda args: None),
+        ("reward_post_processes", lambda args, samples: ([], []), lambda samples: ([], [])),
+        ("sample_converters", lambda args, samples, extra=0: {}, lambda args: {}),
+        ("advantages", lambda args, rollout_data: None, lambda args, rollout_data, batch: None),
+        ("advantages", lambda args, rollout_data: None, EstimatorBase),
         ("functions", lambda: None, "not a function"),
     ],
 )
