@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from slime_core.launch.components import Components, Resolver, resolve_component
 from slime_core.launch.data_parallel import FollowingJournal, ReceivingRollout, SendingRollout, save_together
 from slime_core.launch.inputs import make_inputs
 from slime_core.launch.journal import Journal
+from slime_core.launch.lock import file_lock
 from slime_core.launch.process import set_up_process
 from slime_core.launch.resume import commit_to_resume, first_rollout, restore
 from slime_core.launch.rollout_factory import build_rollout
@@ -94,8 +95,19 @@ def train(settings: Settings) -> dict[str, Any]:
     if _is_leader():
         check_run_dir(run_dir, **reuse)
     run = prepare(settings)
-    commit = commit_to_resume(args)
-    stage = None
+    with _sole_writer(run_dir) if _is_leader() else nullcontext():
+        return _train(run, commit_to_resume(args), run_dir, reuse, started)
+
+
+def _sole_writer(run_dir: Path) -> AbstractContextManager[None]:
+    """Two runs in one directory would mix their checkpoints and metrics."""
+    return file_lock(run_dir / ".lock", deadline=0.0, refusal=f"{run_dir}: another run is writing here; choose another")
+
+
+def _train(
+    run: Prepared, commit: Path | None, run_dir: Path, reuse: Mapping[str, bool], started: float
+) -> dict[str, Any]:
+    args, stage = run.args, None
     if _is_leader():
         open_run_dir(run_dir, **reuse)
         stage = run.rollout_stage()

@@ -7,19 +7,14 @@ first one works, the others find everything there. A recipe is therefore idempot
 
 from __future__ import annotations
 
-import fcntl
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from slime_core.config import Settings
-from slime_core.errors import ConfigError
 from slime_core.launch.components import Resolver
+from slime_core.launch.lock import file_lock
 
 LOCK_DEADLINE = 3600.0
 """Seconds to wait for another process's preparation."""
-_POLL = 0.1
 
 
 def make_inputs(settings: Settings, resolver: Resolver) -> None:
@@ -27,29 +22,10 @@ def make_inputs(settings: Settings, resolver: Resolver) -> None:
     args = settings.args
     named = args.hf_checkpoint
     recipe = resolver.function("recipes", "prepare_path")
-    with _locked(Path(f"{named or args.run_dir}.lock")):
+    refusal = f"--prepare-path: another process has been preparing the inputs for {LOCK_DEADLINE:.0f} s; end it first"
+    with file_lock(Path(f"{named or args.run_dir}.lock"), deadline=LOCK_DEADLINE, refusal=refusal):
         recipe(args)
     if args.hf_checkpoint != named:
         if args.ref_load == named:
             settings.derive("ref_load", args.hf_checkpoint, "hf_checkpoint")
         settings.derive("hf_checkpoint", args.hf_checkpoint, f"prepare_path, instead of {named}")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; the kernel lets go of it when the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + LOCK_DEADLINE
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"--prepare-path: another process has been preparing the inputs for {LOCK_DEADLINE:.0f} s"
-                        f" (lock {path}); end it, or prepare them first"
-                    ) from None
-                time.sleep(_POLL)
-        yield

@@ -157,3 +157,20 @@ def test_load_takes_an_hf_directory(tiny: TinyRun, unkilled: Path, tmp_path: Pat
     after = load_file(tmp_path / "run" / "checkpoints" / "rollout_0000000" / "model.safetensors")
     before = load_file(source / "model.safetensors")
     assert all((after[name] == before[name]).all() for name in before)
+
+
+def test_two_runs_do_not_write_into_one_directory(tiny: TinyRun, tmp_path: Path, slime) -> None:
+    save = tmp_path / "run"
+    argv = [SLIME, "train", *tiny.argv(save, **{**FLAGS, "num_rollout": 500}, overwrite=True)]
+    first = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert first.stdout is not None
+    try:
+        assert first.stdout.readline().startswith("rollout 0/")
+        done = slime("train", *tiny.argv(save, **FLAGS, overwrite=True), check=False)
+        assert done.returncode == 2
+        assert "another run is writing here" in done.stderr
+    finally:
+        first.kill()
+        first.stdout.close()
+        first.wait()
+    slime("train", *tiny.argv(save, **{**FLAGS, "num_rollout": 1}, overwrite=True))  # the lock died with its holder
