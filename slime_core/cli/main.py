@@ -22,7 +22,7 @@ from slime_core.errors import ConfigError, PluginError, SlimeError
 USAGE_ERROR = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 141
-"""Whoever read standard output has left: 128 + SIGPIPE, as a shell reports it."""
+"""A run ended because nobody reads its output any more: 128 + SIGPIPE, as a shell reports it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _guarded(argv: list[str]) -> int:
     except BrokenPipeError:
         # The reader (`head`, say) has left; a second write at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+        return CLOSED_PIPE if any(c.name == argv[0] and c.takes_settings for c in COMMANDS) else 0
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 

@@ -165,3 +165,15 @@ def test_config_usage(argv: str, status: int, start: str, capsys: pytest.Capture
     assert frame.main(argv.split()) == status
     captured = capsys.readouterr()
     assert (captured.out + captured.err).startswith(start)
+
+
+def test_a_run_whose_reader_leaves_does_not_look_finished(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from slime_core.cli import train
+
+    def gone(argv: list[str]) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(train, "run", gone)
+    assert frame.main(["train"]) == 141
