@@ -33,6 +33,8 @@ class Command:
     help: str
     takes_settings: bool
     """True: `run(argv)` gets every argument untouched. False: `add_parser(subparsers)`, `run(namespace)`."""
+    only_prints: bool = False
+    """A reader of its output that leaves early has what it wanted."""
 
     @property
     def module(self) -> str:
@@ -46,8 +48,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("eval", "score a checkpoint on evaluation data", True),
     Command("rollout", "generate and score samples without training", True),
     Command("serve", "serve a checkpoint over HTTP (SGLang's and OpenAI's APIs)", False),
-    Command("plugins", "list and inspect plugins", False),
-    Command("config", "show settings and where each comes from", True),
+    Command("plugins", "list and inspect plugins", False, only_prints=True),
+    Command("config", "show settings and where each comes from", True, only_prints=True),
 )
 
 
@@ -90,7 +92,7 @@ def _guarded(argv: list[str]) -> int:
     except BrokenPipeError:
         # The reader (`head`, say) has left; a second write at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE if any(c.name == argv[0] and c.takes_settings for c in COMMANDS) else 0
+        return CLOSED_PIPE if any(c.name == argv[0] and not c.only_prints for c in COMMANDS) else 0
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 

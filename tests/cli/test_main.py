@@ -170,10 +170,12 @@ def test_config_usage(argv: str, status: int, start: str, capsys: pytest.Capture
 def test_a_run_whose_reader_leaves_does_not_look_finished(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from slime_core.cli import train
+    from slime_core.cli import config, train
 
-    def gone(argv: list[str]) -> int:
+    def gone(arguments: object) -> int:
         raise BrokenPipeError
 
     monkeypatch.setattr(train, "run", gone)
+    monkeypatch.setattr(config, "run", gone)
     assert frame.main(["train"]) == 141
+    assert frame.main(["config", "show"]) == 0
