@@ -40,7 +40,6 @@ class Components:
     reward: RewardCaller | None = None
     dynamic_filter: Any = None
     dynamic_filter_name: str = ""
-    buffer_filter: Any = None
     estimator: Any = None
     advantage_function: Any = None
     """`--custom-advantage-function-path`, on top of the estimator."""
@@ -128,7 +127,7 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
     parts = Components(data_source=r.setting("data_sources", "data_source_path"))
     parts.rollout_function = r.function("rollouts", "rollout_function_path")
     parts.eval_function = r.function("rollouts", "eval_function_path") or parts.rollout_function
-    parts.buffer_filter = r.function("buffers", "buffer_filter_path")
+    r.setting("buffers", "buffer_filter_path")  # checked here; the data source resolves it again where it lives
     parts.post_process_rewards = r.function("reward_post_processes", "custom_reward_post_process_path")
     parts.convert_samples = r.function("sample_converters", "custom_convert_samples_to_train_data_path")
     if getattr(parts.rollout_function, "needs_engine", True):

@@ -17,11 +17,12 @@ from slime_core.types import Group, Sample
 
 def resolve_buffer_filter(args: Any) -> BufferFilter:
     """The `buffers` plugin of `--buffer-filter-path`, "fifo" without one. Raises PluginError."""
+    from slime_core.plugins.boundary import guarded
     from slime_core.plugins.resolve import resolve
 
     name = getattr(args, "buffer_filter_path", None) or "fifo"
-    function: BufferFilter = resolve("buffers", name, origin="--buffer-filter-path").obj
-    return function
+    function = resolve("buffers", name, origin="--buffer-filter-path").obj
+    return guarded(function, f"--buffer-filter-path {name!r}")
 
 
 class SampleBuffer:

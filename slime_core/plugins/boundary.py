@@ -16,6 +16,12 @@ from typing import Any
 from slime_core.errors import PluginError, SlimeError
 
 
+def raised_at(error: BaseException) -> str:
+    """`file:line` of the innermost frame."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
 @contextmanager
 def user_code(label: str) -> Iterator[None]:
     """Turn what is raised inside into a PluginError; slime's own errors pass."""
@@ -24,10 +30,7 @@ def user_code(label: str) -> Iterator[None]:
     except SlimeError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise PluginError(
-            f"{label} raised {type(error).__name__}: {error} (at {frame.filename}:{frame.lineno})"
-        ) from error
+        raise PluginError(f"{label} raised {type(error).__name__}: {error} (at {raised_at(error)})") from error
 
 
 def guarded(function: Callable[..., Any], label: str) -> Callable[..., Any]:

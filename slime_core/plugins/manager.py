@@ -95,19 +95,8 @@ def build_manager(args: Any = None, *, extra: Iterable[object] = ()) -> pluggy.P
 def hook_plugins(manager: pluggy.PluginManager) -> list[dict[str, Any]]:
     """Name, distribution and version of the hook modules that `build_manager` loaded."""
     loaded = {name for name, plugin in manager.list_name_plugin() if plugin is not None}
-    return [
-        {
-            "kind": "plugins",
-            "name": ref.name,
-            "target": ref.target,
-            "distribution": ref.distribution,
-            "version": ref.version,
-            "source_file": None,
-            "sha256": None,
-        }
-        for ref in current_registry()
-        if ref.kind == HOOK_GROUP and f"{ref.distribution}:{ref.name}" in loaded
-    ]
+    found = [r for r in current_registry() if r.kind == HOOK_GROUP and f"{r.distribution}:{r.name}" in loaded]
+    return [{**ref.provenance(), "kind": "plugins"} for ref in found]
 
 
 def _bare_manager() -> pluggy.PluginManager:

@@ -8,6 +8,7 @@ is an error only when that name is selected, so a clash nobody uses stops nobody
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -51,6 +52,19 @@ class ComponentRef:
     """The loaded module's file."""
     registered: Any = field(default=None, compare=False, repr=False)
     """The object itself, when it was registered by code instead of by metadata."""
+
+    def provenance(self) -> dict[str, Any]:
+        """Name, target, distribution, version and source hash (once loaded), for run directory and checkpoint."""
+        file = self.source_file
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "target": self.target,
+            "distribution": self.distribution,
+            "version": self.version,
+            "source_file": str(file) if file else None,
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None,
+        }
 
     @property
     def origin(self) -> str:

@@ -16,7 +16,6 @@ string: functions loaded from files do not unpickle elsewhere, so absolute paths
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -59,16 +58,7 @@ class Resolved:
 
     def provenance(self) -> dict[str, Any]:
         """Name, target, distribution, version and hash of the source, for run directory and checkpoint."""
-        file = self.ref.source_file
-        return {
-            "kind": self.ref.kind,
-            "name": self.ref.name,
-            "target": self.ref.target,
-            "distribution": self.ref.distribution,
-            "version": self.ref.version,
-            "source_file": str(file) if file else None,
-            "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None,
-        }
+        return self.ref.provenance()
 
 
 def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None = None) -> Resolved:

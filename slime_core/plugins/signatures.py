@@ -7,11 +7,11 @@ wrong: a second parameter named `samples` makes a reward a batch reward, whateve
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from slime_core.errors import PluginLoadError, PluginSignatureError, SlimeError
+from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.kinds import Call, Kind
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -105,9 +105,8 @@ def construct(cls: type, args: Any) -> Any:
     except SlimeError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise PluginLoadError(f"building {cls.__name__} failed at {frame.filename}:{frame.lineno}: {reason}") from error
+        raise PluginLoadError(f"building {cls.__name__} failed at {raised_at(error)}: {reason}") from error
 
 
 def _check_class(kind: Kind, obj: Any, subject: str) -> None:

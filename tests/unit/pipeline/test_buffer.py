@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from slime_core.errors import CheckpointError, RolloutError
-from slime_core.pipeline.buffer import SampleBuffer
+from slime_core.errors import CheckpointError, PluginError, RolloutError
+from slime_core.pipeline.buffer import SampleBuffer, resolve_buffer_filter
 from slime_core.types import Group, Sample
 
 
@@ -102,3 +103,13 @@ def test_state_of_another_group_size_is_refused() -> None:
     buffer.add([group(0)])
     with pytest.raises(CheckpointError, match="groups of 2 samples; this run has --n-samples-per-prompt 3"):
         make(size=3).load_state_dict(buffer.state_dict())
+
+
+def test_a_filter_that_raises_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "bf.py"
+    file.write_text("def buffer_filter(args, rollout_id, buffer, num_samples):\n    return buffer[num_samples + 99]\n")
+    filter_fn = resolve_buffer_filter(SimpleNamespace(buffer_filter_path=str(file)))
+    buffer = make(filter_fn)
+    buffer.add([group(0)])
+    with pytest.raises(PluginError, match=r"--buffer-filter-path '.*bf\.py' raised IndexError.*bf\.py:2"):
+        buffer.take(1)
