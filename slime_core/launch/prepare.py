@@ -11,11 +11,13 @@ from typing import Any
 
 from slime_core.config import Settings
 from slime_core.errors import ConfigError
+from slime_core.launch.component_settings import check_component_settings
 from slime_core.launch.components import Components, resolve_components
 from slime_core.launch.inputs import make_inputs
 from slime_core.launch.process import set_up_process
 from slime_core.launch.resolver import Resolver
 from slime_core.launch.rollout_factory import build_rollout
+from slime_core.launch.routing import check_routing_replay
 from slime_core.plugins.boundary import GuardedHooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins, hook_provenance
 from slime_core.plugins.options import Used, check_plugin_options
@@ -59,6 +61,7 @@ def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Pre
     used = [Used(r.ref, r.obj) for r in resolver.used] + [Used(*pair) for pair in hook_plugins(manager)]
     check_plugin_options(args, current_registry(), str(settings.origins["plugins"]), used)
     hooks.slime_configure(args=args)
+    check_component_settings(settings, parts)
     if args.prepare_path and make:
         make_inputs(settings, resolver)
     elif args.prepare_path:
@@ -68,4 +71,5 @@ def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Pre
         may_come = bool(args.prepare_path) and not make
         if path and not may_come and not (Path(path) / "config.json").is_file():
             raise ConfigError(f"{settings.cite(name)}: no HF-layout model there (no config.json)")
+    check_routing_replay(settings, parts)
     return Prepared(settings, parts, resolver, hooks, [*parts.provenance(), *hook_provenance(manager)])

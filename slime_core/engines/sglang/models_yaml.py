@@ -1,0 +1,221 @@
+"""`--sglang-config` file -> models and their server groups, checked as far as the file alone can be wrong.
+
+Example::
+
+    sglang:
+      - name: actor                    # receives weights: model_path is --hf-checkpoint
+        server_groups:                 # or engine_groups
+          - {worker_type: prefill, num_gpus: 4, num_gpus_per_engine: 2}
+          - {worker_type: decode, num_gpus: 4, overrides: {mem_fraction_static: 0.8}}
+      - name: judge
+        model_path: /models/judge
+        server_groups: [{num_gpus: 2}]
+
+`planner.make_plan` calls `read_models` and compares the result with the flags. What a reader would get wrong: the order
+of groups is the order of GPUs, not that in which servers start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+
+from slime_core.config.spec import did_you_mean
+from slime_core.config.yaml_file import Document, Item, child, mapping_items, read_document
+from slime_core.errors import ConfigError
+
+Count = Annotated[StrictInt, Field(gt=0)]
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_GROUPS = ("server_groups", "engine_groups")
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(protected_namespaces=(), use_attribute_docstrings=True)
+
+
+class ServerGroup(_Entry):
+    """Servers of one kind and size."""
+
+    worker_type: Literal["regular", "prefill", "decode", "encoder", "placeholder"] = "regular"
+    num_gpus: Count
+    """Of the whole group."""
+    num_gpus_per_engine: Count | None = None
+    """The model's, else --rollout-num-gpus-per-engine."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """`ServerArgs` field -> value, on top of --sglang-*."""
+
+    _where: str = ""
+
+    @property
+    def where(self) -> str:
+        """ "file:line", or the flag it stands for."""
+        return self._where
+
+    def at(self, where: str) -> ServerGroup:
+        """Remember where it was written."""
+        self._where = where
+        return self
+
+
+class ModelEntry(_Entry):
+    """One model."""
+
+    name: StrictStr
+    model_path: StrictStr | None = None
+    """--hf-checkpoint when not given."""
+    update_weights: StrictBool | None = None
+    """Whether it receives the trainer's weights; by default, whether `model_path` is --hf-checkpoint."""
+    num_gpus_per_engine: Count | None = None
+    server_groups: list[ServerGroup] = Field(default_factory=list)
+
+    _where: str = ""
+
+    @property
+    def where(self) -> str:
+        """ "file:line", or the flag it stands for."""
+        return self._where
+
+    def at(self, where: str) -> ModelEntry:
+        """Remember where it was written."""
+        self._where = where
+        return self
+
+    @property
+    def serves(self) -> bool:
+        """It has servers, and not only reserved GPUs."""
+        return any(group.worker_type != "placeholder" for group in self.server_groups)
+
+
+def read_models(path: str, cited: str) -> list[ModelEntry]:
+    """The models of a file, in its order.
+
+    Args:
+        path: The file.
+        cited: How messages name a file that cannot be read: `--sglang-config 'x.yaml' (flag)`.
+
+    Raises:
+        ConfigError: Not readable, or wrong whatever the flags are; with file and line.
+    """
+    document = read_document(path, cited)
+    for key, item in mapping_items(document).items():
+        if key != "sglang":
+            raise ConfigError(f"{item.where}: unknown key {key!r}; expected one key, 'sglang', with a list of models.")
+    root = child(document.node, "sglang")
+    models = [_model(document, node) for node in _list(document, root, path, "'sglang' must be a list of models")]
+    seen: dict[str, str] = {}
+    for model in models:
+        if model.name in seen:
+            raise ConfigError(
+                f"{model.where}: model {model.name!r} is already at {seen[model.name]}; names must differ."
+            )
+        seen[model.name] = model.where
+    if not any(model.serves for model in models):
+        raise ConfigError(f"{path}: every server group is a placeholder; nothing would answer.")
+    return models
+
+
+def _model(document: Document, node: yaml.MappingNode) -> ModelEntry:
+    where = _at(document, node)
+    items = mapping_items(document, node)
+    given = [key for key in _GROUPS if key in items]
+    if len(given) == 2:
+        raise ConfigError(f"{items[given[1]].where}: server_groups and engine_groups are the same; use one.")
+    _check_keys(items, ModelEntry, ("engine_groups",), "model")
+    plain = {key: item for key, item in items.items() if key not in _GROUPS}
+    if "name" not in plain:
+        raise ConfigError(f"{where}: a model needs a 'name'.")
+    model: ModelEntry = _validate(ModelEntry, plain).at(where)
+    if not _NAME.match(model.name):
+        raise ConfigError(f"{plain['name'].where}: name {model.name!r}: letters, digits and . _ - only, please.")
+    groups = child(node, given[0]) if given else None
+    message = f"model {model.name!r} needs 'server_groups', a list such as [{{num_gpus: 1}}]"
+    model.server_groups = [_group(document, item) for item in _list(document, groups, where, message)]
+    _check_paths(model)
+    check_worker_types(model)
+    return model
+
+
+def _group(document: Document, node: yaml.MappingNode) -> ServerGroup:
+    where = _at(document, node)
+    items = mapping_items(document, node)
+    _check_keys(items, ServerGroup, (), "server group")
+    if "num_gpus" not in items:
+        raise ConfigError(f"{where}: a server group needs 'num_gpus'.")
+    group: ServerGroup = _validate(ServerGroup, items).at(where)
+    if group.worker_type == "placeholder" and (group.overrides or group.num_gpus_per_engine):
+        useless = "overrides" if group.overrides else "num_gpus_per_engine"
+        raise ConfigError(f"{items[useless].where}: a placeholder only reserves GPUs; remove {useless!r}.")
+    return group
+
+
+def _check_paths(model: ModelEntry) -> None:
+    """`model_path` among a group's overrides is the model's; all of one model are the same."""
+    for group in model.server_groups:
+        for key in ("model_path", "model-path"):
+            path = group.overrides.pop(key, None)
+            if path is None:
+                continue
+            if model.model_path is None and group is model.server_groups[0]:
+                model.model_path = str(path)
+            if path != model.model_path:
+                raise ConfigError(
+                    f"{group.where}: model_path {path!r} differs from {model.model_path or '--hf-checkpoint'!r}, which"
+                    f" model {model.name!r} serves; all groups of a model serve the same, so set the model's"
+                    " 'model_path', or make another model."
+                )
+
+
+def check_worker_types(model: ModelEntry) -> None:
+    """Prefill needs decode and the reverse, neither goes with regular, and encoders serve nobody by themselves."""
+    kinds = {group.worker_type for group in model.server_groups}
+    if ("prefill" in kinds) != ("decode" in kinds):
+        there, lacking = ("prefill", "decode") if "prefill" in kinds else ("decode", "prefill")
+        raise ConfigError(f"{model.where}: model {model.name!r} has {there} servers and needs {lacking} servers, too.")
+    if {"regular", "prefill"} <= kinds:
+        raise ConfigError(
+            f"{model.where}: model {model.name!r} has regular servers beside prefill and decode, which its one router"
+            " cannot serve; make them another model."
+        )
+    if kinds - {"placeholder"} == {"encoder"}:
+        raise ConfigError(
+            f"{model.where}: model {model.name!r} has only encoder servers; add regular, or prefill and decode, ones."
+        )
+
+
+# -- nodes of the file ---------------------------------------------------------------------------------------
+
+
+def _at(document: Document, node: yaml.Node) -> str:
+    return f"{document.name}:{node.start_mark.line + 1}"
+
+
+def _list(document: Document, node: yaml.Node | None, where: str, message: str) -> list[yaml.MappingNode]:
+    """Mapping nodes of a list that is not empty."""
+    if not isinstance(node, yaml.SequenceNode) or not node.value:
+        raise ConfigError(f"{_at(document, node) if node is not None else where}: {message}.")
+    for item in node.value:
+        if not isinstance(item, yaml.MappingNode):
+            raise ConfigError(f"{_at(document, item)}: {message}.")
+    return list(node.value)
+
+
+def _check_keys(items: dict[str, Item], entry: type[_Entry], aliases: Sequence[str], what: str) -> None:
+    known = [*entry.model_fields, *aliases]
+    for key, item in items.items():
+        if key not in known:
+            hint = did_you_mean(key, known) or f" Known: {', '.join(known)}."
+            raise ConfigError(f"{item.where}: unknown key {key!r} of a {what}.{hint}")
+
+
+def _validate(entry: type[Any], items: dict[str, Item]) -> Any:
+    try:
+        return entry.model_validate({key: item.value for key, item in items.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        reason = first["msg"].replace("Input should be", "must be")
+        raise ConfigError(f"{items[key].where}: {key} {items[key].value!r}: {reason}.") from None

@@ -1,0 +1,150 @@
+"""Settings -> how many GPUs the servers have, which one is the first, and which each server gets.
+
+GPUs are counted over the whole cluster, node after node: number g is ordinal `g % per_node` of node `g // per_node`.
+The trainer has the first ones; servers come after it, or share them under `--colocate`. Called by `planner`. What a
+reader would get wrong: on CPU a GPU is a share of the cores; it is counted, has no ordinal, and there is one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slime_core.config.origins import Origin
+from slime_core.config.spec import flag_specs
+from slime_core.errors import ConfigError
+
+Device = Literal["cpu", "cuda"]
+
+
+class Cited:
+    """How messages show settings: `--rollout-num-gpus 3 (run.yaml:4)`; without origins only the value."""
+
+    def __init__(self, args: Any, origins: Mapping[str, Origin] | None) -> None:
+        self._args = args
+        self._origins = origins
+
+    def __call__(self, name: str) -> str:
+        """The setting with its value."""
+        shown = flag_specs()[name].show(getattr(self._args, name))
+        return shown if self._origins is None else f"{shown} ({self._origins[name]})"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One node's GPUs of an engine."""
+
+    node: int
+    gpus: tuple[int, ...]
+    """Ordinals on the node; empty on CPU."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The GPUs of the servers."""
+
+    device: Device
+    first: int
+    """Number of the first one in the cluster."""
+    total: int
+    per_node: int
+    trainer: int
+    """The trainer has the GPUs before this number."""
+
+    def is_shared(self, start: int, size: int) -> bool:
+        """Whether some of GPUs `start` to `start + size` (from the first server's on) are the trainer's, too."""
+        return self.device == "cuda" and size > 0 and self.first + start < self.trainer
+
+    def parts(self, start: int, size: int, name: str, cited: str, *, whole: bool = True) -> list[Part]:
+        """GPUs `start` to `start + size` (from the first server's on), by node.
+
+        Args:
+            start: Where the engine begins.
+            size: Its GPUs.
+            name: Of the engine, for messages.
+            cited: The setting that `size` comes from.
+            whole: An engine no larger than a node must lie on one, a larger one fill nodes.
+
+        Raises:
+            ConfigError: It would lie across nodes.
+        """
+        if self.device == "cpu":
+            return [Part(0, ())]
+        begin, end = self.first + start, self.first + start + size
+        crosses = begin // self.per_node != (end - 1) // self.per_node
+        if whole and crosses and (begin % self.per_node or end % self.per_node):
+            raise ConfigError(
+                f"{name}: GPUs {begin} to {end - 1} ({cited}) lie across nodes of --num-gpus-per-node {self.per_node};"
+                " an engine lies on one node, or fills several: choose a size that divides the node, or a multiple of"
+                " it, or move it with a placeholder group in --sglang-config."
+            )
+        parts = []
+        for node in range(begin // self.per_node, (end - 1) // self.per_node + 1):
+            base = node * self.per_node
+            parts.append(Part(node, tuple(range(max(begin, base) - base, min(end, base + self.per_node) - base))))
+        return parts
+
+
+def find_room(args: Any, device: Device, visible: int, listed: int | None, cite: Cited) -> tuple[Room, list[str]]:
+    """GPUs for the servers, and warnings.
+
+    The layout is THUDM/slime's (placement_group.py): after the trainer's GPUs; from 0 with `--colocate` or without a
+    trainer.
+
+    Args:
+        args: The run's settings.
+        device: What servers run on.
+        visible: GPUs there are, over all nodes; not looked at on CPU.
+        listed: GPUs that a `--sglang-config` file adds up to; None without one.
+        cite: For messages.
+
+    Raises:
+        ConfigError: More GPUs than there are, or another number than the file's.
+    """
+    asked, size = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
+    if listed is not None and asked is not None and listed != asked:
+        raise ConfigError(
+            f"{cite('sglang_config')}: its server groups have {listed} GPUs together (placeholders count), but"
+            f" {cite('rollout_num_gpus')}; make them equal, or leave --rollout-num-gpus out."
+        )
+    total = listed if listed is not None else asked
+    if device == "cpu":
+        return Room("cpu", 0, size if total is None else total, args.num_gpus_per_node, 0), []
+    trainer = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
+    if total == 0:
+        return Room("cuda", 0, 0, args.num_gpus_per_node, trainer), []
+    if visible < 1:
+        raise ConfigError("no GPU is visible for SGLang's servers; type --device cpu, or look at CUDA_VISIBLE_DEVICES.")
+    first, warnings = 0 if args.colocate else trainer, []
+    if total is None and args.colocate:
+        total = min(trainer, visible) or visible
+    elif total is None:
+        if first >= visible:
+            first = 0
+            warnings.append(
+                f"{visible} GPUs are visible and the trainer has {_trainers(cite)}: the servers share them with it;"
+                " --colocate says so, --rollout-num-gpus N and fewer GPUs for training keep them apart."
+            )
+        total = visible - first
+    if first + total > visible:
+        after = f" after the trainer's {_trainers(cite)}" if first else ""
+        what = cite("rollout_num_gpus") if asked is not None else f"{cite('sglang_config')} with {total} GPUs"
+        fits = [f"at most {visible - first} fit"] if first < visible else ["none is left"]
+        if total <= visible:
+            fits.append("--colocate shares the trainer's")
+        raise ConfigError(
+            f"{what}{after} needs {first + total} GPUs, but {visible} are visible: {'; '.join(fits)}; servers on other"
+            " machines are named with --rollout-external-engine-addrs."
+        )
+    return Room("cuda", first, total, args.num_gpus_per_node, trainer), warnings
+
+
+def near_multiples(total: int, size: int) -> str:
+    """What to type instead of `total`: the multiples of `size` around it."""
+    below = total // size * size
+    return f"{below} or {below + size} works" if below else f"{size} works"
+
+
+def _trainers(cite: Cited) -> str:
+    return f"{cite('actor_num_nodes')} times {cite('actor_num_gpus_per_node')}"

@@ -1,0 +1,106 @@
+"""`slime engines plan`: the plan of a cluster that is not there, and what the seams around it say."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli import engines
+from slime_core.errors import ConfigError
+from tests.conftest import TinyRun
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+MODEL = ("--rollout-engine", "sglang", "--hf-checkpoint", "/nowhere")
+
+
+def plan(*argv: object) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert engines.run(["plan", *map(str, argv)]) == 0
+    return out.getvalue()
+
+
+def test_a_table_of_two_nodes() -> None:
+    text = plan(*MODEL, "--colocate", "--rollout-num-gpus", 16, "--rollout-num-gpus-per-engine", 16, "--num-gpus", 16)
+    assert text.startswith("2 servers on cuda, 2 nodes\n\nmodel default: /nowhere (receives the trainer's weights)\n")
+    assert "default/0@1  regular  1     0-7   node_rank=1 dist_init_addr=(at launch)" in text
+    assert "tp_size=16" in text
+    assert "nnodes=2" in text
+
+
+def test_json() -> None:
+    found = json.loads(plan(*MODEL, "--num-gpus", 0, "--rollout-num-gpus", 2, "--sglang-log-level", "error", "--json"))
+    assert found["device"] == "cpu"
+    servers = found["models"][0]["servers"]
+    assert [s["name"] for s in servers] == ["default/0", "default/1"]
+    assert {s["arguments"]["log_level"] for s in servers} == {"error"}
+    assert [s["arguments"]["random_seed"] for s in servers] == [
+        servers[0]["arguments"]["random_seed"] + rank for rank in range(2)
+    ]
+
+
+def test_processes_of_one_cpu_engine_are_bound_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
+    (server,) = json.loads(plan(*MODEL, "--num-gpus", 0, "--rollout-num-gpus-per-engine", 2, "--json"))["models"][0][
+        "servers"
+    ]
+    assert server["arguments"]["tp_size"] == 2
+    assert len(server["environment"]["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == 2
+
+
+def test_a_file_may_stand_first_and_evaluation_has_no_trainer(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("hf_checkpoint: /m\nrollout_engine: sglang\nrollout_num_gpus: 2\n")
+    assert "\n  default/0  regular  0     0 " in plan(tmp_path / "run.yaml", "--num-gpus", 2, "--for", "eval")
+    with pytest.raises(ConfigError, match=r"rollout-num-gpus 2 .*run.yaml:3.* needs 10 GPUs, but 2 are visible"):
+        plan(tmp_path / "run.yaml", "--num-gpus", 2)
+
+
+def test_overrides_are_those_of_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text("sglang:\n- name: a\n  server_groups:\n  - {num_gpus: 1, overrides: {mem_fraction_statik: 0.5}}\n")
+    with pytest.raises(ConfigError, match=rf"{file}:4: model 'a', regular group.*mem_fraction_static"):
+        plan(*MODEL, "--num-gpus", 0, "--sglang-config", file)
+
+
+def test_sizes_of_an_engine() -> None:
+    with pytest.raises(ConfigError, match=r"pp-size 3.*does not divide the engine's 4 GPUs"):
+        plan(*MODEL, "--num-gpus", 0, "--rollout-num-gpus-per-engine", 4, "--sglang-pp-size", 3)
+
+
+def test_an_engine_without_servers_has_no_plan(slime: Slime) -> None:
+    done = slime("engines", "plan", "--hf-checkpoint", "/m", check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "slime: error: --rollout-engine 'embedded' (default) starts no servers, so there is no plan; type"
+        " --rollout-engine sglang\n"
+    )
+
+
+def test_help_and_misspelling() -> None:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert engines.run(["--help"]) == engines.run(["plan", "--help"]) == 0
+    assert "--num-gpus N" in out.getvalue()
+    for argv, message in (
+        (["plans"], "unknown action 'plans'"),
+        (["plan", "--num-gpus", "-1"], "must not be negative"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            engines.run(argv)
+
+
+def test_other_engines_refuse_models_and_warn_of_placement(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
+    done = slime("check", *tiny.argv(tmp_path / "run"), "--sglang-config", "m.yaml", check=False)
+    assert done.returncode == 2
+    assert "--sglang-config 'm.yaml' (flag) has no effect with --rollout-engine embedded" in done.stderr
+    done = slime("check", *tiny.argv(tmp_path / "run"), "--rollout-num-gpus", "2")
+    assert (
+        "without effect with --rollout-engine embedded and --train-backend embedded: --rollout-num-gpus 2"
+        in done.stderr
+    )

@@ -1,0 +1,619 @@
+"""Launch plans of many clusters, and why others cannot be: arithmetic and wording, without SGLang."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from slime_core.config import Args, load_settings
+from slime_core.engines.sglang import planner, server_groups
+from slime_core.engines.sglang.plan import LaunchPlan, Reservation
+from slime_core.engines.sglang.planner import DEFAULT_MODEL, USES, Planned, check, find_device, make_plan, plan_of
+from slime_core.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def asked(args: Any, *, forced: Mapping[str, Any], overrides: Mapping[str, Any] | None, **rest: Any) -> dict[str, Any]:
+    """What the planner asks `server_arguments` for, in place of what the installed SGLang makes of it."""
+    return {**{k: rest[k] for k in ("gpus", "rank", "model_path")}, **(overrides or {}), **forced}
+
+
+@pytest.fixture(autouse=True)
+def without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_groups, "server_arguments", asked)
+    monkeypatch.setattr(server_groups, "server_environment", lambda device, *_: {"ON": device})
+    monkeypatch.setattr(planner, "router_arguments", lambda args: {"policy": "round_robin"})
+
+
+def make(flags: str = "", gpus: int = 0, *, yaml: str | None = None, command: str = "show") -> LaunchPlan:
+    """The plan of these flags for `gpus` GPUs; 0 is a machine without."""
+    if yaml is not None:
+        Path("m.yaml").write_text(yaml)
+        flags += " --sglang-config m.yaml"
+    settings = load_settings(["--hf-checkpoint", "/m", *flags.split()], command=command, env={})
+    return plan_of(settings, num_gpus=gpus)
+
+
+def rows(plan: LaunchPlan) -> list[tuple[str, str, int, tuple[int, ...]]]:
+    return [(s.name, s.worker_type, s.node, s.gpus) for s in plan.servers]
+
+
+ALONE = "--actor-num-gpus-per-node 1 --colocate"
+"""Servers begin at GPU 0."""
+
+
+# -- golden plans ------------------------------------------------------------------------------------------
+
+
+def test_one_cpu_engine_behind_a_router() -> None:
+    plan = make()
+    (model,) = plan.models
+    assert (plan.device, plan.main, plan.warnings) == ("cpu", model, ())
+    assert (model.name, model.model_path, model.updates_weights) == (DEFAULT_MODEL, "/m", True)
+    assert (model.router, model.router_address) == ({"policy": "round_robin"}, None)
+    (server,) = model.servers
+    assert rows(plan) == [("default/0", "regular", 0, ())]
+    assert server.arguments == {"gpus": 1, "rank": 0, "model_path": "/m"}
+    assert server.environment == {"ON": "cpu"}
+
+
+def test_two_cpu_engines_behind_a_router() -> None:
+    plan = make("--rollout-num-gpus 2")
+    assert rows(plan) == [("default/0", "regular", 0, ()), ("default/1", "regular", 0, ())]
+    assert [s.arguments["rank"] for s in plan.servers] == [0, 1]
+    assert plan.models[0].router is not None
+
+
+def test_a_cpu_engine_of_two_shares() -> None:
+    assert [s.arguments["gpus"] for s in make("--rollout-num-gpus-per-engine 2").servers] == [2]
+
+
+def test_eight_gpus_in_engines_of_two_after_the_trainers() -> None:
+    plan = make("--actor-num-gpus-per-node 8 --rollout-num-gpus 8 --rollout-num-gpus-per-engine 2", gpus=16)
+    assert rows(plan) == [(f"default/{i}", "regular", 1, (2 * i, 2 * i + 1)) for i in range(4)]
+    assert [s.arguments["base_gpu_id"] for s in plan.servers] == [0, 2, 4, 6]
+    assert plan.num_nodes == 2
+
+
+def test_trainer_and_servers_on_one_node() -> None:
+    plan = make("--actor-num-gpus-per-node 4 --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2", gpus=8)
+    assert rows(plan) == [("default/0", "regular", 0, (4, 5)), ("default/1", "regular", 0, (6, 7))]
+
+
+def test_colocated_servers_have_the_trainers_gpus() -> None:
+    plan = make("--colocate --rollout-num-gpus-per-engine 4", gpus=8)
+    assert rows(plan) == [("default/0", "regular", 0, (0, 1, 2, 3)), ("default/1", "regular", 0, (4, 5, 6, 7))]
+    assert make("--colocate --actor-num-gpus-per-node 4", gpus=8).servers[-1].gpus == (3,)
+    assert len(make("--colocate", gpus=1).servers) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "first"),
+    [  # THUDM/slime's table of placements, with 16 GPUs for training and 32 for inference
+        ("", 48, 16),
+        ("--debug-rollout-only --rollout-max-response-len 4", 32, 0),
+        ("--colocate", 32, 0),
+    ],
+)
+def test_layout(flags: str, gpus: int, first: int) -> None:
+    plan = make(f"--actor-num-nodes 2 --rollout-num-gpus 32 --rollout-num-gpus-per-engine 8 {flags}", gpus)
+    assert [(s.node, s.gpus) for s in plan.servers] == [(first // 8 + i, tuple(range(8))) for i in range(4)]
+
+
+def test_engines_of_two_nodes() -> None:
+    plan = make("--actor-num-gpus-per-node 8 --rollout-num-gpus 32 --rollout-num-gpus-per-engine 16", gpus=40)
+    assert rows(plan) == [
+        ("default/0", "regular", 1, tuple(range(8))),
+        ("default/0@1", "regular", 2, tuple(range(8))),
+        ("default/1", "regular", 3, tuple(range(8))),
+        ("default/1@1", "regular", 4, tuple(range(8))),
+    ]
+    assert [(s.engine, s.node_rank, s.num_nodes, s.arguments["rank"]) for s in plan.servers] == [
+        ("default/0", 0, 2, 0), ("default/0", 1, 2, 0), ("default/1", 0, 2, 1), ("default/1", 1, 2, 1),
+    ]  # fmt: skip
+    second = plan.servers[1].arguments
+    assert (second["nnodes"], second["node_rank"], second["gpus"], second["base_gpu_id"]) == (2, 1, 16, 0)
+    assert "dist_init_addr=(at launch)" in plan.describe()
+
+
+def test_prefill_num_servers_is_short_for_two_groups() -> None:
+    flags = f"{ALONE} --rollout-num-gpus 8 --rollout-num-gpus-per-engine 2"
+    short = make(f"{flags} --prefill-num-servers 2", gpus=8)
+    text = "sglang: [{name: default, server_groups: [{worker_type: P, num_gpus: 4}, {worker_type: D, num_gpus: 4}]}]"
+    text = text.replace("P", "prefill").replace("D", "decode")
+    assert short == make(flags, gpus=8, yaml=text)
+    assert rows(short) == [
+        ("default/prefill-0", "prefill", 0, (0, 1)),
+        ("default/prefill-1", "prefill", 0, (2, 3)),
+        ("default/decode-0", "decode", 0, (4, 5)),
+        ("default/decode-1", "decode", 0, (6, 7)),
+    ]
+    prefill, _, decode, _ = short.servers
+    assert (prefill.needs_bootstrap_port, decode.needs_bootstrap_port) == (True, False)
+    assert prefill.arguments["disaggregation_mode"] == "prefill"
+    assert decode.arguments["disaggregation_mode"] == "decode"
+    assert decode.arguments["prefill_round_robin_balance"] is True
+    assert short.models[0].router == {"policy": "round_robin", "pd_disaggregation": True}
+
+
+def test_encoders_start_first_and_the_others_are_told_of_them() -> None:
+    plan = make(
+        f"{ALONE} --rollout-num-gpus 6",
+        gpus=6,
+        yaml="sglang:\n- name: vl\n  server_groups:\n  - {worker_type: prefill, num_gpus: 2, num_gpus_per_engine: 2}\n"
+        "  - {worker_type: decode, num_gpus: 2}\n  - {worker_type: encoder, num_gpus: 2}\n",
+    )
+    assert rows(plan) == [
+        ("vl/encoder-0", "encoder", 0, (4,)),
+        ("vl/encoder-1", "encoder", 0, (5,)),
+        ("vl/prefill-0", "prefill", 0, (0, 1)),
+        ("vl/decode-0", "decode", 0, (2,)),
+        ("vl/decode-1", "decode", 0, (3,)),
+    ]
+    assert [s.needs_encoder_urls for s in plan.servers] == [False, False, True, False, False]
+    encoder, _, prefill, decode, _ = (s.arguments for s in plan.servers)
+    assert encoder["encoder_only"] is True
+    assert prefill["language_only"] is True
+    assert "language_only" not in decode
+
+
+TWO_MODELS = """
+sglang:
+  - name: actor
+    server_groups: [{num_gpus: 4, num_gpus_per_engine: 2}]
+  - name: judge
+    model_path: /j
+    num_gpus_per_engine: 4
+    server_groups: [{num_gpus: 4, overrides: {mem_fraction_static: 0.5}}]
+"""
+
+
+def test_actor_and_frozen_judge() -> None:
+    plan = make("--actor-num-gpus-per-node 4 --num-gpus-per-node 12 --rollout-num-gpus 8", gpus=12, yaml=TWO_MODELS)
+    actor, judge = plan.models
+    assert (actor.updates_weights, judge.updates_weights, plan.main) == (True, False, actor)
+    assert (actor.model_path, judge.model_path) == ("/m", "/j")
+    assert rows(plan) == [
+        ("actor/0", "regular", 0, (4, 5)),
+        ("actor/1", "regular", 0, (6, 7)),
+        ("judge/0", "regular", 0, (8, 9, 10, 11)),
+    ]
+    assert judge.servers[0].arguments["mem_fraction_static"] == 0.5
+    assert [s.arguments["rank"] for s in plan.servers] == [0, 1, 2]
+    assert actor.router is not None
+    assert judge.router is not None
+
+
+def test_a_placeholder_only_reserves() -> None:
+    text = (
+        "sglang:\n- name: a\n  server_groups:\n  - {num_gpus: 2}\n  - {num_gpus: 3, worker_type: placeholder}\n"
+        "  - {num_gpus: 1}\n"
+    )
+    plan = make(f"{ALONE} --num-gpus-per-node 4 --rollout-num-gpus 6", gpus=8, yaml=text)
+    assert rows(plan) == [("a/0", "regular", 0, (0,)), ("a/1", "regular", 0, (1,)), ("a/2", "regular", 1, (1,))]
+    assert [(r.name, r.node, r.gpus) for r in plan.reserved] == [
+        ("a/placeholder-0", 0, (2, 3)),
+        ("a/placeholder-0", 1, (0,)),
+    ]
+
+
+def test_a_model_of_placeholders_is_none_that_serves() -> None:
+    text = (
+        "sglang:\n- {name: later, server_groups: [{num_gpus: 2, worker_type: placeholder}]}\n"
+        "- {name: a, server_groups: [{num_gpus: 2}]}\n"
+    )
+    plan = make(ALONE, gpus=4, yaml=text)
+    (a,) = plan.models
+    assert a.updates_weights
+    assert plan.reserved == (Reservation("later/placeholder-0", 0, (0, 1)),)
+    assert "reserved\n  later/placeholder-0  node 0  GPUs 0-1" in plan.describe()
+    assert [s.gpus for s in a.servers] == [(2,), (3,)]
+
+
+def test_the_file_decides_the_total_when_no_flag_does() -> None:
+    assert len(make(yaml=TWO_MODELS).servers) == 3
+
+
+# -- weights -----------------------------------------------------------------------------------------------
+
+
+def two(first: str, second: str) -> str:
+    groups = "server_groups: [{num_gpus: 1}]"
+    return f"sglang:\n- {{name: a, {groups}{first}}}\n- {{name: b, {groups}{second}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "receiver", "main", "warned"),
+    [
+        ("", ", model_path: /j", "a", "a", False),
+        (", model_path: /j", "", "b", "b", False),
+        (", model_path: /j", ", model_path: /m/", "b", "b", False),
+        (", update_weights: false", "", "b", "b", False),
+        (", model_path: /j, update_weights: true", ", update_weights: false", "a", "a", False),
+        (", model_path: /j", ", update_weights: false", None, "a", False),
+        ("", "", "a", "a", True),
+    ],
+)
+def test_who_receives_weights(first: str, second: str, receiver: str | None, main: str, warned: bool) -> None:
+    plan = make(yaml=two(first, second))
+    assert [m.name for m in plan.models if m.updates_weights] == ([receiver] if receiver else [])
+    assert plan.main.name == main
+    assert len(plan.warnings) == warned
+    if warned:
+        assert plan.warnings[0] == (
+            "m.yaml:3: model 'b' keeps its first weights: only 'a', the first model with update_weights, receives the"
+            " trainer's; update_weights: false says so."
+        )
+
+
+# -- routers, and servers that run already --------------------------------------------------------------------
+
+
+def test_no_local_engine_but_a_router() -> None:
+    plan = make("--rollout-num-gpus 0", gpus=8)
+    assert (plan.servers, plan.models[0].router) == ((), {"policy": "round_robin"})
+    assert make("--rollout-num-gpus 0").servers == ()
+
+
+def test_a_router_that_runs_is_for_the_main_model() -> None:
+    plan = make("--sglang-router-ip h --sglang-router-port 9", yaml=two(", model_path: /j", ""))
+    a, b = plan.models
+    assert (a.router, a.router_address) == ({"policy": "round_robin"}, None)
+    assert (b.router, b.router_address) == (None, ("h", 9))
+    assert "h:9, already running" in plan.describe()
+
+
+def test_the_routers_port_may_be_chosen() -> None:
+    assert make("--sglang-router-port 9").models[0].router == {"policy": "round_robin", "port": 9}
+
+
+def test_without_a_router_requests_go_to_the_servers() -> None:
+    plan = make("--no-engine-router")
+    assert plan.models[0].router is None
+    assert "router   none: requests go to the servers" in plan.describe()
+
+
+def test_external_engines_leave_only_the_router_to_start() -> None:
+    plan = make("--rollout-external-engine-addrs h:1 h:2", gpus=8)
+    (model,) = plan.models
+    assert (model.servers, model.external, model.updates_weights) == ((), ("h:1", "h:2"), True)
+    assert model.router is not None
+    assert make("--rollout-external-engine-addrs h:1 --rollout-num-gpus 2").warnings == (
+        "--rollout-num-gpus 2 (flag) has no effect with --rollout-external-engine-addrs 'h:1' (flag)",
+    )
+
+
+# -- GPUs that are not told ---------------------------------------------------------------------------------
+
+
+def test_without_rollout_num_gpus_servers_take_what_the_trainer_leaves() -> None:
+    assert [s.gpus for s in make("--actor-num-gpus-per-node 6", gpus=8).servers] == [(6,), (7,)]
+    plan = make(gpus=2)
+    assert [s.gpus for s in plan.servers] == [(0,), (1,)]
+    assert plan.warnings == (
+        "2 GPUs are visible and the trainer has --actor-num-nodes 1 (default) times --actor-num-gpus-per-node 8"
+        " (default): the servers share them with it; --colocate says so, --rollout-num-gpus N and fewer GPUs for"
+        " training keep them apart.",
+    )
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_commands_that_train_nothing_leave_every_gpu_to_inference(command: str) -> None:
+    flags = "--prompt-data d --eval-prompt-data d d --rollout-batch-size 1 --rm-type math --rollout-max-response-len 4"
+    plan = make(f"{flags} --eval-max-response-len 4 --rollout-num-gpus 2", gpus=2, command=command)
+    assert ([s.gpus for s in plan.servers], plan.warnings) == ([(0,), (1,)], ())
+
+
+def test_device() -> None:
+    assert find_device("cpu", 8) == ("cpu", 0)
+    assert find_device("auto", 0) == ("cpu", 0)
+    assert find_device("auto", 8) == ("cuda", 8)
+    assert find_device("cuda", 0) == ("cuda", 0)
+
+
+def test_offloading_spares_servers_on_gpus_of_their_own() -> None:
+    plan = make("--actor-num-gpus-per-node 2 --colocate --offload-rollout --rollout-num-gpus 4", gpus=4)
+    assert ["enable_memory_saver" in s.arguments for s in plan.servers] == [False, False, True, True]
+    assert plan.servers[3].arguments["enable_memory_saver"] is False
+
+
+# -- refusals ----------------------------------------------------------------------------------------------
+
+REFUSED: dict[tuple[str, int], str] = {
+    ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", 0): (
+        "--rollout-num-gpus 3 (flag) is no multiple of --rollout-num-gpus-per-engine 2 (flag); 2 or 4 works."
+    ),
+    ("--rollout-num-gpus 1 --rollout-num-gpus-per-engine 2", 0): (
+        "--rollout-num-gpus 1 (flag) is no multiple of --rollout-num-gpus-per-engine 2 (flag); 2 works."
+    ),
+    ("--colocate --rollout-num-gpus-per-engine 2", 7): (
+        "7 GPUs for inference is no multiple of --rollout-num-gpus-per-engine 2 (flag); 6 or 8 works."
+    ),
+    ("--rollout-num-gpus 4", 8): (
+        "--rollout-num-gpus 4 (flag) after the trainer's --actor-num-nodes 1 (default) times"
+        " --actor-num-gpus-per-node 8 (default) needs 12 GPUs, but 8 are visible: none is left; --colocate"
+        " shares the trainer's; servers on other machines are named with --rollout-external-engine-addrs."
+    ),
+    ("--actor-num-gpus-per-node 6 --rollout-num-gpus 4", 8): (
+        "--rollout-num-gpus 4 (flag) after the trainer's --actor-num-nodes 1 (default) times"
+        " --actor-num-gpus-per-node 6 (flag) needs 10 GPUs, but 8 are visible: at most 2 fit; --colocate"
+        " shares the trainer's; servers on other machines are named with --rollout-external-engine-addrs."
+    ),
+    ("--colocate --rollout-num-gpus 16", 8): (
+        "--rollout-num-gpus 16 (flag) needs 16 GPUs, but 8 are visible: at most 8 fit; servers on other machines are"
+        " named with --rollout-external-engine-addrs."
+    ),
+    ("--device cuda", 0): (
+        "no GPU is visible for SGLang's servers; type --device cpu, or look at CUDA_VISIBLE_DEVICES."
+    ),
+    ("--colocate --rollout-num-gpus 9 --rollout-num-gpus-per-engine 3", 16): (
+        "default/2: GPUs 6 to 8 (--rollout-num-gpus-per-engine 3 (flag)) lie across nodes of --num-gpus-per-node 8;"
+        " an engine lies on one node, or fills several: choose a size that divides the node, or a multiple of it,"
+        " or move it with a placeholder group in --sglang-config."
+    ),
+    ("--actor-num-gpus-per-node 4 --rollout-num-gpus 16 --rollout-num-gpus-per-engine 16", 24): (
+        "default/0: GPUs 4 to 19 (--rollout-num-gpus-per-engine 16 (flag)) lie across nodes of --num-gpus-per-node 8;"
+        " an engine lies on one node, or fills several: choose a size that divides the node, or a multiple of it,"
+        " or move it with a placeholder group in --sglang-config."
+    ),
+    ("--rollout-num-gpus 2 --prefill-num-servers 2", 0): (
+        "--prefill-num-servers 2 (flag): there are 2 GPUs for engines of --rollout-num-gpus-per-engine 1 (default), and"
+        " some must decode; at most 1 fit, or give --rollout-num-gpus N more."
+    ),
+    ("--prefill-num-servers 1", 0): (
+        "--prefill-num-servers 1 (flag): there are 1 GPUs for engines of --rollout-num-gpus-per-engine 1 (default), and"
+        " some must decode; it needs two, so give --rollout-num-gpus N more."
+    ),
+    ("--rollout-num-gpus 0 --prefill-num-servers 1", 0): (
+        "--rollout-num-gpus 0 (flag) leaves nothing for --prefill-num-servers 1 (flag); remove one."
+    ),
+    ("--rollout-num-gpus 0 --no-engine-router", 0): (
+        "--rollout-num-gpus 0 (flag) with --no-engine-router (flag) starts nothing; remove one."
+    ),
+    ("--rollout-num-gpus 2 --prefill-num-servers 1 --no-engine-router", 0): (
+        "--no-engine-router (flag): only a router brings prefill and decode servers of model 'default' together; remove"
+        " the flag."
+    ),
+    ("--sglang-config m.yaml --prefill-num-servers 1", 0): (
+        "--sglang-config 'm.yaml' (flag) and --prefill-num-servers 1 (flag) exclude each other; use one."
+    ),
+    ("--sglang-config m.yaml --rollout-external-engine-addrs h:1", 0): (
+        "--rollout-external-engine-addrs 'h:1' (flag) and --sglang-config 'm.yaml' (flag) exclude each other; use one."
+    ),
+    ("--prefill-num-servers 1 --rollout-external-engine-addrs h:1", 0): (
+        "--rollout-external-engine-addrs 'h:1' (flag) and --prefill-num-servers 1 (flag) exclude each other; use one."
+    ),
+    ("--sglang-router-ip h", 0): "--sglang-router-ip 'h' (flag) needs --sglang-router-port N.",
+    ("--sglang-router-port 9 --no-engine-router", 0): (
+        "--no-engine-router (flag) contradicts --sglang-router-port 9 (flag); remove one."
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[0]} on {case[1]}")
+def test_refused(case: tuple[str, int]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make(*case)
+    assert str(raised.value) == REFUSED[case]
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "yaml", "message"),
+    [
+        (
+            "--rollout-num-gpus 3", 0, two("", ""),
+            "--sglang-config 'm.yaml' (flag): its server groups have 2 GPUs together (placeholders count), but"
+            " --rollout-num-gpus 3 (flag); make them equal, or leave --rollout-num-gpus out.",
+        ),
+        (
+            "--rollout-num-gpus 0", 0, two("", ""),
+            "--sglang-config 'm.yaml' (flag): its server groups have 2 GPUs together (placeholders count), but"
+            " --rollout-num-gpus 0 (flag); make them equal, or leave --rollout-num-gpus out.",
+        ),
+        (
+            "", 0, "sglang:\n- name: a\n  server_groups:\n  - {num_gpus: 3, num_gpus_per_engine: 2}\n",
+            "m.yaml:4: num_gpus 3 is no multiple of num_gpus_per_engine 2; 2 or 4 works.",
+        ),
+        (
+            "", 0, "sglang:\n- name: a\n  num_gpus_per_engine: 4\n  server_groups:\n  - num_gpus: 2\n",
+            "m.yaml:5: num_gpus 2 is no multiple of num_gpus_per_engine 4 (m.yaml:2); 4 works.",
+        ),
+        (
+            "--rollout-num-gpus-per-engine 4", 0, "sglang:\n- name: a\n  server_groups:\n  - num_gpus: 2\n",
+            "m.yaml:4: num_gpus 2 is no multiple of --rollout-num-gpus-per-engine 4 (flag); 4 works.",
+        ),
+        (
+            "--colocate", 1, two("", ""),
+            "--sglang-config 'm.yaml' (flag) with 2 GPUs needs 2 GPUs, but 1 are visible: at most 1 fit; servers on"
+            " other machines are named with --rollout-external-engine-addrs.",
+        ),
+    ],
+)  # fmt: skip
+def test_refused_files(flags: str, gpus: int, yaml: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make(flags, gpus, yaml=yaml)
+    assert str(raised.value) == message
+
+
+def test_a_model_needs_a_path() -> None:
+    Path("m.yaml").write_text(two(", model_path: /m", ""))
+    with pytest.raises(ConfigError) as raised:
+        plan_of(load_settings(["--sglang-config", "m.yaml"], command="show", env={}), num_gpus=0)
+    assert str(raised.value) == "m.yaml:3: model 'b' needs 'model_path', or --hf-checkpoint DIR."
+    with pytest.raises(ConfigError, match="--hf-checkpoint is required"):
+        plan_of(load_settings([], command="show", env={}), num_gpus=0)
+
+
+def test_without_origins_messages_name_the_value_alone() -> None:
+    settings = load_settings(["--hf-checkpoint", "/m", "--rollout-num-gpus", "3"], command="show", env={})
+    settings.args.rollout_num_gpus_per_engine = 2
+    with pytest.raises(ConfigError, match=r"^--rollout-num-gpus 3 is no multiple of --rollout-num-gpus-per-engine 2; "):
+        make_plan(settings.args, device="cpu")
+
+
+# -- what a run on this machine is told ------------------------------------------------------------------------
+
+TRAIN = (
+    "--hf-checkpoint /m --prompt-data d --rollout-batch-size 1 --num-rollout 1 --rm-type math"
+    " --rollout-max-response-len 4 --device cpu"
+)
+
+
+def checked(flags: str, yaml: str | None = None) -> list[str]:
+    if yaml is not None:
+        Path("m.yaml").write_text(yaml)
+        flags += " --sglang-config m.yaml"
+    settings = load_settings(f"{TRAIN} {flags}".split(), command="train", env={})
+    warnings = check(settings)
+    assert Planned.check_settings(settings) == warnings
+    assert Planned.launch_plan(settings, 0) == plan_of(settings, num_gpus=0)
+    return warnings
+
+
+def test_training_needs_a_model_that_receives_weights() -> None:
+    frozen = two(", model_path: /j", ", update_weights: false")
+    with pytest.raises(ConfigError) as raised:
+        checked("", frozen)
+    assert str(raised.value) == (
+        "--sglang-config 'm.yaml' (flag): none of its models (a, b) receives the trainer's weights; set update_weights:"
+        " true for the one that is trained."
+    )
+    assert checked("--debug-rollout-only", frozen) == []
+
+
+def test_disaggregation_on_cpu_is_told() -> None:
+    assert checked("") == []
+    assert checked("--rollout-num-gpus 2 --prefill-num-servers 1") == [
+        "SGLang's transfer from prefill to decode servers is made for GPUs; on CPU it may not start"
+    ]
+
+
+def test_other_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "find_device", lambda setting, num_gpus=None: ("cuda", 16))
+    with pytest.raises(ConfigError) as raised:
+        checked("--rollout-num-gpus 8")
+    assert str(raised.value) == (
+        "the servers would lie on 2 nodes of --num-gpus-per-node 8 (default), and this run starts them on this machine"
+        " only; set --num-gpus-per-node to its number of GPUs, or start the others yourself and name them with"
+        " --rollout-external-engine-addrs."
+    )
+    settings = load_settings(f"{TRAIN} --rollout-num-gpus 8 --num-gpus-per-node 16".split(), command="train", env={})
+    assert check(settings) == []
+
+
+def test_the_plans_settings_are_those_of_some_components() -> None:
+    from slime_core.config.support import BY_COMPONENT
+
+    assert set(BY_COMPONENT) >= USES
+    assert Planned.uses == USES
+
+
+# -- every plan --------------------------------------------------------------------------------------------
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[int, int, list[list[tuple[str, int, int]]]]:
+    """GPUs per node, trainer's GPUs, and models with groups of (kind, engine size, engines)."""
+    per_node = draw(st.sampled_from([1, 2, 4, 8]))
+    sizes = st.sampled_from([s for s in (1, 2, 4, 8, 16) if s <= per_node or s % per_node == 0])
+    pick = st.tuples(sizes, st.integers(1, 3))
+    models = []
+    for _ in range(draw(st.integers(1, 3))):
+        serving = ["prefill", "decode"] if draw(st.booleans()) else ["regular"]
+        kinds = draw(
+            st.permutations([*serving, *draw(st.lists(st.sampled_from(["encoder", "placeholder"]), max_size=2))])
+        )
+        models.append([(kind, *draw(pick)) for kind in kinds])
+    return per_node, draw(st.integers(0, 3)) * per_node * 16, models
+
+
+@examples(deadline=None, max_examples=60)
+@given(clusters())
+def test_every_gpu_belongs_to_one_server(cluster: tuple[int, int, list[list[tuple[str, int, int]]]]) -> None:
+    per_node, trainer, models = cluster
+    entries = [
+        {
+            "name": f"m{i}",
+            "update_weights": i == 0,
+            "server_groups": [
+                {"worker_type": k, "num_gpus": 16 * n}
+                | ({} if k == "placeholder" else {"num_gpus_per_engine": min(s, 16)})
+                for k, s, n in groups
+            ],
+        }
+        for i, groups in enumerate(models)
+    ]
+    total = sum(g["num_gpus"] for e in entries for g in e["server_groups"])  # type: ignore[attr-defined]
+    Path("m.yaml").write_text(json.dumps({"sglang": entries}))
+    args = Args(hf_checkpoint="/m", sglang_config="m.yaml", num_gpus_per_node=per_node, rollout_num_gpus=total)
+    args.actor_num_gpus_per_node, args.colocate = trainer, not trainer
+    plan = make_plan(args, device="cuda", num_gpus_visible=trainer + total)
+    taken = [(s.node * per_node + g) for s in plan.servers for g in s.gpus]
+    held = [(r.node * per_node + g) for r in plan.reserved for g in r.gpus]
+    assert sorted(taken + held) == list(range(trainer, trainer + total))
+    for entry, model in zip(entries, plan.models, strict=True):
+        for group in entry["server_groups"]:  # type: ignore[attr-defined]
+            if group["worker_type"] == "placeholder":
+                continue
+        engines: dict[str, list[Any]] = {}
+        for server in model.servers:
+            engines.setdefault(server.engine, []).append(server)
+        for parts in engines.values():
+            size = parts[0].arguments["gpus"]
+            assert sum(len(p.gpus) for p in parts) == size
+            assert [p.node_rank for p in parts] == list(range(len(parts)))
+            assert {p.num_nodes for p in parts} == {len(parts)} == {max(1, size // per_node)}
+            assert [p.node for p in parts] == list(range(parts[0].node, parts[0].node + len(parts)))
+            assert all(p.arguments["base_gpu_id"] == p.gpus[0] for p in parts)
+        asked_for = sum(g["num_gpus"] for g in entry["server_groups"] if g["worker_type"] != "placeholder")  # type: ignore[attr-defined]
+        assert sum(len(s.gpus) for s in model.servers) == asked_for
+    ranks = {s.engine: s.arguments["rank"] for s in plan.servers}
+    assert sorted(ranks.values()) == list(range(len(ranks)))
+
+
+# -- for people --------------------------------------------------------------------------------------------
+
+
+def test_description() -> None:
+    plan = make("--actor-num-gpus-per-node 4 --num-gpus-per-node 12", gpus=12, yaml=TWO_MODELS)
+    assert plan.describe() == (
+        "3 servers on cuda\n"
+        "\n"
+        "model actor: /m (receives the trainer's weights)\n"
+        "  router   policy=round_robin\n"
+        "  server   type     node  GPUs  arguments of its own\n"
+        "  actor/0  regular  0     4-5   rank=0 base_gpu_id=4\n"
+        "  actor/1  regular  0     6-7   rank=1 base_gpu_id=6\n"
+        "  all with: gpus=2 model_path=/m\n"
+        "  environment: ON=cuda\n"
+        "\n"
+        "model judge: /j (keeps its weights)\n"
+        "  router   policy=round_robin\n"
+        "  server   type     node  GPUs  arguments of its own\n"
+        "  judge/0  regular  0     8-11\n"
+        "  with: gpus=4 rank=2 model_path=/j mem_fraction_static=0.5 base_gpu_id=8\n"
+        "  environment: ON=cuda"
+    )
+    assert json.loads(json.dumps(plan.to_dict()))["models"][1]["servers"][0]["gpus"] == [8, 9, 10, 11]
+
+
+def test_the_files_of_the_page_have_plans() -> None:
+    page = Path(__file__).parents[4] / "docs" / "engines" / "sglang-config.md"
+    (text,) = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    plan = make("--colocate --num-gpus-per-node 12", gpus=12, yaml=text)
+    assert [(m.name, len(m.servers), m.updates_weights) for m in plan.models] == [
+        ("actor", 3, True),
+        ("judge", 2, False),
+    ]

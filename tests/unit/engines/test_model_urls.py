@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from slime_core import get_model_url, planned_models
+from slime_core.errors import ConfigError, EngineError
+
+ROUTERS = {"judge": ("10.0.0.1", 8001), "actor": ("::1", 8000)}
+
+
+def test_url_of_a_model() -> None:
+    args = SimpleNamespace(sglang_model_routers=ROUTERS)
+    assert get_model_url(args, "judge") == "http://10.0.0.1:8001/generate"
+    assert get_model_url(args, "actor", "/v1/models") == "http://[::1]:8000/v1/models"
+
+
+def test_unknown_model_lists_those_there_are() -> None:
+    with pytest.raises(ConfigError) as raised:
+        get_model_url(SimpleNamespace(sglang_model_routers=ROUTERS), "jugde")
+    assert str(raised.value) == "no model 'jugde' is served; there are: 'actor', 'judge'"
+
+
+def test_an_engine_of_one_model_need_not_publish_it() -> None:
+    args = SimpleNamespace(sglang_router_ip="[::1]", sglang_router_port=3)
+    assert get_model_url(args, "default", "/health") == "http://[::1]:3/health"
+    with pytest.raises(EngineError, match="model 'default': no engine answers over HTTP"):
+        get_model_url(SimpleNamespace(), "default")
+
+
+def test_names_are_known_before_anything_runs(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "sglang:\n"
+        "- {name: actor, server_groups: [{num_gpus: 1}]}\n"
+        "- {name: later, server_groups: [{worker_type: placeholder, num_gpus: 1}]}\n"
+        "- {name: teacher, model_path: /models/t, server_groups: [{num_gpus: 1}]}\n"
+    )
+    assert planned_models(SimpleNamespace(sglang_config=str(file))) == ["actor", "teacher"]
+    args = SimpleNamespace(sglang_config=str(file), sglang_router_ip="127.0.0.1", sglang_router_port=3)
+    with pytest.raises(EngineError, match="'teacher' of --sglang-config is served while --rollout-engine sglang runs"):
+        get_model_url(args, "teacher")
+    with pytest.raises(ConfigError, match="no model 'later' is served; there are: 'actor', 'teacher'"):
+        get_model_url(args, "later")
+    assert planned_models(SimpleNamespace(sglang_config=None)) == planned_models(SimpleNamespace()) == []
+    with pytest.raises(ConfigError, match=r"--sglang-config '.*none.yaml'"):
+        planned_models(SimpleNamespace(sglang_config=str(tmp_path / "none.yaml")))
