@@ -3,8 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# SGLang's pins clash with ours, and it is reached over HTTP: it has an environment of its own.
+SGLANG_VENV := .venv-sglang
+SGLANG_BIN := $(SGLANG_VENV)/bin
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
+SGLANG_NEEDS := $(addprefix slime_core/engines/sglang/,requirements-cpu.txt requirements-cpu-no-deps.txt)
 
-.PHONY: install demo test test-backends lint types docs benchmarks clean
+.PHONY: install sglang demo test test-backends lint types docs benchmarks clean
 
 install: $(STAMP)
 
@@ -17,14 +22,26 @@ $(STAMP): pyproject.toml requirements-dev.txt compat/pyproject.toml $(wildcard p
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
 	touch $(STAMP)
 
+# About 3 GB and a few minutes.
+sglang: $(SGLANG_STAMP)
+
+$(SGLANG_STAMP): $(SGLANG_NEEDS)
+	test -x $(SGLANG_BIN)/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check -r $(word 1,$(SGLANG_NEEDS))
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(word 2,$(SGLANG_NEEDS))
+	touch $(SGLANG_STAMP)
+
 demo: install
 	$(BIN)/slime train --config configs/demo.yaml $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest -n auto -m "not backends" $(ARGS)
 
-test-backends: install
-	$(BIN)/python -m pytest -m backends $(ARGS)
+# An environment that SLIME_ENGINE_PYTHON names already is taken as it is.
+test-backends: install $(if $(SLIME_ENGINE_PYTHON),,sglang)
+	SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python) $(BIN)/python -m pytest -m backends $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -42,4 +59,4 @@ benchmarks: install
 	for script in overhead startup engine trainer; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean:
-	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG_VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

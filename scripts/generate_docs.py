@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from slime_core.config.passthrough import BUILT_IN, ForeignFlags
+from slime_core.config.foreign import find_owners
+from slime_core.config.passthrough import ForeignFlags
 from slime_core.config.spec import FlagSpec, flag_specs
-from slime_core.config.support import REFUSED_VALUES, UNSUPPORTED, Lack
+from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack
 from slime_core.config.yaml_file import dump_value
 
 FLAGS_PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "flags.md"
@@ -24,7 +25,8 @@ Every flag is also a key of a `--config` file (`rollout_batch_size: 32`) and an 
 `slime config show` prints each value with its origin.
 
 In the last column, *refused* means that this version accepts only the default and stops otherwise; *no effect* means
-that another value ends in a warning.
+that another value ends in a warning; *some components*, that engines and trainers which do not act on it refuse it or
+warn.
 """
 
 
@@ -44,6 +46,8 @@ def effect(spec: FlagSpec) -> str:
     lack = UNSUPPORTED.get(spec.name)
     if lack is not None:
         return "refused" if lack is Lack.REFUSED else "no effect"
+    if spec.name in BY_COMPONENT:
+        return "some components"
     values = REFUSED_VALUES.get(spec.name, ())
     return "refused: " + ", ".join(f"`{v}`" for v in values) if values else ""
 
@@ -61,7 +65,8 @@ def foreign_section(owner: ForeignFlags) -> str:
     """The pass-through flags of one owner."""
     names = [f"`--{flag.name}`" for flag in owner.flags] + [f"`--{prefix}...`" for prefix in owner.prefixes]
     users = ", ".join(owner.used_by) or "no backend of this version"
-    return f"### {owner.owner}\n\nTaken by {users}: {', '.join(names)}.\n"
+    listed = f" `slime train --{owner.help_flag}` lists them." if owner.help_flag else ""
+    return f"### {owner.owner}\n\nTaken by {users}: {', '.join(names)}.{listed}\n"
 
 
 def flags_page() -> str:
@@ -73,7 +78,8 @@ def flags_page() -> str:
         "## Pass-through\n\nFlags of other programs become attributes of `args`; given to a backend that does not take"
         " them, they end in one warning.\n"
     )
-    parts += [foreign_section(owner) for owner in BUILT_IN]
+    # Those of slime's own distribution; what else is installed here is no part of the page.
+    parts += [foreign_section(owner) for owner in find_owners(["--no-plugins"], {})[0]]
     return "\n".join(parts)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slime_core.buffer import BufferBase
+    from slime_core.engines.model_urls import get_model_url, planned_models
     from slime_core.errors import SlimeError
     from slime_core.estimator import EstimatorBase, GroupEstimator
     from slime_core.learning.corrections import CorrectionInputs, CorrectionOutputs
@@ -66,9 +67,11 @@ _EXPORTS = {
     "SampleStatus": "slime_core.types",
     "SlimeError": "slime_core.errors",
     "TrainBatch": "slime_core.types",
+    "get_model_url": "slime_core.engines.model_urls",
     "hookimpl": "slime_core.plugins.hookspecs",
     "last_boxed": "slime_core.plugins.boxed",
     "options": "slime_core.plugins.options",
+    "planned_models": "slime_core.engines.model_urls",
     "resolve": "slime_core.plugins.resolve",
 }
 
@@ -98,9 +101,11 @@ __all__ = [
     "SlimeError",
     "TrainBatch",
     "__version__",
+    "get_model_url",
     "hookimpl",
     "last_boxed",
     "options",
+    "planned_models",
     "resolve",
 ]
 

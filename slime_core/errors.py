@@ -51,6 +51,13 @@ class RolloutError(SlimeError, RuntimeError):
 class EngineError(SlimeError, RuntimeError):
     """A rollout engine refused a request or stopped answering."""
 
+    status: int | None = None
+    """HTTP status of the refusal, where there was an answer."""
+    url: str | None = None
+    """What was asked, where it was asked over HTTP."""
+    reached: bool = True
+    """False: no connection was made, so nothing was executed."""
+
 
 class WeightSyncError(SlimeError, RuntimeError):
     """The engine's weights are not the trainer's."""

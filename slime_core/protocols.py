@@ -117,11 +117,23 @@ class RolloutEngine(Protocol):
     """A token generator: in process or behind HTTP; the rollout code cannot tell which.
 
     Constructed as `cls(args)`; all methods run in one event loop, that of the rollout stage. An engine, and a trainer,
-    whose class attribute `true_on_policy` is True compute the same bits under `--true-on-policy-mode`.
+    whose class attribute `true_on_policy` is True compute the same bits under `--true-on-policy-mode`. An engine whose
+    class attribute `returns_routed_experts` is True answers with `meta_info["routed_experts"]` under
+    `--use-rollout-routing-replay`. An engine's class attribute `pause_modes` names the modes that `pause` takes, where
+    they are others than "in_place" and "abort"; a method `stream` (arguments of `generate`) yields everything so far.
+
+    Two more optional attributes of an engine's or trainer's class concern its settings: `uses: frozenset[str]`, the
+    names it acts on among those that only some components do (`slime_core.config.support.BY_COMPONENT`; the others are
+    refused or warned of; what base classes use counts), and the classmethod `check_settings(settings) -> list[str]`,
+    called by every command that runs something, and by `slime check`, before anything starts: it returns warnings and
+    raises ConfigError. An engine that starts servers may have the classmethod `launch_plan(settings, num_gpus=None)`,
+    for `slime engines plan`: what it would start on this machine, or with so many GPUs, as an object with `describe()`
+    and `to_dict()`.
     """
 
     weight_transports: ClassVar[tuple[str, ...]]
-    """Of "tensor" and "disk", those this engine takes, best first."""
+    """Of "tensor", "distributed", "disk" and "delta", those this engine takes, best first; it needs the methods of
+    these only. An engine that learns it from its servers may set it again in `start`."""
 
     async def start(self) -> None:
         """Load the model of `args.hf_checkpoint`, or connect; returns when requests are served."""
@@ -151,14 +163,31 @@ class RolloutEngine(Protocol):
     async def flush_cache(self) -> None:
         """Forget cached prefixes."""
 
-    async def update_weights_from_tensor(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Copy named HF-layout tensors in; running requests go on with the new weights."""
+    async def update_weights_from_tensor(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> Mapping[str, float] | None:
+        """Copy named HF-layout tensors in; running requests go on with the new weights.
 
-    async def update_weights_from_disk(self, path: Path, version: int) -> None:
+        This and the next three consume their argument, raise WeightSyncError, and may return metrics of the update.
+        """
+
+    async def update_weights_from_distributed(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> Mapping[str, float] | None:
+        """The same by broadcast, to servers of other hosts too."""
+
+    async def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
         """Load an HF-layout directory."""
 
+    async def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
+        """Bring a local copy of the model to a version below `root` (`weights.delta_apply`), and load it."""
+
     async def weight_checksums(self) -> dict[str, str]:
-        """HF name -> `weights.checksum.tensor_checksum` of the tensor served."""
+        """HF name -> `weights.checksum.tensor_checksum` of the tensor served.
+
+        For `--check-weight-update-equal`. An engine that cannot tell may have `async def differing_weights(weights) ->
+        list[str]` instead: the names whose tensors it serves differently.
+        """
 
     async def address(self) -> tuple[str, int]:
         """Host and port that answer SGLang's HTTP API; an in-process engine serves from this call until `stop`."""
@@ -324,6 +353,11 @@ class Trainer(Protocol):
     `args.hf_checkpoint`, with a new head), learns at `args.critic_lr` (without: at `args.lr`), answers `values` instead
     of `log_probs`, and has neither reference nor teacher. A batch given to a trainer holds this rank's samples only;
     `micro_batches` are lists of positions in it.
+
+    A trainer whose class attribute `routing_replay` is True follows `TrainBatch.routed_experts` where it is set: all
+    forward passes of the actor use the experts it names, with the weights of the present router, and `log_probs` and
+    `log_probs_and_entropy` of the actor write the experts they used where it has -1. Reference, teacher and critic
+    route freely.
     """
 
     rank: int

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from slime_core.routed_experts import RoutedExperts, routed_experts_after_call
+
 NOT_SAMPLED = -1
 """`token_weight_versions` of a response token that no policy sampled (tool output, template)."""
 
@@ -61,9 +63,10 @@ class SpecInfo:
         return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
 
     def add(self, meta_info: Mapping[str, Any], response_length: int) -> None:
-        """Add the counters of one engine answer; absent counters add nothing."""
-        self.spec_accept_token_num += int(meta_info.get("spec_accept_token_num", 0))
-        self.spec_draft_token_num += int(meta_info.get("spec_draft_token_num", 0))
+        """Add the counters of one engine answer, as older SGLang or 0.5.20 names them; absent ones add nothing."""
+        accepted, drafted = meta_info.get("spec_num_correct_drafts", 0), meta_info.get("spec_num_proposed_drafts", 0)
+        self.spec_accept_token_num += int(meta_info.get("spec_accept_token_num", accepted))
+        self.spec_draft_token_num += int(meta_info.get("spec_draft_token_num", drafted))
         self.spec_verify_ct += int(meta_info.get("spec_verify_ct", 0))
         self.completion_token_num += int(meta_info.get("completion_tokens", response_length))
 
@@ -132,7 +135,8 @@ class Sample:
     rollout_top_p_token_offsets: list[int] | None = None
     """[response_length + 1] offsets into `rollout_top_p_token_ids`."""
     rollout_routed_experts: Any = None
-    """[len(tokens) - 1, layers, top_k] experts the engine routed to (MoE routing replay)."""
+    """[len(tokens) - 1, layers, top_k] experts the engine routed to (MoE routing replay): a `RoutedExperts`, or what
+    `numpy.asarray` makes such an array of; -1 where they are not known."""
     remove_sample: bool = False
     """True: keep in the group statistics' bookkeeping but train on none of its tokens."""
     teacher_log_probs: list[float] | None = None
@@ -198,7 +202,8 @@ class Sample:
             tokens: [n] ids.
             log_probs: [n] log-probs of the sampling policy: required when `trainable`, forbidden otherwise.
             trainable: True for tokens the policy sampled; False for tool output and template tokens.
-            meta_info: The engine's answer (`finish_reason`, `weight_version`, `token_weight_versions`, ...).
+            meta_info: The engine's answer (`finish_reason`, `weight_version`, `token_weight_versions`,
+                `routed_experts`, ...).
             text: Text to append to `response`.
             update_terminal_info: False leaves `status` and the per-call counters alone (stream chunks).
 
@@ -207,6 +212,8 @@ class Sample:
         """
         meta_info = meta_info or {}
         new_log_probs, versions = self._checked_extension(list(tokens), log_probs, trainable, meta_info)
+        total = len(self.tokens) + len(tokens)
+        routed = routed_experts_after_call(self.rollout_routed_experts, meta_info if trainable else {}, total, args)
         if self.loss_mask is None:
             self.loss_mask = [1] * self.response_length
         self.tokens.extend(tokens)
@@ -214,6 +221,7 @@ class Sample:
         self.loss_mask.extend([int(trainable)] * len(tokens))
         self.rollout_log_probs = [*(self.rollout_log_probs or []), *new_log_probs]
         self.token_weight_versions.extend(versions)
+        self.rollout_routed_experts = routed
         if self.rollout_top_p_token_offsets is not None and not trainable:
             self.rollout_top_p_token_offsets.extend([self.rollout_top_p_token_offsets[-1]] * len(tokens))
         if text is not None:
@@ -290,6 +298,12 @@ class Sample:
         offsets = self.rollout_top_p_token_offsets
         if offsets is not None and len(offsets) != self.response_length + 1:
             raise ValueError(f"{self._name()}: rollout_top_p_token_offsets needs {self.response_length + 1} entries")
+        routed = self.rollout_routed_experts
+        if routed is not None and len(routed) != len(self.tokens) - 1:
+            raise ValueError(
+                f"{self._name()}: rollout_routed_experts has {len(routed)} rows for {len(self.tokens)} tokens;"
+                " one for each but the last is needed"
+            )
 
     def _name(self) -> str:
         return f"sample {self.index}" if self.index is not None else "sample"
@@ -332,8 +346,10 @@ class Sample:
             "spec_info": dict(self.spec_info.__dict__),
             "prefix_cache_info": dict(self.prefix_cache_info.__dict__),
         }
+        if self.rollout_routed_experts is not None:
+            special["rollout_routed_experts"] = RoutedExperts.of(self.rollout_routed_experts).to_json()
         return {
-            k: v if type(v) in _PLAIN else special[k] if k in special else _copied(v) for k, v in self.__dict__.items()
+            k: special[k] if k in special else v if type(v) in _PLAIN else _copied(v) for k, v in self.__dict__.items()
         }
 
     @classmethod
@@ -343,6 +359,8 @@ class Sample:
         data["status"] = SampleStatus(data.get("status", SampleStatus.PENDING))
         data["spec_info"] = SpecInfo(**data.get("spec_info", {}))
         data["prefix_cache_info"] = PrefixCacheInfo(**data.get("prefix_cache_info", {}))
+        if data.get("rollout_routed_experts") is not None:
+            data["rollout_routed_experts"] = RoutedExperts.of(data["rollout_routed_experts"])
         known = {f.name for f in fields(cls)}
         sample = cls(**{k: v for k, v in data.items() if k in known})
         for key in data.keys() - known:

@@ -70,7 +70,9 @@ class GenerationOutput:
     text: str
     meta_info: dict[str, Any]
     """SGLang's: `finish_reason` {"type": "stop" | "length" | "abort", ...}, `prompt_tokens`, `completion_tokens`,
-    `cached_tokens`, `weight_version`, `id`; ours adds `token_weight_versions`, one int per token."""
+    `cached_tokens`, `weight_version`, `id`; ours adds `token_weight_versions`, one int per token. With routing replay
+    `routed_experts`: SGLang's base64, or what `RoutedExperts.of` reads, for all tokens of prompt and answer but the
+    last."""
 
 
 _NO_COLUMNS = ("extras", "rollout_id", "weight_version")
@@ -105,6 +107,9 @@ class TrainBatch:
     train_metadata: list[dict[str, Any] | None] | None = None
     token_weight_versions: list[list[int]] | None = None
     """[n][response_length] version that sampled each token, `NOT_SAMPLED` elsewhere; None: all `weight_version`."""
+    routed_experts: list[Any] | None = None
+    """[n] experts that the trainer uses instead of its router's choice, [len(tokens) - 1, layers, top_k], -1 where the
+    router decides: what `RoutedExperts.of` reads, or None; int32 arrays by the time a trainer gets them."""
     weight_version: int = 0
     """Version of the weights that this batch updates."""
     extras: dict[str, list[Any]] = field(default_factory=dict)
@@ -127,5 +132,7 @@ class TrainBatch:
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_COLUMNS}
         data = {k: v for k, v in data.items() if v is not None}
         data["raw_reward"] = data.pop("raw_rewards")
+        if "routed_experts" in data:
+            data["rollout_routed_experts"] = data.pop("routed_experts")
         data["total_lengths"] = [len(t) for t in self.tokens]
         return {**data, **self.extras}

@@ -86,6 +86,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
 
 
 @pytest.fixture(scope="session")
+def tiny_moe(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    """`tiny` with a mixture of experts for a model."""
+    from slime_core.testing.tiny import tiny_moe_model
+
+    root = tmp_path_factory.mktemp("tiny-moe")
+    for path in tiny.root.iterdir():
+        (root / path.name).symlink_to(tiny_moe_model() if path.name == "model" else path)
+    return TinyRun(root)
+
+
+@pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """Forks commands from a process that has its imports done."""
     forking = Zygote()

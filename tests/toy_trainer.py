@@ -170,6 +170,8 @@ def make_args(**changes: Any) -> SimpleNamespace:
         "micro_batch_size": 2,
         "normalize_advantages": False,
         "ref_update_interval": None,
+        "use_routing_replay": False,
+        "use_rollout_routing_replay": False,
         "save_debug_train_data": None,
         "use_dynamic_batch_size": False,
         "use_kl_loss": False,

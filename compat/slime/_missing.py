@@ -22,7 +22,7 @@ NEAREST = {
     "slime.backends": _BACKENDS,
     "slime.backends.megatron_utils": "slime.backends.megatron_utils.loss is there; of the rest: " + _BACKENDS,
     "slime.backends.megatron_utils.data": "TrainBatch (slime_core.types) and --rollout-data-postprocess-path",
-    "slime.backends.sglang_utils": "--rollout-engine http, with --rollout-external-engine-addrs HOST:PORT",
+    "slime.backends.sglang_utils": "--rollout-engine sglang, and `slime engines plan`",
     "slime.observability": "hooks of the entry-point group slime.plugins (slime_core.hookimpl), and metrics.jsonl",
     "slime.ray": "there is no Ray: `slime train` runs the loop (slime_core/loop.py) in one process or under torchrun",
     "slime.rollout.fully_async_rollout": "leave --rollout-function-path out: groups run concurrently anyway",
@@ -31,7 +31,7 @@ NEAREST = {
     "slime.rollout.sample_hooks": "--rollout-sample-hook-path; examples/hooks/sample_hook.py",
     "slime.rollout.sglang_streaming_rollout": "slime.rollout.sglang_rollout.generate, which does not stream",
     "slime.rollout.sleep_rollout": "`slime serve` keeps an engine up",
-    "slime.router": "--rollout-engine http talks to a router; none is started here",
+    "slime.router": "--rollout-engine sglang starts a router; --rollout-engine http talks to one that runs",
     "slime.utils.arguments": "flags are typed settings: `slime config show`, slime_core.config",
     "slime.utils.distributed_utils": "slime_core.ops.masked_whiten takes an all_reduce",
     "slime.utils.health_monitor": "the engine's errors end the run with a message; there are no remote actors",
@@ -48,7 +48,7 @@ NEAREST = {
     "slime.utils.types.MultimodalType": "this version trains on text only",
     "slime.utils.types.MultimodalTypes": "this version trains on text only",
     "slime.utils.data.process_rollout_data": "TrainBatch (slime_core.types), made by slime_core.rollout.batch",
-    "slime.utils.http_utils.run_router": "no router is started; --sglang-router-ip and --sglang-router-port name one",
+    "slime.utils.http_utils.run_router": "--rollout-engine sglang starts one; --sglang-router-ip, -port name another",
 }
 """Module, package or `module.name` -> what to use instead; the longest entry that fits is shown."""
 

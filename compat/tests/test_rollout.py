@@ -82,6 +82,9 @@ def test_addresses(make_args: MakeArgs, engine: Any) -> None:
     assert router_url(args) == engine.url
     args = SimpleNamespace(sglang_router_ip="::1", sglang_router_port=3, sglang_model_routers={"ref": ("h", 4)})
     assert get_model_url(args, "ref") == "http://h:4/generate"
+    with pytest.raises(ConfigError, match="no model 'actor' is served; there are: 'ref'"):
+        get_model_url(args, "actor")
+    args.sglang_model_routers = None
     assert get_model_url(args, "actor", "/health") == "http://[::1]:3/health"
     with pytest.raises(ConfigError, match="takes no `context`"):
         router_url(SimpleNamespace(sglang_router_ip=None))

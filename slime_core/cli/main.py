@@ -41,7 +41,7 @@ class Command:
     @property
     def module(self) -> str:
         """Where it lives."""
-        return f"slime_core.cli.{self.name}"
+        return f"slime_core.cli.{self.name.replace('-', '_')}"
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -51,7 +51,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("eval", "score a checkpoint on evaluation data", True),
     Command("rollout", "generate and score samples without training", True),
     Command("serve", "serve a checkpoint over HTTP (SGLang's and OpenAI's APIs)", False),
+    Command("pull-weights", "apply weight deltas beside engines", False),
     Command("rewards", "score saved samples again with another reward", True, only_prints=True),
+    Command("engines", "show the servers and routers that a run would start", True, only_prints=True),
     Command("plugins", "list, inspect, make and check plugins", False, only_prints=True),
     Command("config", "show settings and where each comes from", True, only_prints=True),
 )
@@ -109,7 +111,9 @@ def _dispatch(argv: list[str]) -> int:
     if command.takes_settings:
         try:
             return int(module.run(argv[1:]))
-        except SystemExit:  # --help has been printed
+        except SystemExit:
+            if {"-h", "--help"}.isdisjoint(argv):  # another program's flags have been printed
+                raise
             import_module("slime_core.cli.plugin_help").print_options(argv[1:])
             raise
     parser = Parser(prog="slime", allow_abbrev=False)

@@ -5,6 +5,7 @@ Plugins that nobody names are not imported, so that help stays quick and cannot 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ def print_options(argv: Sequence[str]) -> None:
     """Print a table per selected component that declares options; a component that cannot be had says why."""
     from slime_core.plugins.trace import table
 
-    rest = [word for word in argv if word not in ("-h", "--help")]
+    rest = [word for word in argv if word != "-h" and not re.match(r"--help(-|$)", word)]
     print("\nPlugin options:")
     lines = [line for rows in _tables(rest) for line in (table(rows) if isinstance(rows, list) else [rows])]
     for line in lines or [

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from slime_core.config.foreign import Given
 from slime_core.config.origins import FLAG, Entry
-from slime_core.config.passthrough import ForeignFlags, convert, find_foreign
+from slime_core.config.passthrough import ForeignFlag, ForeignFlags
 from slime_core.config.spec import FlagSpec, did_you_mean, flag_specs
 from slime_core.errors import ConfigError
 
@@ -40,9 +41,12 @@ class ParsedFlags:
     """What one command line says."""
 
     values: dict[str, Entry] = field(default_factory=dict)
-    foreign: dict[str, Entry] = field(default_factory=dict)
+    foreign: list[Given] = field(default_factory=list)
+    """Pass-through flags, still as words."""
     sets: list[str] = field(default_factory=list)
     """Texts after `--set`."""
+    help_flag: str = ""
+    """The flag that asks for another program's flags, when it is among them."""
 
 
 def _metavar(spec: FlagSpec) -> str:
@@ -87,6 +91,18 @@ def _add_flag(group: Any, spec: FlagSpec) -> None:
     group.add_argument(spec.flag, dest=spec.name, default=argparse.SUPPRESS, help=text, **shape)
 
 
+def _foreign_shape(flag: ForeignFlag) -> dict[str, Any]:
+    """How argparse reads another program's flag; values stay text."""
+    if flag.kind == "switch":
+        return {"action": "store_true"}
+    if flag.kind == "toggle":
+        return {"action": argparse.BooleanOptionalAction}
+    metavar = "{" + ",".join(map(str, flag.choices)) + "}" if flag.choices else flag.kind.upper()
+    if flag.is_list:
+        return {"nargs": flag.count or ("*" if flag.may_be_empty else "+"), "metavar": metavar}
+    return {"nargs": "?", "const": flag.const, "metavar": metavar} if flag.may_be_empty else {"metavar": metavar}
+
+
 def build_parser(foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> argparse.ArgumentParser:
     """The parser of every command that takes the run's settings."""
     parser = _Parser(prog=prog, usage=f"{prog} [--config FILE] [flags]", description=_HELP_HEAD, allow_abbrev=False)
@@ -105,13 +121,23 @@ def build_parser(foreign: Sequence[ForeignFlags], *, prog: str = "slime train") 
     )
     for owner in foreign:
         names = [f"--{f.name}" for f in owner.flags] + [f"--{p}*" for p in owner.prefixes]
+        names += [f"(--{owner.help_flag} lists them)"] if owner.help_flag else []
         users = ", ".join(owner.used_by) or "none in this version"
         group = parser.add_argument_group(f"{owner.owner} (taken by: {users})", " ".join(names))
         for flag in owner.flags:
-            shape: dict[str, Any] = {"action": "store_true"} if flag.kind == "switch" else {}
-            shape |= {"nargs": "+"} if flag.is_list else {}
+            text = flag.help.replace("%", "%%") or argparse.SUPPRESS
+            options = [f"--{name}" for name in flag.names]
             dest = _FOREIGN + flag.attribute
-            group.add_argument(f"--{flag.name}", dest=dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **shape)
+            group.add_argument(*options, dest=dest, default=argparse.SUPPRESS, help=text, **_foreign_shape(flag))
+    for help_flag in dict.fromkeys(owner.help_flag for owner in foreign if owner.help_flag):
+        groups["Run"].add_argument(
+            f"--{help_flag}",
+            dest="help_flag",
+            action="store_const",
+            const=help_flag,
+            default=argparse.SUPPRESS,
+            help="List the flags of " + " and ".join(o.owner for o in foreign if o.help_flag == help_flag) + ".",
+        )
     return parser
 
 
@@ -128,15 +154,16 @@ def _is_open(token: str, foreign: Sequence[ForeignFlags]) -> bool:
     return any(name.startswith(owner.prefixes) and attribute not in owner.by_attribute for owner in foreign)
 
 
-def _take_open_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags]) -> tuple[list[str], dict[str, list[str]]]:
-    """Split off the flags known by prefix only: (the rest, attribute -> its value tokens)."""
+def _take_open_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags]) -> tuple[list[str], list[Given]]:
+    """Split off the flags known by prefix only: (the rest, those with their value tokens)."""
     rest: list[str] = []
-    taken: dict[str, list[str]] = {}
+    taken: list[Given] = []
     values: list[str] | None = None
     for token in argv:
         if _is_open(token, foreign):
             name, equals, inline = token[2:].partition("=")
-            values = taken[name.replace("-", "_")] = [inline] if equals else []
+            values = [inline] if equals else []
+            taken.append(Given(name.replace("-", "_"), values, FLAG))
             if equals:
                 values = None
         elif values is not None and not _is_flag(token):
@@ -145,12 +172,6 @@ def _take_open_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags]) -> tu
             values = None
             rest.append(token)
     return rest, taken
-
-
-def _open_value(values: list[str]) -> Any:
-    if not values:
-        return True
-    return values[0] if len(values) == 1 else values
 
 
 def parse_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> ParsedFlags:
@@ -164,25 +185,14 @@ def parse_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags], *, prog: s
     for dest, value in vars(namespace).items():
         if dest == "set":
             parsed.sets = value
+        elif dest == "help_flag":
+            parsed.help_flag = value
         elif dest.startswith(_FOREIGN):
-            attribute = dest.removeprefix(_FOREIGN)
-            parsed.foreign[attribute] = _foreign_entry(foreign, attribute, value)
+            parsed.foreign.append(Given(dest.removeprefix(_FOREIGN), value, FLAG))
         else:
             parsed.values[dest] = Entry(value, FLAG)
-    for attribute, values in opened.items():
-        parsed.foreign[attribute] = _foreign_entry(foreign, attribute, _open_value(values))
+    parsed.foreign += opened
     return parsed
-
-
-def _foreign_entry(foreign: Sequence[ForeignFlags], attribute: str, raw: Any) -> Entry:
-    found = find_foreign(foreign, attribute)
-    assert found is not None, attribute
-    try:
-        if isinstance(raw, list) and not found[1].is_list:
-            return Entry([convert(found[1], v) for v in raw], FLAG)
-        return Entry(convert(found[1], raw), FLAG)
-    except ValueError as error:
-        raise ConfigError(f"--{found[1].name} {raw!r} (flag): {error}") from None
 
 
 def _unknown_message(token: str, parser: argparse.ArgumentParser, prog: str) -> str:

@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from slime_core.config.flags import ParsedFlags
+from slime_core.config.foreign import Given
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
-from slime_core.config.passthrough import ForeignFlags, convert, find_foreign
+from slime_core.config.passthrough import ForeignFlags, find_foreign
 from slime_core.config.schema import Args
 from slime_core.config.settings import CUSTOM_KEY
 from slime_core.config.spec import did_you_mean, flag_specs, switched_off
@@ -36,6 +37,9 @@ class Layered:
 
     values: dict[str, Entry] = field(default_factory=dict)
     foreign: dict[str, Entry] = field(default_factory=dict)
+    """Of other programs' flags; filled by `load_settings` from `given`."""
+    given: list[Given] = field(default_factory=list)
+    """Other programs' flags of all layers, lowest first, as their sources spell them."""
     custom: dict[str, Entry] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -60,7 +64,7 @@ def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
 def collect(parsed: ParsedFlags, env: Mapping[str, str], foreign: Sequence[ForeignFlags]) -> Layered:
     """Read every source. Raises ConfigError."""
     layered = Layered()
-    from_env = read_env(env, layered.warnings)
+    from_env, foreign_env = read_env(env, layered.warnings, foreign)
     files = parsed.values.get("config") or from_env.get("config")
     if files:
         for path in _as_list(files.value):
@@ -73,7 +77,7 @@ def collect(parsed: ParsedFlags, env: Mapping[str, str], foreign: Sequence[Forei
     for entries in (from_env, parsed.values):
         for name, entry in entries.items():
             layered.add_mapping_entry(name, _read_text(name, entry))
-    layered.foreign.update(parsed.foreign)
+    layered.given += [*foreign_env, *parsed.foreign]
     for text in parsed.sets:
         _apply_set(layered, text)
     return layered
@@ -140,11 +144,8 @@ def _add_file_key(layered: Layered, key: str, item: Item, foreign: Sequence[Fore
             raise ConfigError(f"{item.where}: {CUSTOM_KEY!r} must be a mapping of attribute names to values.")
         for custom_key, value in item.value.items():
             _add_custom(layered, str(custom_key), Item(value, item.where), foreign)
-    elif found := find_foreign(foreign, name):
-        try:
-            layered.foreign[name] = Entry(convert(found[1], item.value), origin)
-        except ValueError as error:
-            raise ConfigError(f"{item.where}: {key} {item.value!r}: {error}") from None
+    elif find_foreign(foreign, name):
+        layered.given.append(Given(name, item.value, origin))
     elif open_keys:
         _add_custom(layered, key, item, foreign)
     else:
@@ -167,9 +168,16 @@ def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
     return hint or f" Keys of your own go under {CUSTOM_KEY!r}: or into --custom-config-path."
 
 
-def read_env(env: Mapping[str, str], warnings: list[str]) -> dict[str, Entry]:
-    """Entries from `SLIME_<NAME>` variables; unknown ones are errors when close to a setting, else warnings."""
+def read_env(
+    env: Mapping[str, str], warnings: list[str], foreign: Sequence[ForeignFlags] = ()
+) -> tuple[dict[str, Entry], list[Given]]:
+    """Entries from `SLIME_<NAME>` variables; unknown ones are errors when close to a setting, else warnings.
+
+    Returns:
+        Settings of slime, and flags of other programs.
+    """
     entries: dict[str, Entry] = {}
+    given: list[Given] = []
     names = [*flag_specs(), *switched_off()]
     for variable in sorted(env):
         if not variable.startswith("SLIME_") or variable.startswith(_OTHER_ENV):
@@ -184,11 +192,13 @@ def read_env(env: Mapping[str, str], warnings: list[str]) -> dict[str, Entry]:
             if value not in (True, False):
                 raise ConfigError(f"{variable} {env[variable]!r}: expected true or false")
             entries[switched_off()[name]] = Entry(not value, origin)
+        elif find_foreign(foreign, name):
+            given.append(Given(name, env[variable], origin))
         elif close := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
             raise ConfigError(f"unknown setting {variable} in the environment. Did you mean SLIME_{close[0].upper()}?")
         else:
             warnings.append(f"{variable} in the environment is no setting and has no effect.")
-    return entries
+    return entries, given
 
 
 def _read_text(name: str, entry: Entry) -> Entry:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from slime_core.config.flags import parse_flags
+from slime_core.config.foreign import find_owners, resolve
+from slime_core.config.foreign_help import flags_text
 from slime_core.config.layers import Layered, collect, lay_below, validate
 from slime_core.config.origins import Origin
-from slime_core.config.passthrough import BUILT_IN, ForeignFlags
+from slime_core.config.passthrough import ForeignFlags
 from slime_core.config.rules import apply_rules
 from slime_core.config.schema import Args
 from slime_core.config.settings import Settings
@@ -32,7 +34,7 @@ def load_settings(
     *,
     command: str = "train",
     env: Mapping[str, str] | None = None,
-    foreign: Sequence[ForeignFlags] = BUILT_IN,
+    foreign: Sequence[ForeignFlags] | None = None,
     preset: Preset | None = None,
 ) -> Settings:
     """Read all layers, fill in what follows from them, and check them against each other.
@@ -41,16 +43,25 @@ def load_settings(
         argv: Flags, without the command's name.
         command: "train", "sft", "eval", "rollout" or "serve" decide what is required; "show" requires nothing.
         env: Environment; the process's by default.
-        foreign: Pass-through flags of other programs.
+        foreign: Pass-through flags of other programs; by default Megatron's and those of installed distributions.
         preset: Asked once for settings that a chosen component brings; they lie between defaults and files.
 
     Raises:
         ConfigError: A setting is unknown, malformed, unsupported or contradicts another.
-        SystemExit: `--help` was among the flags and has been printed.
+        SystemExit: `--help`, or the like for another program's flags, was among the flags and has been printed.
     """
     env = os.environ if env is None else env
+    unusable: list[str] = []
+    if foreign is None:
+        foreign, unusable = find_owners(argv, env)
     parsed = parse_flags(argv, foreign, prog=f"slime {command if command != 'show' else 'config show'}")
     layered = collect(parsed, env, foreign)
+    given = {name: entry.value for name, entry in layered.values.items()}
+    if parsed.help_flag:
+        print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
+        raise SystemExit(0)
+    layered.warnings += unusable
+    layered.foreign = resolve(layered.given, foreign, given)
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")
     if brought:
@@ -62,9 +73,20 @@ def load_settings(
     settings.warnings += check_support(args, origins)
     settings.warnings += _unused_foreign(layered, args, foreign)
     apply_rules(settings)
+    settings.warnings += _checked_foreign(layered, args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return settings
+
+
+def _checked_foreign(layered: Layered, args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:
+    """What owners have to say about the values of their flags. Raises ConfigError."""
+    warnings: list[str] = []
+    for owner in foreign:
+        own = {name: entry for name, entry in layered.foreign.items() if owner.find(name)}
+        if own and owner.check is not None:
+            warnings += owner.check(args, own)
+    return warnings
 
 
 def _unused_foreign(layered: Layered, args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:

@@ -14,6 +14,21 @@ def clipping(s: Settings) -> None:
         s.derive("eps_clip_high", s.args.eps_clip, "eps_clip")
 
 
+def routing_replay(s: Settings) -> None:
+    """The engine's routing is replayed by the same means as the trainer's own."""
+    a = s.args
+    if a.use_rollout_routing_replay:
+        if s.is_given("use_routing_replay") and not a.use_routing_replay:
+            raise ConfigError(f"{s.cite('use_rollout_routing_replay')} contradicts {s.cite('use_routing_replay')}.")
+        s.derive("use_routing_replay", True, "use_rollout_routing_replay")
+    elif a.use_routing_replay and a.proximal_policy == "interpolate":
+        raise ConfigError(
+            f"{s.cite('use_routing_replay')} records the routing of the log-prob pass, which"
+            f" {s.cite('proximal_policy')} does without; replay the engine's with --use-rollout-routing-replay, or"
+            " remove one."
+        )
+
+
 def off_policy(s: Settings) -> None:
     """One source of old log-probs, and corrections that are switched on."""
     a = s.args

@@ -1,20 +1,22 @@
-"""Flags that belong to somebody else: Megatron's own, SGLang's (`--sglang-*`) and its router's (`--router-*`).
+"""Flags that belong to somebody else: Megatron's own, an engine's server's (`--sglang-*`), its router's (`--router-*`).
 
 They are collected as attributes of `args` under their own names and change nothing in the core. A `ForeignFlags`
-object is one owner's list; a backend or engine that takes such flags passes its own list to `load_settings`, with
-its name in `used_by`. Flags given although nobody in `used_by` is selected end in one warning.
+object is one owner's list; an engine or trainer brings its own by an entry point of the group `slime.foreign_flags`
+(see `foreign`), with its name in `used_by`. Flags given although nobody in `used_by` is selected end in one warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from slime_core.config.yaml_file import read_scalar
+from slime_core.config.origins import Entry
 
-ForeignKind = Literal["switch", "int", "float", "str", "any"]
+ForeignKind = Literal["switch", "toggle", "int", "float", "size", "str", "json", "any"]
+"""switch: `--x`, true when given; toggle: `--x` and `--no-x`; size: a whole number that may end in k, M, Ki, ...;
+any: what the text reads as."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,45 @@ class ForeignFlag:
     """Without the leading dashes."""
     kind: ForeignKind = "any"
     is_list: bool = False
+    aliases: tuple[str, ...] = ()
+    """Its other names; all set the same attribute."""
+    stored_as: str = ""
+    """Name on `args` when it is not the flag's name with underscores."""
+    choices: tuple[Any, ...] = ()
+    """Allowed values, of a list's elements; empty when any is allowed."""
+    count: int | None = None
+    """How many values a list has; None is any number."""
+    may_be_empty: bool = False
+    """A list of no values is allowed, and for another kind the flag without a value, which stores `const`."""
+    const: Any = None
+    default: Any = None
+    """The other program's own, for the help text; nothing is stored when the flag is not given."""
+    help: str = ""
 
     @property
     def attribute(self) -> str:
         """Name on `args`."""
-        return self.name.replace("-", "_")
+        return self.stored_as or self.name.replace("-", "_")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every spelling that stores the value, without dashes."""
+        return (self.name, *self.aliases)
+
+
+@dataclass(frozen=True)
+class FlagList:
+    """Every flag of an owner whose flags are known by prefix, as one version of the program has them."""
+
+    flags: tuple[ForeignFlag, ...]
+    version: str
+    """For messages, such as "SGLang 0.5.20"."""
+
+    @cached_property
+    def by_name(self) -> dict[str, ForeignFlag]:
+        """Every name, with underscores, and every attribute -> flag."""
+        names = {name.replace("-", "_"): flag for flag in self.flags for name in flag.names}
+        return {flag.attribute: flag for flag in self.flags} | names
 
 
 @dataclass(frozen=True)
@@ -42,14 +78,22 @@ class ForeignFlags:
     """Any flag beginning so is the owner's, e.g. "sglang-"."""
     used_by: tuple[str, ...] = ()
     """Names of the trainers and engines that take these flags."""
+    listing: Callable[[Mapping[str, Any]], FlagList] | None = None
+    """All flags behind the prefixes, asked for only when one is given; the argument is what was given of slime's own
+    settings, as it was spelled. Without it such a flag may have any name and value. May raise ConfigError."""
+    help_flag: str = ""
+    """Prints that list, such as "help-sglang"."""
+    check: Callable[[Any, Mapping[str, Entry]], Sequence[str]] | None = None
+    """Called with the finished `args` and the owner's entries (by attribute) when there are any; returns warnings and
+    may raise ConfigError."""
 
     @cached_property
     def by_attribute(self) -> dict[str, ForeignFlag]:
-        """Attribute on `args` -> flag."""
-        return {flag.attribute: flag for flag in self.flags}
+        """Attribute on `args`, or another name with underscores -> flag, of those that need no listing."""
+        return FlagList(self.flags, self.owner).by_name
 
     def find(self, attribute: str) -> ForeignFlag | None:
-        """The flag behind an attribute name, if it is this owner's."""
+        """The flag behind an attribute name, if it is this owner's; of any kind when only its prefix is known."""
         if attribute in self.by_attribute:
             return self.by_attribute[attribute]
         dashed = attribute.replace("_", "-")
@@ -63,52 +107,6 @@ def find_foreign(foreign: Sequence[ForeignFlags], attribute: str) -> tuple[Forei
         if flag is not None:
             return owner, flag
     return None
-
-
-def convert(flag: ForeignFlag, raw: Any) -> Any:
-    """A string or YAML value as the flag's type. Raises ValueError saying what is expected."""
-    if raw is None:
-        return None
-    if flag.is_list:
-        values = raw if isinstance(raw, list) else str(raw).split()
-        return [_convert_one(flag.kind, v) for v in values]
-    return _convert_one(flag.kind, raw)
-
-
-def _convert_one(kind: ForeignKind, raw: Any) -> Any:
-    if kind == "switch":
-        value = read_scalar(raw) if isinstance(raw, str) else raw
-        if not isinstance(value, bool):
-            raise ValueError("expected true or false")
-        return value
-    if kind == "any":
-        return _guess(raw) if isinstance(raw, str) else raw
-    if kind == "str":
-        return str(raw)
-    if isinstance(raw, bool):
-        raise ValueError("expected a number")
-    try:
-        return int(raw) if kind == "int" and not isinstance(raw, float) else _number(kind, raw)
-    except ValueError:
-        raise ValueError("expected a whole number" if kind == "int" else "expected a number") from None
-
-
-def _guess(text: str) -> Any:
-    """A number or truth value when it reads as one, else the text itself (JSON stays text)."""
-    try:
-        value = read_scalar(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, bool | int | float) else text
-
-
-def _number(kind: ForeignKind, raw: Any) -> int | float:
-    value = float(raw)
-    if kind == "float":
-        return value
-    if not value.is_integer():
-        raise ValueError
-    return int(value)
 
 
 def _flags(kind: ForeignKind, names: str, *, is_list: bool = False) -> tuple[ForeignFlag, ...]:
@@ -183,7 +181,6 @@ MEGATRON = ForeignFlags(
         ),
     ),
 )
-SGLANG = ForeignFlags(owner="SGLang", prefixes=("sglang-",))
-SGLANG_ROUTER = ForeignFlags(owner="SGLang's router", prefixes=("router-",))
 
-BUILT_IN: tuple[ForeignFlags, ...] = (MEGATRON, SGLANG, SGLANG_ROUTER)
+BUILT_IN: tuple[ForeignFlags, ...] = (MEGATRON,)
+"""Known without an entry point."""

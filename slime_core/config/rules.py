@@ -13,7 +13,13 @@ from collections.abc import Callable
 from slime_core.config.debug_rules import dumps, half_a_loop, second_export
 from slime_core.config.distillation_rules import distillation
 from slime_core.config.eval_config import resolve_eval_datasets
-from slime_core.config.objective_rules import clipping, group_statistics, kl_to_reference, off_policy
+from slime_core.config.objective_rules import (
+    clipping,
+    group_statistics,
+    kl_to_reference,
+    off_policy,
+    routing_replay,
+)
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
 
@@ -275,16 +281,58 @@ def evaluation(s: Settings) -> None:
         raise ConfigError("nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE.")
 
 
+def placement(s: Settings) -> None:
+    """A command that trains nothing leaves every GPU to inference."""
+    if s.command in ("eval", "rollout"):
+        s.derive("actor_num_gpus_per_node", 0, f"slime {s.command}")
+
+
 # -- weights ----------------------------------------------------------------------------------
 
 
 def weight_transport(s: Settings) -> None:
     """Weights on disk need a directory."""
     a = s.args
-    if a.update_weight_transport == "disk" and a.update_weight_disk_dir is None:
+    delta = a.update_weight_mode == "delta"
+    if (a.update_weight_transport == "disk" or delta) and a.update_weight_disk_dir is None:
         if a.run_dir is None:
-            raise ConfigError(f"{s.cite('update_weight_transport')} needs --update-weight-disk-dir DIR or --save DIR.")
+            name = "update_weight_mode" if delta else "update_weight_transport"
+            raise ConfigError(f"{s.cite(name)} needs --update-weight-disk-dir DIR or --save DIR.")
         s.derive("update_weight_disk_dir", os.path.join(a.run_dir, "weights"), "run_dir")
+    if delta:
+        _weight_deltas(s)
+        return
+    for name in _DELTA_ONLY:
+        if s.is_given(name):
+            s.warnings.append(f"{s.cite(name)} has no effect without --update-weight-mode delta.")
+
+
+_DELTA_ONLY = (
+    "update_weight_delta_encoding",
+    "update_weight_delta_checksum",
+    "update_weight_local_checkpoint_dir",
+    "update_weight_puller_addrs",
+)
+
+
+def _weight_deltas(s: Settings) -> None:
+    """Deltas are files, for engines that do not share the trainer's devices."""
+    a = s.args
+    if a.update_weight_transport == "tensor":
+        raise ConfigError(
+            f"{s.cite('update_weight_mode')} goes by files, not by {s.cite('update_weight_transport')}; remove that, or"
+            " type --update-weight-transport disk."
+        )
+    if a.colocate:
+        raise ConfigError(f"{s.cite('update_weight_mode')} and {s.cite('colocate')} exclude each other; remove one.")
+    if a.update_weight_local_checkpoint_dir is None and a.run_dir is not None:
+        s.derive("update_weight_local_checkpoint_dir", os.path.join(a.run_dir, "local_weights"), "run_dir")
+    paths = [os.path.realpath(p) for p in (a.update_weight_disk_dir, a.update_weight_local_checkpoint_dir) if p]
+    if len(set(paths)) < len(paths):
+        raise ConfigError(
+            f"{s.cite('update_weight_disk_dir')} and {s.cite('update_weight_local_checkpoint_dir')} are one directory;"
+            " the second is a copy that each engine's host keeps for itself."
+        )
 
 
 Rule = Callable[[Settings], None]
@@ -314,10 +362,12 @@ RULES: tuple[Rule, ...] = (
     reward_is_named,
     clipping,
     off_policy,
+    routing_replay,
     group_statistics,
     kl_to_reference,
     distillation,
     weight_transport,
+    placement,
 )
 """In this order: later ones read what earlier ones derived."""
 

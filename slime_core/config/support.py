@@ -7,7 +7,7 @@ output, end in one warning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -29,10 +29,8 @@ _REFUSED: Mapping[str, tuple[str, ...]] = {
     "other model builders": ("model_name", "custom_model_provider_path", "padded_vocab_size", "qwen_gdn_backend"),
     "settings per role": ("megatron_config_path",),
     "images and audio": ("multimodal_keys",),
-    "routing replay": ("use_routing_replay", "use_rollout_routing_replay"),
     "old actor": ("keep_old_actor",),
     "asynchronous training": ("update_weights_interval",),
-    "delta weights": ("update_weight_mode", "custom_update_weight_post_write_path"),
     "sparse attention": ("freeze_indexer",),
     "Megatron hooks": (
         "custom_megatron_init_path",
@@ -47,46 +45,26 @@ _REFUSED: Mapping[str, tuple[str, ...]] = {
     ),
     "multi-token prediction": ("mtp_num_layers", "mtp_loss_scaling_factor", "enable_mtp_training"),
     "choice of checkpoint step": ("ckpt_step", "ref_ckpt_step", "opd_teacher_ckpt_step"),
-    "several models": ("sglang_config",),
     "other loss masks": ("loss_mask_type",),
     "external rollout buffer": ("rollout_buffer_url", "load_forge_rollout_data"),
 }
 
 _HINTS: Mapping[str, tuple[str, ...]] = {
     "placement": (
-        "actor_num_nodes",
-        "actor_num_gpus_per_node",
-        "rollout_num_gpus",
-        "rollout_num_gpus_per_engine",
-        "num_gpus_per_node",
-        "colocate",
         "offload",
         "offload_train",
         "offload_rollout",
         "release_train",
         "train_env_vars",
         "use_distributed_post",
-        "http_proxy",
         "rollout_data_transport",
-        "prefill_num_servers",
-        "sglang_router_request_timeout_secs",
-    ),
-    "fault tolerance": (
-        "use_fault_tolerance",
-        "rollout_health_check_interval",
-        "rollout_health_check_timeout",
-        "rollout_health_check_first_wait",
     ),
     "speed and memory": (
         "data_pad_size_multiplier",
         "recompute_loss_function",
         "allgather_cp",
         "async_save",
-        "update_weight_buffer_size",
         "log_probs_max_tokens_per_gpu",
-        "update_weight_delta_encoding",
-        "update_weight_delta_checksum",
-        "update_weight_local_checkpoint_dir",
     ),
     "external rollout buffer": (
         "fetch_trajectory_retry_times",
@@ -138,6 +116,31 @@ REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Values without an implementation in settings that otherwise work."""
 
 
+BY_COMPONENT: Mapping[str, Lack] = {
+    "actor_num_gpus_per_node": Lack.HINT,
+    "actor_num_nodes": Lack.HINT,
+    "colocate": Lack.HINT,
+    "engine_router": Lack.HINT,
+    "engine_start_timeout": Lack.HINT,
+    "num_gpus_per_node": Lack.HINT,
+    "prefill_num_servers": Lack.REFUSED,
+    "rollout_health_check_first_wait": Lack.HINT,
+    "rollout_health_check_interval": Lack.HINT,
+    "rollout_health_check_timeout": Lack.HINT,
+    "rollout_max_engine_restarts": Lack.HINT,
+    "rollout_num_gpus": Lack.HINT,
+    "rollout_num_gpus_per_engine": Lack.HINT,
+    "sglang_config": Lack.REFUSED,
+    "sglang_router_request_timeout_secs": Lack.HINT,
+    "update_weight_puller_addrs": Lack.HINT,
+    "update_weight_pause_mode": Lack.HINT,
+    "update_weight_timeout": Lack.HINT,
+    "use_fault_tolerance": Lack.HINT,
+}
+"""Settings that only some engines and trainers act on, namely those whose class has them in its attribute `uses` ->
+what happens with the others; looked at by the launcher, once it knows the run's components."""
+
+
 def has_effect(name: str) -> bool:
     """Whether this version acts on the setting."""
     return name not in UNSUPPORTED
@@ -145,21 +148,51 @@ def has_effect(name: str) -> bool:
 
 def check_support(args: Args, origins: Mapping[str, Origin]) -> list[str]:
     """Warnings for hints that are set. Raises ConfigError for refused settings, all of them in one message."""
-    specs = flag_specs()
+    refused, hints = _set_and_lacking(UNSUPPORTED, REFUSED_VALUES, args, origins)
+    if refused:
+        verb = "is" if len(refused) == 1 else "are"
+        raise ConfigError(f"{', '.join(refused)} {verb} not supported by this version; remove to go on.")
+    return [f"without effect in this version: {', '.join(hints)}"] if hints else []
+
+
+def check_component_support(args: Args, origins: Mapping[str, Origin], uses: Collection[str], chosen: str) -> list[str]:
+    """As `check_support`, for the settings `BY_COMPONENT`.
+
+    Args:
+        args: The run's settings.
+        origins: Where each came from.
+        uses: Settings that the run's components say they act on.
+        chosen: How messages call these components.
+
+    Raises:
+        ConfigError: A setting that the results depend on is set, and no component acts on it.
+    """
+    unused = {name: lack for name, lack in BY_COMPONENT.items() if name not in uses}
+    refused, hints = _set_and_lacking(unused, {}, args, origins)
+    if refused:
+        verb = "has" if len(refused) == 1 else "have"
+        raise ConfigError(f"{', '.join(refused)} {verb} no effect with {chosen}; remove to go on, or choose others.")
+    return [f"without effect with {chosen}: {', '.join(hints)}"] if hints else []
+
+
+def _set_and_lacking(
+    lacking: Mapping[str, Lack],
+    values: Mapping[str, tuple[Any, ...]],
+    args: Args,
+    origins: Mapping[str, Origin],
+) -> tuple[list[str], list[str]]:
+    """Settings that are not at their defaults, as messages show them: the refused ones, and the hints."""
     refused, hints = [], []
-    for name, spec in specs.items():
-        value = getattr(args, name)
-        lack = UNSUPPORTED.get(name)
-        if value in REFUSED_VALUES.get(name, ()):
+    for name, spec in flag_specs().items():
+        value, lack = getattr(args, name), lacking.get(name)
+        if value in values.get(name, ()):
             lack = Lack.REFUSED
-        elif value == spec.default:
+        # What a rule derived was not asked for.
+        elif value == spec.default or origins[name].kind == "derived":
             continue
         text = f"{spec.show(value)} ({origins[name]})"
         if lack is Lack.REFUSED:
             refused.append(text)
         elif lack is Lack.HINT:
             hints.append(text)
-    if refused:
-        verb = "is" if len(refused) == 1 else "are"
-        raise ConfigError(f"{', '.join(refused)} {verb} not supported by this version; remove to go on.")
-    return [f"without effect in this version: {', '.join(hints)}"] if hints else []
+    return refused, hints

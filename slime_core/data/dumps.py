@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from slime_core.errors import DataError, RolloutError
+from slime_core.routed_experts import json_default
 from slime_core.types import Group, RolloutFnTrainOutput, Sample
 
 logger = logging.getLogger(__name__)
@@ -179,6 +180,6 @@ def check_saved(args: Any, rollout_id: int) -> None:
 def to_json(value: Any, what: str) -> bytes:
     """JSON bytes. Raises RolloutError naming `what` when the value cannot be written."""
     try:
-        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY, default=json_default)
     except TypeError as error:
         raise RolloutError(f"{what} cannot be saved: {error}; keep JSON values in sample.metadata") from error

@@ -19,6 +19,8 @@ from slime_core.types import GenerationOutput
 if TYPE_CHECKING:
     import torch
 
+_TENSORS_ONLY = "ScriptedEngine takes weights as tensors only"
+
 
 class CharTokenizer:
     """One token per character; `<...>` tags given as specials are one token each. Has the HF methods in common use."""
@@ -231,9 +233,17 @@ class ScriptedEngine:
         self.weights = {name: tensor.detach().clone() for name, tensor in weights}
         self.weight_version = version
 
+    async def update_weights_from_distributed(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Not a transport of this engine."""
+        raise EngineError(_TENSORS_ONLY)
+
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
         """Not a transport of this engine."""
-        raise EngineError("ScriptedEngine takes weights as tensors only")
+        raise EngineError(_TENSORS_ONLY)
+
+    async def update_weights_from_delta(self, root: Path, version: int) -> None:
+        """Not a transport of this engine."""
+        raise EngineError(_TENSORS_ONLY)
 
     async def weight_checksums(self) -> dict[str, str]:
         """Of the tensors last handed over."""

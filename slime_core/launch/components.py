@@ -48,6 +48,8 @@ class Components:
     trainer: Any = None
     data_postprocess: Callable[..., Any] | None = None
     """`--rollout-data-postprocess-path`."""
+    weight_post_write: Callable[..., Any] | None = None
+    """`--custom-update-weight-post-write-path`."""
     post_process_rewards: Callable[..., Any] | None = None
     convert_samples: Callable[..., Any] | None = None
     user: RolloutHooks = field(default_factory=RolloutHooks)
@@ -129,6 +131,7 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
                 " changes; it works with policy_loss"
             )
         parts.data_postprocess = r.function("data_postprocesses", "rollout_data_postprocess_path")
+        parts.weight_post_write = r.function("weight_post_writes", "custom_update_weight_post_write_path")
         _check_same_bits(settings, parts)
     elif settings.command != "eval" and settings.is_given("advantage_estimator"):
         # Nothing is trained, but the samples may need its greedy baseline when they are trained on later.

@@ -19,6 +19,7 @@ from slime_core.errors import RolloutError
 from slime_core.launch.trainers import Trainers
 from slime_core.protocols import Trainer
 from slime_core.rollout.stage import RolloutResult, RolloutStage
+from slime_core.routed_experts import json_default
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class SendingRollout:
         except BaseException as error:
             self._trainer.broadcast(orjson.dumps({"error": f"{type(error).__name__}: {error}"}))
             raise
-        self._trainer.broadcast(orjson.dumps({"batch": asdict(result.batch), "metrics": result.metrics}))
+        message = {"batch": asdict(result.batch), "metrics": result.metrics}
+        self._trainer.broadcast(orjson.dumps(message, default=json_default))
         return result
 
 
@@ -77,8 +79,23 @@ class ReceivingRollout:
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """No engine here."""
 
+    def update_weights_from_distributed(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """No engine here."""
+
+    def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str] | None:
+        """No engine here."""
+        return []
+
     def update_weights_from_disk(self, path: Path, version: int) -> None:
         """No engine here."""
+
+    def update_weights_from_delta(self, root: Path, version: int) -> None:
+        """No engine here."""
+
+    @property
+    def engines(self) -> list[object]:
+        """None here."""
+        return []
 
     def weight_checksums(self) -> dict[str, str]:
         """No engine here."""

@@ -75,7 +75,13 @@ def _lead(
     run: Prepared, trainers: Trainers, stage: RolloutStage, commit: Path | None, started: float
 ) -> dict[str, Any]:
     args, run_dir = run.args, run_dir_of(run.args)
-    weights = WeightSync(args, trainers.actor, stage, lambda v: run.hooks.slime_weights_updated(weight_version=v))
+    weights = WeightSync(
+        args,
+        trainers.actor,
+        stage,
+        lambda v: run.hooks.slime_weights_updated(weight_version=v),
+        run.parts.weight_post_write,
+    )
     journal = Journal(
         args,
         run_dir,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import copy
 import inspect
 import json
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slime_core.errors import SlimeError
+from slime_core.errors import EngineError, SlimeError
 from slime_core.plugins.adapters import PluginNotFiniteError
 from slime_core.plugins.resolve import Resolved, resolve
 from slime_core.plugins.workers.calls import unpack_args
@@ -74,7 +75,8 @@ def _reward(bench: Bench, resolved: Resolved) -> None:
 
     caller = RewardCaller(resolved, bench.args, inline=True, group=bool(bench.args.group_rm))
     samples = bench.group(scored=False) if caller.scores_groups else [bench.answered()]
-    asyncio.run(caller.score(samples))
+    with contextlib.suppress(EngineError):  # it asks a model of an engine that does not run yet
+        asyncio.run(caller.score(samples))
 
 
 def _generator(bench: Bench, resolved: Resolved) -> None:

@@ -23,6 +23,7 @@ from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
 from slime_core.learning.passes import DataPostprocess, Passes
 from slime_core.learning.report import log_prob_gap, rollout_report
+from slime_core.learning.routing import routing_arrays
 from slime_core.learning.steps import FirstStep, over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.learning.train_dump import write_train_data
@@ -91,6 +92,8 @@ class Learner:
         schedule = build_schedule(batch, policy, self._cost)
         share = schedule.for_rank(self.trainer.rank)
         local = replace(batch.select(share.indices), rollout_id=rollout_id)
+        if self.args.use_routing_replay:
+            local.routed_experts = routing_arrays(local, load_model_config(self.args.hf_checkpoint))
         clock, first = Clock(), FirstStep(local)
         trains_actor = self.critic is None or rollout_id >= self.args.num_critic_only_steps
         tensors = self._passes.run(local, share, clock, trains_actor=trains_actor)
@@ -180,9 +183,12 @@ def _sample_cost(args: Args) -> Cost:
     if not (args.balance_data or args.balance_by_flops):
         return float
     config = load_model_config(args.hf_checkpoint)
+    inner, moe = config.intermediate_size, config.moe
+    if moe is not None:  # what a token goes through, on average over the layers
+        inner += len(moe.layers) * (moe.experts_per_token * moe.intermediate_size - inner) // config.num_layers
     shape = DecoderShape(
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=inner,
         vocab_size=config.vocab_size,
         num_layers=config.num_layers,
         num_heads=config.num_heads,

@@ -3,7 +3,8 @@
 Called by the learner once per rollout, on every rank. What a reader would get wrong: the "old" log-probs. Samples of
 the first optimizer step use that step's own, detached, which costs no extra pass; those of later steps' samples are
 recomputed here. Estimators that need them beforehand (KL in the reward, `needs_log_probs`), distillation,
-`--use-rollout-entropy` and `--rollout-data-postprocess-path` get recomputed ones for all. With
+`--use-rollout-entropy`, `--rollout-data-postprocess-path` and `--use-routing-replay` (without the engine's routing) get
+recomputed ones for all. With
 `--use-rollout-logprobs` they are the engine's; off-policy corrections take recomputed ones for all, or
 (`--proximal-policy interpolate`) none.
 """
@@ -58,6 +59,8 @@ class Passes:
         args, old_policy = self.args, self._old_policy
         if not self.loss.needs_advantages:
             return bool(args.use_rollout_entropy)
+        if args.use_routing_replay and not args.use_rollout_routing_replay:
+            return True  # it records the routing that the steps replay
         if args.use_rollout_entropy or args.true_on_policy_mode or old_policy == "recomputed":
             return True
         if self._takes_engines_log_probs:

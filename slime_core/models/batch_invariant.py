@@ -22,8 +22,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from slime_core.models.decoder import Decoder, DecoderLayer
+from slime_core.models.feed_forward import MixtureOfExperts
 from slime_core.models.lean_autograd import rotate
 from slime_core.models.rope import rope_cos_sin
+from slime_core.models.routing import Routing
 
 TILE = 32
 """Rows of every row-wise computation."""
@@ -98,8 +100,13 @@ class BatchInvariantForward:
         self.decoder = decoder
         self.scale = decoder.config.head_dim**-0.5
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """[T] token ids at `positions` [T] of their sequences -> [T, hidden] after the final norm."""
+    def hidden(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, routing: Routing | None = None
+    ) -> torch.Tensor:
+        """[T] token ids at `positions` [T] of their sequences -> [T, hidden] after the final norm.
+
+        `routing`: as for `Decoder.hidden`.
+        """
         stack = self.decoder.model
         config, device = self.decoder.config, token_ids.device
         cos, sin = by_tile(lambda tile: rope_cos_sin(config, tile, device), positions)
@@ -108,9 +115,11 @@ class BatchInvariantForward:
         for i, layer in enumerate(stack.layers):
             assert isinstance(layer, DecoderLayer)
             if self.decoder.recompute and torch.is_grad_enabled():
-                x = checkpoint(self._layer, i, layer, x, rope, attend, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(
+                    self._layer, i, layer, x, rope, attend, routing, use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                x = self._layer(i, layer, x, rope, attend)
+                x = self._layer(i, layer, x, rope, attend, routing)
         return by_tile(lambda tile: (stack.norm(tile),), x)[0]
 
     def _layer(
@@ -120,6 +129,7 @@ class BatchInvariantForward:
         x: torch.Tensor,
         rope: tuple[torch.Tensor, torch.Tensor],
         attend: Attend,
+        routing: Routing | None,
     ) -> torch.Tensor:
         attention = layer.self_attn
         dim = attention.head_dim
@@ -135,7 +145,18 @@ class BatchInvariantForward:
             tile = tile + attention.o_proj(attended)
             return (tile + layer.mlp(layer.post_attention_layernorm(tile)),)
 
-        return by_tile(finish, x, attend(number, *by_tile(project, x, *rope)))[0]
+        def join(tile: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            tile = tile + attention.o_proj(attended)
+            return tile, layer.post_attention_layernorm(tile)
+
+        attended = attend(number, *by_tile(project, x, *rope))
+        if not isinstance(layer.mlp, MixtureOfExperts):
+            return by_tile(finish, x, attended)[0]
+        # How many rows an expert gets depends on the batch, so its rows fill tiles of their own.
+        x, normed = by_tile(join, x, attended)
+        at = None if routing is None else routing.of_layer(number, None)
+        result: torch.Tensor = x + layer.mlp(normed, at, _in_tiles)
+        return result
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, vocab]."""
@@ -173,6 +194,10 @@ def log_probs_of(logits: torch.Tensor, targets: torch.Tensor, scales: torch.Tens
         return (_scaled_log_softmax(tile, scale + (scale == 0)).gather(1, ids[:, None]).squeeze(1),)
 
     return by_tile(score, logits, targets, scales)[0]
+
+
+def _in_tiles(function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    return by_tile(lambda tile: (function(tile),), rows)[0]
 
 
 @dataclass(frozen=True)

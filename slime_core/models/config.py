@@ -16,8 +16,22 @@ from slime_core.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class MoEConfig:
+    """A mixture of SwiGLU experts in place of the feed-forward block of some layers."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Of each expert."""
+    normalize_top_k: bool
+    """Divide the router probabilities of the chosen experts by their sum."""
+    layers: tuple[int, ...]
+    """Numbers of the layers that have experts."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """A dense decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+    """A decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, dense or with experts."""
 
     model_type: str
     vocab_size: int
@@ -39,12 +53,18 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMSNorm over head_dim on queries and keys, before the rotation (Qwen3)."""
+    moe: MoEConfig | None = None
+    """None: a dense decoder."""
     eos_token_ids: tuple[int, ...] = ()
     hf: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The whole `config.json`."""
 
+    def experts_of(self, layer: int) -> MoEConfig | None:
+        """The experts of a layer, None for a dense one."""
+        return self.moe if self.moe is not None and layer in self.moe.layers else None
+
     @classmethod
-    def from_hf(cls, hf: Mapping[str, Any], **switches: bool) -> ModelConfig:
+    def from_hf(cls, hf: Mapping[str, Any], *, moe: MoEConfig | None = None, **switches: bool) -> ModelConfig:
         """Read the fields HF names alike in Llama, Qwen2 and Qwen3; `switches` say what the family does differently.
 
         Raises:
@@ -78,10 +98,11 @@ class ModelConfig:
                 initializer_range=float(hf.get("initializer_range", 0.02)),
                 eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),)),
                 hf=dict(hf),
+                moe=moe,
                 **switches,
             )
         except KeyError as error:
-            raise ConfigError(f"config.json has no {error.args[0]!r}, which every dense decoder needs") from error
+            raise ConfigError(f"config.json has no {error.args[0]!r}, which every decoder needs") from error
 
 
 def read_hf_config(directory: str | Path) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from slime_core.errors import CheckpointError
 from slime_core.models.config import ModelConfig
-from slime_core.models.lean_autograd import rms_norm, rotate, swiglu
+from slime_core.models.feed_forward import FeedForward, MixtureOfExperts
+from slime_core.models.lean_autograd import rms_norm, rotate
 from slime_core.models.packed import PackedLayout
 from slime_core.models.rope import rope_cos_sin
+from slime_core.models.routing import Routing
 
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # old checkpoints store the frequencies; they follow from the config
 
@@ -75,41 +77,42 @@ class Attention(nn.Module):
         return result
 
 
-class FeedForward(nn.Module):
-    """SwiGLU feed-forward block."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(hidden, inner, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(hidden, inner, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(inner, hidden, bias=config.mlp_bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        result: torch.Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
-        return result
-
-
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each on the normed residual stream."""
+    """Attention, then a feed-forward block or a mixture of experts, each on the normed residual stream."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, number: int) -> None:
         super().__init__()
+        self.number = number
         self.self_attn = Attention(config)
-        self.mlp = FeedForward(config)
+        experts, hidden = config.experts_of(number), config.hidden_size
+        self.mlp: FeedForward | MixtureOfExperts = (
+            FeedForward(hidden, config.intermediate_size, config.mlp_bias)
+            if experts is None
+            else MixtureOfExperts(hidden, experts)
+        )
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], layout: PackedLayout, kept_only: bool
+        self,
+        x: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        layout: PackedLayout,
+        kept_only: bool,
+        routing: Routing | None = None,
     ) -> torch.Tensor:
         """[T, hidden] -> [T, hidden], or the rows `layout` keeps: past the last attention no row needs another."""
         attended = self.self_attn(self.input_layernorm(x), rope, layout, kept_only)
+        rows = None
         if kept_only and layout.keep is not None:
-            x = layout.keep(x)
+            x, rows = layout.keep(x), layout.keep.index
         x = x + attended
-        result: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        normed = self.post_attention_layernorm(x)
+        if isinstance(self.mlp, MixtureOfExperts):
+            changed = self.mlp(normed, None if routing is None else routing.of_layer(self.number, rows))
+        else:
+            changed = self.mlp(normed)
+        result: torch.Tensor = x + changed
         return result
 
 
@@ -122,7 +125,7 @@ class DecoderStack(nn.Module):
         # than building any model that fits on a small machine.
         empty = torch.empty(config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False)  # type: ignore[no-untyped-call]
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 
 
@@ -175,7 +178,12 @@ class Decoder(nn.Module):
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def hidden(
-        self, token_ids: torch.Tensor, lengths: Sequence[int], *, rows: np.ndarray | None = None
+        self,
+        token_ids: torch.Tensor,
+        lengths: Sequence[int],
+        *,
+        rows: np.ndarray | None = None,
+        routing: Routing | None = None,
     ) -> torch.Tensor:
         """Final hidden states, after the last norm.
 
@@ -183,6 +191,7 @@ class Decoder(nn.Module):
             token_ids: [T] int64, sequences laid end to end.
             lengths: Tokens of each sequence; they sum to T.
             rows: [R] distinct rows wanted, in the order wanted; None means all T. The others skip what they can.
+            routing: Experts to use, and a place to note those used; without, the routers choose.
 
         Returns:
             [R or T, hidden].
@@ -201,11 +210,12 @@ class Decoder(nn.Module):
                     rope,
                     layout,
                     i == last and rows is not None,
+                    routing,
                     use_reentrant=False,
                     preserve_rng_state=False,
                 )
             else:
-                x = layer(x, rope, layout, i == last and rows is not None)
+                x = layer(x, rope, layout, i == last and rows is not None, routing)
         result: torch.Tensor = self.model.norm(x)
         return result
 

@@ -13,7 +13,11 @@ from typing import Any
 from slime_core.errors import ConfigError
 
 CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
-_OURS = (CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "rollouts", "eval.json", "failures")
+_OURS = (
+    CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts",
+    "eval.json", "failures",
+    "engines", "events.jsonl",
+)  # fmt: skip
 
 
 def run_dir_of(args: Any) -> Path:

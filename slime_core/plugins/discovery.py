@@ -32,6 +32,8 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 """Directories, separated like PATH; `--plugin-dir` adds to it, so other processes see the same plugins."""
 
 GROUP_PREFIX = "slime."
+FOREIGN_FLAGS_GROUP = f"{GROUP_PREFIX}foreign_flags"
+"""Read by `slime_core.config.foreign`, before any setting is known; no component."""
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
 _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
 
@@ -53,6 +55,8 @@ class InstalledComponents:
                 registry.problems.append(Problem(where, f"unreadable metadata: {type(error).__name__}: {error}"))
                 continue
             for entry in entries:
+                if entry.group == FOREIGN_FLAGS_GROUP:
+                    continue
                 if entry.group not in _GROUPS:
                     registry.problems.append(_unknown_group(f"{name} {version}", entry.group))
                     continue
@@ -90,7 +94,19 @@ class DirectoryComponents:
                 for ref in refs:
                     registry.add(ref)
                 groups = [g for g in project.get("entry-points", {}) if g.startswith(GROUP_PREFIX) and g not in _GROUPS]
-                registry.problems += [_unknown_group(str(file), group) for group in groups]
+                registry.problems += [
+                    _needs_installation(file) if group == FOREIGN_FLAGS_GROUP else _unknown_group(str(file), group)
+                    for group in groups
+                    if not (group == FOREIGN_FLAGS_GROUP and self.rank == RANK_CHECKOUT)
+                ]
+
+
+def _needs_installation(file: Path) -> Problem:
+    return Problem(
+        str(file),
+        f"entry points of {FOREIGN_FLAGS_GROUP!r} are found in installed distributions only; type: pip install -e"
+        f" {file.parent}",
+    )
 
 
 def _unknown_group(where: str, group: str) -> Problem:

@@ -290,6 +290,17 @@ _KINDS = (
         ),
     ),
     Kind(
+        name="weight_post_writes",
+        singular="weight_post_write",
+        flags=("--custom-update-weight-post-write-path",),
+        canonical=("post_write", "weight_post_write", "custom_update_weight_post_write"),
+        calls=(
+            Call(
+                ("args", "version_dir", "rollout_engines"), "(args, version_dir, rollout_engines) -> None", plain=True
+            ),
+        ),
+    ),
+    Kind(
         name="corrections",
         singular="correction",
         flags=("--custom-tis-function-path",),

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from slime_core.errors import RolloutError
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
 from slime_core.rollout.baseline import baseline_reward
-from slime_core.rollout.columns import batch_from_columns, fill_ids, mask_sums, version_column
+from slime_core.rollout.columns import batch_from_columns, fill_ids, mask_sums, routed_column, version_column
 from slime_core.types import Group, Sample, SampleStatus, TrainBatch
 
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]
@@ -101,6 +101,7 @@ def make_batch(
         source_names=_optional([s.metadata.get("source_name") for s in samples]),
         train_metadata=_optional([s.train_metadata for s in samples]),
         token_weight_versions=version_column(samples, [len(mask) for mask in masks], weight_version),
+        routed_experts=routed_column(samples, [0 if row.placeholder else len(row.tokens) for row in rows]),
         weight_version=weight_version,
     )
 

@@ -12,17 +12,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import RolloutError
+from slime_core.routed_experts import RoutedExperts
 from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
 
 REQUIRED = ("tokens", "response_lengths", "rewards", "loss_masks")
 """Columns that nothing else can stand in for."""
 
 _TOKEN_COLUMNS = ("loss_masks", "rollout_log_probs", "teacher_log_probs", "token_weight_versions")
-_RENAMED = {"raw_reward": "raw_rewards", "metadata": "train_metadata"}
+_RENAMED = {
+    "raw_reward": "raw_rewards",
+    "metadata": "train_metadata",
+    "rollout_routed_experts": "routed_experts",
+}
 _KNOWN = {
     *REQUIRED,
     *("raw_rewards", "truncated", "sample_indices", "group_indices", "rollout_ids", "rollout_mask_sums"),
     *("rollout_log_probs", "teacher_log_probs", "source_names", "train_metadata", "token_weight_versions"),
+    "routed_experts",
 }
 _DERIVED = {"total_lengths", "rollout_id"}
 
@@ -62,6 +68,23 @@ def version_column(samples: Sequence[Sample], lengths: Sequence[int], newest: in
     return rows if any(version not in (newest, NOT_SAMPLED) for row in rows for version in row) else None
 
 
+def routed_column(samples: Sequence[Sample], num_tokens: Sequence[int]) -> list[RoutedExperts | None] | None:
+    """What is known of each sample's routing; None where its row has other tokens; None when no sample has any.
+
+    Raises:
+        RolloutError: A sample's `rollout_routed_experts` is not [tokens, layers, top_k].
+    """
+    column: list[RoutedExperts | None] = []
+    for sample, count in zip(samples, num_tokens):
+        try:
+            value = sample.rollout_routed_experts
+            routed = None if value is None or not count else RoutedExperts.of(value)
+        except ValueError as error:
+            raise RolloutError(f"sample {sample.index}: rollout_routed_experts: {error}") from error
+        column.append(routed if routed is not None and len(routed) == count - 1 else None)
+    return column if any(routed is not None for routed in column) else None
+
+
 def batch_from_columns(
     rollout_id: int, samples: Sequence[Sample], columns: Mapping[str, Any], weight_version: int = 0
 ) -> TrainBatch:
@@ -97,6 +120,8 @@ def batch_from_columns(
         train_metadata=table.get("train_metadata"),
         token_weight_versions=table.get("token_weight_versions")
         or version_column(aligned, [int(length) for length in table["response_lengths"]], weight_version),
+        routed_experts=_routed(origin, table.get("routed_experts"))
+        or routed_column(aligned, [len(tokens) for tokens in table["tokens"]]),
         weight_version=weight_version,
         extras={name: values for name, values in table.items() if name not in _KNOWN},
     )
@@ -124,6 +149,13 @@ def _plain(values: Any) -> list[Any]:
     return [v.tolist() if hasattr(v, "tolist") else v for v in values]
 
 
+def _routed(origin: str, column: Sequence[Any] | None) -> list[RoutedExperts | None] | None:
+    try:
+        return None if column is None else [None if value is None else RoutedExperts.of(value) for value in column]
+    except ValueError as error:
+        raise RolloutError(f"{origin}: rollout_routed_experts: {error}") from error
+
+
 def _check_rows(origin: str, batch: TrainBatch) -> None:
     for name in _TOKEN_COLUMNS:
         for row, values in enumerate(getattr(batch, name) or ()):
@@ -132,6 +164,12 @@ def _check_rows(origin: str, batch: TrainBatch) -> None:
                     f"{origin}: row {row} of {name} has {len(values)} entries for a response of"
                     f" {batch.response_lengths[row]} tokens"
                 )
+    for row, routed in enumerate(batch.routed_experts or ()):
+        if routed is not None and len(routed) != len(batch.tokens[row]) - 1:
+            raise RolloutError(
+                f"{origin}: row {row} of rollout_routed_experts has {len(routed)} rows for {len(batch.tokens[row])}"
+                " tokens; one for each but the last is needed"
+            )
     for row, (tokens, length) in enumerate(zip(batch.tokens, batch.response_lengths)):
         if not 0 < length < len(tokens):
             raise RolloutError(

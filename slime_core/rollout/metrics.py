@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slime_core.rollout.baseline import baseline_reward
+from slime_core.routed_experts import RoutedExperts
 from slime_core.types import NOT_SAMPLED, Group, Sample, SampleStatus
 
 
@@ -73,6 +74,15 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return metrics
 
 
+def routing_replay_fraction(samples: Sequence[Sample]) -> float:
+    """Tokens whose routed experts are known, of all that a forward pass turns into a prediction."""
+    total = sum(max(0, len(s.tokens) - 1) for s in samples)
+    known = sum(
+        RoutedExperts.of(s.rollout_routed_experts).num_known() for s in samples if s.rollout_routed_experts is not None
+    )
+    return known / total if total else 0.0
+
+
 def rollout_metrics(args: Any, groups: Sequence[Group], weight_version: int) -> dict[str, float]:
     """`rollout/...` of the groups that go to training; `weight_version` is the newest one."""
     samples = [s for group in groups for s in group]
@@ -91,6 +101,8 @@ def rollout_metrics(args: Any, groups: Sequence[Group], weight_version: int) -> 
     turns = [s.metadata["num_turns"] for s in samples if "num_turns" in s.metadata]
     if turns:
         metrics["rollout/num_turns"] = statistics.fmean(turns)
+    if args.use_rollout_routing_replay:
+        metrics["rollout/routing_replay_fraction"] = routing_replay_fraction(samples)
     category = args.log_reward_category
     if category:
         kinds = Counter(str(s.reward[category]) for s in samples if isinstance(s.reward, Mapping))

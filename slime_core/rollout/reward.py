@@ -42,6 +42,9 @@ class Scorer(Protocol):
 class Workers(Protocol):
     """Processes in which rewards run (`plugins.workers.pool.WorkerPool`)."""
 
+    def settings_changed(self) -> None:
+        """Have them see the settings as they are now."""
+
     def close(self) -> None:
         """End them."""
 
@@ -82,6 +85,11 @@ class RewardStage:
         """Bring up the worker processes with the run's reward. Raises PluginError when it does not load there."""
         if self.default is not None:
             await self.default.start()
+
+    def settings_changed(self) -> None:
+        """To be called when `args` was changed after `start`: worker processes have a copy."""
+        if self._workers is not None:
+            self._workers.settings_changed()
 
     def close(self) -> None:
         """End the worker processes; safe to call twice."""

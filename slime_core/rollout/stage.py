@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,7 @@ class RolloutStage:
         await loading
         if parts.needs_address:
             self.args.sglang_router_ip, self.args.sglang_router_port = await engine.address()
+        parts.rewards.settings_changed()  # where models answer, which the engine has just found out
         # Requests that come over HTTP are not seen waiting, so the engine must not wait for their samples.
         gated = GatedEngine(
             engine,
@@ -186,10 +187,17 @@ class RolloutStage:
         if self._context is not None:
             held = self._context.runner.engine.take_held_seconds()
             self._warn_if_held(held, seconds)
+        extra |= getattr(self.parts.engine, "take_metrics", dict)()
         log = self.parts.user.log_rollout
         if log is not None and log(rollout_id, self.args, samples, extra, seconds):
             return extra
         metrics = {**rollout_metrics(self.args, groups, self.weight_version), **extra}
+        if metrics.get("rollout/routing_replay_fraction") == 0:
+            logger.warning(
+                "rollout %d: --use-rollout-routing-replay, but no sample says which experts the engine used; servers"
+                " need --enable-return-routed-experts, generate functions append_response_tokens(meta_info=...)",
+                rollout_id,
+            )
         metrics["perf/rollout_time"] = seconds
         metrics["perf/tokens_per_sec"] = sum(s.response_length for s in samples) / seconds
         if self._context is not None:
@@ -259,17 +267,42 @@ class RolloutStage:
 
     # -- weights -------------------------------------------------------------------------------------
 
-    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Mapping[str, float] | None:
         """Hand tensors over; the engine copies them."""
-        if self.parts.engine is not None:
-            self._loop.run(self.parts.engine.update_weights_from_tensor(weights, version))
-        self.weight_version = version
+        return self._update("tensor", weights, version)
 
-    def update_weights_from_disk(self, path: Path, version: int) -> None:
+    def update_weights_from_distributed(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> Mapping[str, float] | None:
+        """Hand tensors over; the engine broadcasts them."""
+        return self._update("distributed", weights, version)
+
+    def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
         """Have the engine load an HF-layout directory."""
+        return self._update("disk", path, version)
+
+    def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
+        """Have local copies brought to the version below `root`, and loaded."""
+        return self._update("delta", root, version)
+
+    def _update(self, transport: str, source: Any, version: int) -> Mapping[str, float] | None:
+        """Call the engine's method for the transport; what it measured, if anything."""
+        measured: Mapping[str, float] | None = None
         if self.parts.engine is not None:
-            self._loop.run(self.parts.engine.update_weights_from_disk(path, version))
+            update = getattr(self.parts.engine, f"update_weights_from_{transport}")
+            measured = self._loop.run(update(source, version))
         self.weight_version = version
+        return measured
+
+    @property
+    def engines(self) -> list[RolloutEngine]:
+        """The engine, or none; a list because THUDM/slime's functions get one."""
+        return [] if self.parts.engine is None else [self.parts.engine]
+
+    def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str] | None:
+        """What an engine that compares weights itself finds; None when it does not."""
+        compare = getattr(self.parts.engine, "differing_weights", None)
+        return None if compare is None else list(self._loop.run(compare(weights)))
 
     def weight_checksums(self) -> dict[str, str]:
         """Of the weights served."""

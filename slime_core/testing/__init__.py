@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         SampleConverterContract,
     )
     from slime_core.testing.contracts.trainer import TrainerContract
+    from slime_core.testing.contracts.weight_post_write import WeightPostWriteContract
     from slime_core.testing.loop import LoopRun
     from slime_core.testing.service import Asked, ScriptedService
 
@@ -75,6 +76,7 @@ _SUITES = {
     "sample_hooks": ("SampleHookContract", "rollout_hooks"),
     "slime.plugins": ("HookPluginContract", "hook_plugin"),
     "trainers": ("TrainerContract", "trainer"),
+    "weight_post_writes": ("WeightPostWriteContract", "weight_post_write"),
 }
 """Kind -> class, and its module in `contracts`; `functions` have nothing in common and no suite."""
 
@@ -124,6 +126,7 @@ __all__ = [
     "ScriptedEngine",
     "ScriptedService",
     "TrainerContract",
+    "WeightPostWriteContract",
     "suite_of",
 ]
 

@@ -30,6 +30,30 @@ def tiny_model() -> Path:
     return directory
 
 
+@functools.cache
+def tiny_moe_model(*, dense_layer: bool = True) -> Path:
+    """Like `tiny_model`, with 8 experts of which each token takes 2 in the first and the last of three layers.
+
+    `dense_layer=False`: in all three, as SGLang takes Qwen3-MoE to be whatever `config.json` says.
+    """
+    from slime_core.models.config import load_model_config, read_hf_config
+    from slime_core.models.decoder import init_weights
+    from slime_core.models.hf_io import copy_assets, write_config, write_weights
+
+    kept = tempfile.TemporaryDirectory(prefix="slime-tiny-moe-")
+    _KEPT.append(kept)
+    directory = Path(kept.name) / "model"
+    copy_assets(tiny_model(), directory)
+    changes = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 3,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [1] if dense_layer else [], "tie_word_embeddings": False,
+    }  # fmt: skip
+    write_config(directory, read_hf_config(directory) | changes)
+    write_weights(directory, init_weights(load_model_config(directory), seed=0).items())
+    return directory
+
+
 def write_rows(path: Path, count: int) -> Path:
     """`count` rows of a question under `input` and its answer under `label`; the path."""
     from slime_core.quickstart import task

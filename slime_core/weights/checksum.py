@@ -15,7 +15,9 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
     """`<dtype>:<32 hex digits>`, BLAKE2b (128 bits) over shape and raw bytes in row-major order."""
     tensor = tensor.detach().to("cpu").contiguous()
     digest = hashlib.blake2b(f"{tuple(tensor.shape)}".encode(), digest_size=16)
-    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    # One element counts as contiguous with any stride, and only stride 1 can be viewed as bytes.
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    digest.update(flat.view(torch.uint8).numpy().data)
     return f"{str(tensor.dtype).removeprefix('torch.')}:{digest.hexdigest()}"
 
 

@@ -8,10 +8,14 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from slime_core.cli import check
+from slime_core.errors import ConfigError
+from slime_core.launch.probes import PROBES, Bench
+from slime_core.plugins.resolve import resolve
 from tests.conftest import TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -69,6 +73,28 @@ def test_a_reward_that_is_no_good(case: str, tiny: TinyRun, tmp_path: Path) -> N
     assert "--custom-rm-path" in bad[0]["message"]
     assert status == (1 if level == "error" else 0)
     assert [f for f in findings if f["level"] == "ok" and "work in a fresh process" in f["message"]]
+
+
+def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, tmp_path: Path) -> None:
+    """The engine that serves it does not run; a name that no model has is told all the same."""
+    reward, models = tmp_path / "rm.py", tmp_path / "models.yaml"
+    reward.write_text(
+        "from slime_core import get_model_url\n\n"
+        "def reward(args, sample):\n    return len(get_model_url(args, args.judge))\n"
+    )
+    (tmp_path / "own.yaml").write_text("custom: {judge: default}\n")
+    argv = tiny.argv(tmp_path / "run", custom_rm_path=reward, config=tmp_path / "own.yaml")
+    status, findings = _check(*argv)
+    assert status == 0
+    assert {f["level"] for f in findings if f["subject"] == "components"} == {"ok"}
+
+    models.write_text("sglang: [{name: judge, model_path: /models/judge, server_groups: [{num_gpus: 1}]}]")
+    args = SimpleNamespace(group_rm=False, sglang_config=str(models), judge="judge")
+    bench = Bench(args, "1+1=", "2", {})
+    PROBES["rewards"](bench, resolve("rewards", str(reward)))
+    args.judge = "jugde"
+    with pytest.raises(ConfigError, match="no model 'jugde' is served; there are: 'judge'"):
+        PROBES["rewards"](bench, resolve("rewards", str(reward)))
 
 
 def test_strict_counts_warnings(tiny: TinyRun, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_core.config import load_settings
+from slime_core.config.support import check_component_support
 
 SCRIPT = """
 --swiglu --num-layers 36 --hidden-size 2560 --ffn-hidden-size 9728 --num-attention-heads 32 --group-query-attention
@@ -33,9 +34,10 @@ def test_every_flag_of_a_script_is_understood() -> None:
     assert (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size) == (32, 8, 256)
     assert (a.lr, a.lr_decay_style, a.adam_beta2, a.eps_clip_high) == (1e-6, "constant", 0.98, 0.28)
     assert (a.eval_datasets[0].name, a.eval_datasets[0].max_response_len) == ("aime", 16384)
-    assert (a.hidden_size, a.swiglu, a.sglang_cuda_graph_bs) == (2560, True, [1, 2, 4, 8])
-    assert len(s.warnings) == 2
-    placement, foreign = s.warnings
-    assert placement == "without effect in this version: --rollout-num-gpus-per-engine 2 (flag), --colocate (flag)"
+    assert (a.hidden_size, a.swiglu, a.sglang_cuda_graph_bs_decode) == (2560, True, [1, 2, 4, 8])
+    (foreign,) = s.warnings
+    assert check_component_support(a, s.origins, (), "--rollout-engine embedded") == [
+        "without effect with --rollout-engine embedded: --rollout-num-gpus-per-engine 2 (flag), --colocate (flag)"
+    ]
     for flag in ("--tensor-model-parallel-size 2", "--swiglu", "--sglang-mem-fraction-static 0.7"):
         assert f"{flag} (flag)" in foreign

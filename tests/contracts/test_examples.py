@@ -17,6 +17,7 @@ from slime_core.testing import (
     SampleConverterContract,
     SampleFilterContract,
     SampleHookContract,
+    WeightPostWriteContract,
 )
 from slime_core.types import Group
 
@@ -37,6 +38,10 @@ class TestDataSource(DataSourceContract):
 
 class TestRolloutLog(RolloutLogContract):
     component = f"{HOOKS}/log_functions.py"
+
+
+class TestWeightPostWrite(WeightPostWriteContract):
+    component = f"{HOOKS}/weights_written.py"
 
 
 class TestEvalLog(EvalLogContract):

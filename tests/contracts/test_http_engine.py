@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -43,18 +44,20 @@ class Server(threading.Thread):
 
 class TestHttp(EngineContract):
     component = "http"
+    address: ClassVar[tuple[str, int]]
 
-    @pytest.fixture(autouse=True)
-    def _served(self) -> Iterator[None]:
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _served(cls) -> Iterator[None]:
         server = Server()
         server.start()
         assert server.ready.wait(30)
-        self.host, self.port = server.address
+        cls.address = server.address
         yield
         server.stop()
 
     @property
     def settings(self) -> SimpleNamespace:
         settings = super().settings
-        settings.sglang_router_ip, settings.sglang_router_port = self.host, self.port
+        settings.sglang_router_ip, settings.sglang_router_port = self.address
         return settings

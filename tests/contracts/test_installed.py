@@ -25,6 +25,7 @@ ELSEWHERE = {
     },
     ("losses", "custom_loss"): "tests/contracts/test_policy_loss_parts.py",
     ("engines", "http"): "tests/contracts/test_http_engine.py",
+    ("engines", "sglang"): "tests/backends/test_engine_conformance.py",
     ("reward_post_processes", "on_policy_distillation"): "tests/contracts/test_examples.py",
 }
 """Held to the contract by tests which have the settings they cannot do without, or a service to talk to."""
@@ -74,4 +75,4 @@ def test_the_built_ins_are_here() -> None:
         "grpo", "dr_grpo", "gspo", "cispo", "dapo", "rloo", "remax", "max_rl", "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
     } <= names["estimators"]  # fmt: skip
-    assert {"llama", "qwen2", "qwen3"} <= names["models"]
+    assert {"llama", "qwen2", "qwen3", "qwen3_moe"} <= names["models"]

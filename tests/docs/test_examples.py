@@ -9,10 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core import RewardCaller, resolve
+from slime_core.plugins.workers.pool import WorkerPool
 from slime_core.testing import FilterContract, GeneratorContract, RewardContract
 from tests.conftest import TinyRun
 
@@ -29,7 +32,7 @@ def samples(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_every_example_is_tested_here() -> None:
-    """Those in `examples/hooks` have a test file of their own, `test_hook_examples.py`."""
+    """Those in `examples/hooks` have a test file of their own, `test_hook_examples.py`; so has `examples/engines`."""
     text = Path(__file__).read_text(encoding="utf-8")
     assert {p.name for p in EXAMPLES.iterdir() if p.name not in text and not p.name.startswith(("__", "."))} == set()
 
@@ -115,6 +118,18 @@ def test_third_party_plugin_keeps_its_own_contract() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
+
+
+def test_the_judge_is_what_the_page_shows_and_runs_where_it_says() -> None:
+    """`tests/backends/test_several_models.py` trains with it."""
+    folder = EXAMPLES / "engines/judge"
+    page = (EXAMPLES.parent / "docs/engines/sglang-config.md").read_text(encoding="utf-8")
+    for name, language in (("models.yaml", "yaml"), ("reward.py", "python")):
+        assert f"```{language}\n{(folder / name).read_text(encoding='utf-8')}```\n" in page
+    pool = WorkerPool(SimpleNamespace(), 1)  # which starts nothing before it is asked
+    for spec, execution in (("reward.py", "async"), ("reward.py:blocking", "process")):
+        found = resolve("rewards", str(folder / spec))
+        assert RewardCaller(found, SimpleNamespace(), workers=pool, spec=str(folder / spec)).execution == execution
 
 
 @pytest.mark.backends

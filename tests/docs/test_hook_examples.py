@@ -150,3 +150,16 @@ def test_losses(run_loop: RunLoop) -> None:
     assert own["train/my_entropy"] == pytest.approx(plain["train/entropy_loss"], rel=1e-4)
     # In the first step the ratio is 1, so the gradient is that of the policy loss.
     assert own["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["full", "delta"])
+def test_weights_on_disk(tiny: TinyRun, slime: Slime, tmp_path: Path, mode: str) -> None:
+    run_dir, hook = tmp_path / "run", HOOKS / "weights_written.py"
+    flags = {"update_weight_mode": mode, "update_weight_transport": "disk", "update_weight_disk_keep_files": True}
+    train(slime, tiny, run_dir, **flags, custom_update_weight_post_write_path=hook)
+    rows = lines(run_dir / "weights.jsonl")
+    assert [row["version"] for row in rows] == ["weight_v000001", "weight_v000002"]
+    assert rows[1]["bytes"] == sum(p.stat().st_size for p in run_dir.glob("weights/weight_v000002/*.safetensors")) > 0
+    assert all(row["engines"] == 1 for row in rows)
+    used = {p["kind"] for p in json.loads((run_dir / "summary.json").read_text())["plugins"]}
+    assert "weight_post_writes" in used

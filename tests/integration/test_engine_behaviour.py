@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from slime_core.engines.embedded.engine import EmbeddedEngine
-from slime_core.engines.http import HttpEngine
+from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.types import GenerationOutput
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread

@@ -38,15 +38,6 @@ def router_url(args: Any) -> str:
     return f"http://{wrap_ipv6(str(host))}:{port}"
 
 
-def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> str:
-    """URL of a model of `args.sglang_model_routers` (name -> (host, port)); the run's engine for a name not in it."""
-    routers = getattr(args, "sglang_model_routers", None) or {}
-    if model_name in routers:
-        host, port = routers[model_name]
-        return f"http://{wrap_ipv6(str(host))}:{port}{endpoint}"
-    return router_url(args) + endpoint
-
-
 class RouterEngine:
     """What `slime_core.protocols.RolloutEngine` asks for generating, over `slime.utils.http_utils`."""
 

@@ -17,9 +17,10 @@ class ClusterArgs(Section):
     actor_num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
     """GPUs for training per node."""
     rollout_num_gpus: Annotated[int | None, Field(ge=0)] = None
-    """GPUs for inference; 0 launches no engine."""
+    """GPUs for inference, after those for training; 0 launches no engine. By default those that training leaves, with
+    --colocate its own, and on CPU one engine."""
     rollout_num_gpus_per_engine: Annotated[int, Field(gt=0)] = 1
-    """GPUs per rollout engine."""
+    """GPUs per rollout engine, over all its nodes; on CPU its processes."""
     num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
     """GPUs per node for rollout placement."""
     colocate: bool = False
@@ -41,7 +42,7 @@ class ClusterArgs(Section):
     use_distributed_post: bool = False
     """Send requests to engines from one process per node."""
     http_proxy: str | None = None
-    """HTTP proxy of the processes."""
+    """Proxy for requests to rollout servers; without it none is used, whatever HTTP_PROXY says."""
     rollout_data_transport: Literal["object-store", "nixl"] = "object-store"
     """How rollout data reaches trainers in other processes."""
     use_fault_tolerance: bool = False
@@ -51,4 +52,6 @@ class ClusterArgs(Section):
     rollout_health_check_timeout: Annotated[float, Field(gt=0)] = 30.0
     """Seconds an engine has to answer a health check."""
     rollout_health_check_first_wait: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds before the first health check."""
+    """Seconds before the first health check, after every start of an engine."""
+    rollout_max_engine_restarts: Annotated[int, Field(ge=0)] = 10
+    """Restarts of one engine, or router, in a run; after that it stays out."""

@@ -103,8 +103,15 @@ class EngineArgs(Section):
     """Capacity of the embedded engine's key-value cache, in tokens; sized to the requests when not given."""
     engine_prefix_cache: bool = True
     """Share the key-value cache of common prefixes."""
+    engine_python: str | None = None
+    """Python interpreter of the environment the rollout engine's server is installed in, such as
+    /path/to/venv/bin/python; by default this one."""
     sglang_server_concurrency: Annotated[int, Field(gt=0)] = 512
     """Samples being generated at the same time, per engine."""
+    engine_router: bool = True
+    """Start a router in front of the rollout servers; without one, requests go to the servers themselves."""
+    engine_start_timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that a server or router which slime launches has until it is ready."""
     sglang_router_ip: str | None = None
     """Address of a router that is already running."""
     sglang_router_port: int | None = None
@@ -112,8 +119,8 @@ class EngineArgs(Section):
     sglang_router_request_timeout_secs: Annotated[int, Field(gt=0)] = 14400
     """Seconds a request may take."""
     sglang_config: str | None = None
-    """YAML file with several engine groups."""
+    """YAML file with the models to serve and their groups of servers; docs/engines/sglang-config.md."""
     prefill_num_servers: Annotated[int | None, Field(gt=0)] = None
-    """Engines that only prefill."""
+    """So many engines only prefill, and the others only decode."""
     rollout_external_engine_addrs: list[str] | None = None
     """Addresses of engines that are already running."""

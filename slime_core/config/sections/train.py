@@ -100,14 +100,18 @@ class WeightArgs(Section):
 
     update_weight_mode: Literal["full", "delta"] = "full"
     """Send all weights or what changed."""
-    update_weight_transport: Literal["auto", "tensor", "nccl", "disk"] = "auto"
-    """How weights reach the engine: tensor is in memory, disk a safetensors directory; auto and nccl take its best."""
+    update_weight_transport: Literal["auto", "tensor", "nccl", "distributed", "disk"] = "auto"
+    """How weights reach the engine: by memory, broadcast or files; auto is its best, nccl tensor or distributed."""
     update_weight_buffer_size: Annotated[int, Field(gt=0)] = 512 * 1024**2
-    """Bytes of weights handed over at a time."""
+    """Bytes of weights sent to servers at a time."""
+    update_weight_timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds a server has for one step of a weight update, such as a bucket."""
+    update_weight_pause_mode: Literal["abort", "in_place", "retract"] | None = None
+    """Requests in flight end, go on with the old cache, or are read again; by default the last, where SGLang can."""
     update_weights_interval: Annotated[int, Field(gt=0)] = 1
     """Rollouts between weight updates (asynchronous training)."""
     update_weight_disk_dir: str | None = None
-    """Directory for --update-weight-transport disk, seen by trainer and engines."""
+    """Directory for --update-weight-transport disk and --update-weight-mode delta, seen by trainer and engines."""
     update_weight_disk_keep_files: bool = False
     """Keep the files of past weight versions."""
     update_weight_delta_encoding: Literal["xor", "overwrite"] = "xor"
@@ -115,7 +119,9 @@ class WeightArgs(Section):
     update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = "xxh3-128"
     """Checksum of a delta."""
     update_weight_local_checkpoint_dir: str | None = None
-    """Directory on the engine's host that deltas are applied to."""
+    """Directory on the engine's host that deltas are applied to; local_weights in the run directory when not given."""
+    update_weight_puller_addrs: list[str] | None = None
+    """HOST:PORT of each `slime pull-weights` beside engines that are already running."""
     update_weight_start_version: Annotated[int, Field(ge=0)] = 0
     """Weight version before the first update."""
     custom_update_weight_post_write_path: str | None = None

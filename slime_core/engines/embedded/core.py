@@ -18,7 +18,7 @@ import torch
 from slime_core.engines.embedded.detokenizer import TextStream, decode
 from slime_core.engines.embedded.invariant_runner import InvariantDecodeBatch, InvariantRunner
 from slime_core.engines.embedded.kv_cache import KVCache
-from slime_core.engines.embedded.model_runner import DecodeBatch, ModelRunner
+from slime_core.engines.embedded.model_runner import DecodeBatch, ModelRunner, note_routed
 from slime_core.engines.embedded.prefix_cache import PrefixCache
 from slime_core.engines.embedded.sampler import SamplingBatch, derive_seed
 from slime_core.engines.embedded.sampling_params import SamplingParams
@@ -28,6 +28,7 @@ from slime_core.engines.embedded.weights import FusedWeights
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_weights
+from slime_core.routed_experts import RoutedExperts
 from slime_core.weights.checksum import tensor_checksum
 
 PAUSE_MODES = ("abort", "in_place", "retract")
@@ -241,6 +242,8 @@ class EngineCore:
         assert twin.arena is not None
         length = len(leader.tokens)
         twin.arena.kv[:, :, twin.row, :, :length].copy_(leader.arena.kv[:, :, leader.row, :, :length])
+        if leader.routed is not None:
+            twin.note_routed(0, leader.routed[:length])
         if twin.num_output == 0:
             twin.cached_tokens = length
 
@@ -262,7 +265,9 @@ class EngineCore:
             self._sampling = SamplingBatch(self._batch.sequences, self.runner.device, self.runner.score_tokens)
         batch, sampling = self._batch, self._sampling
         assert sampling is not None
-        tokens, log_probs = sampling.sample(batch.run())
+        logits = batch.run()
+        note_routed(self.runner.routed, [(s, len(s.tokens) - 1, len(s.tokens)) for s in batch.sequences])
+        tokens, log_probs = sampling.sample(logits)
         batch.advance(tokens)
         self._append(batch.sequences, tokens.tolist(), log_probs.tolist())
         return batch.sequences
@@ -333,6 +338,14 @@ class EngineCore:
         if sequence.finish is None and stream is not None:
             return stream.safe_text
         return decode(self.tokenizer, self._shown_ids(sequence), sequence.params)
+
+    def routed_experts(self, sequence: Sequence) -> RoutedExperts:
+        """Of every token but the last; unknown ones where the sequence was ended before they were computed."""
+        moe, rows = self.config.moe, len(sequence.tokens) - 1
+        assert moe is not None, "asked of a dense model"
+        if sequence.routed is None:
+            return RoutedExperts.free(rows, self.config.num_layers, moe.experts_per_token)
+        return RoutedExperts.of(sequence.routed[: sequence.num_routed]).extended(rows)
 
     # -- control ---------------------------------------------------------------------------------------
 

@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 class _Request:
     """A caller's end of one sequence."""
 
-    def __init__(self, streaming: bool) -> None:
+    def __init__(self, streaming: bool, routed_experts: bool) -> None:
+        self.routed_experts = routed_experts
         self.done: asyncio.Future[GenerationOutput] = asyncio.get_running_loop().create_future()
         self.chunks: asyncio.Queue[GenerationOutput] | None = asyncio.Queue() if streaming else None
 
@@ -46,7 +47,9 @@ class EmbeddedEngine:
     """A `RolloutEngine` in this process. Constructed as `EmbeddedEngine(args)`; loads nothing before `start`."""
 
     true_on_policy: ClassVar[bool] = True
-    weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk")
+    returns_routed_experts: ClassVar[bool] = True
+    weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk", "delta")
+    pause_modes: ClassVar[tuple[str, ...]] = ("abort", "in_place", "retract")
 
     def __init__(self, args: Args, *, step_in_thread: bool = False) -> None:
         self._args = args
@@ -122,6 +125,7 @@ class EmbeddedEngine:
         session_id: str | None = None,
         logprob_start: int | None = None,
         top_logprobs: int = 0,
+        return_routed_experts: bool | None = None,
     ) -> GenerationOutput:
         """Continue `input_ids`.
 
@@ -132,11 +136,14 @@ class EmbeddedEngine:
             session_id: Unused here; one engine serves all sessions.
             logprob_start: Also report log-probs of the prompt from this position on.
             top_logprobs: Also report this many most likely tokens per step.
+            return_routed_experts: Also report the experts of every token but the last; None: if the run replays them.
 
         Raises:
             EngineError: The request is invalid, or the engine stopped.
         """
-        sequence, request = await self._submit(input_ids, sampling_params, rid, False, logprob_start, top_logprobs)
+        sequence, request = await self._submit(
+            input_ids, sampling_params, rid, False, logprob_start, top_logprobs, return_routed_experts
+        )
         try:
             return await request.done
         finally:
@@ -150,9 +157,15 @@ class EmbeddedEngine:
         rid: str | None = None,
         logprob_start: int | None = None,
         top_logprobs: int = 0,
+        return_routed_experts: bool | None = None,
     ) -> AsyncIterator[GenerationOutput]:
-        """Like `generate`, yielding everything so far after each step; the last one has a finish reason."""
-        sequence, request = await self._submit(input_ids, sampling_params, rid, True, logprob_start, top_logprobs)
+        """Like `generate`, yielding everything so far after each step; the last one has a finish reason.
+
+        Routed experts come with the last one only.
+        """
+        sequence, request = await self._submit(
+            input_ids, sampling_params, rid, True, logprob_start, top_logprobs, return_routed_experts
+        )
         assert request.chunks is not None
         getter: asyncio.Future[GenerationOutput] | None = None
         try:
@@ -181,9 +194,14 @@ class EmbeddedEngine:
         streaming: bool,
         logprob_start: int | None,
         top_logprobs: int,
+        routed: bool | None,
     ) -> tuple[Sequence, _Request]:
         name = rid if rid is not None else f"request-{next(self._numbers)}"
-        request = _Request(streaming)
+        if routed is None:
+            routed = bool(getattr(self._args, "use_rollout_routing_replay", False))
+        if routed and self._running_core().config.moe is None:
+            raise EngineError("routed experts were asked for, but the model served is dense")
+        request = _Request(streaming, routed)
 
         def add(core: EngineCore) -> Sequence:
             sequence = core.add_request(
@@ -230,6 +248,14 @@ class EmbeddedEngine:
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
         """Load an HF-layout directory. Raises WeightSyncError, and then the old weights still serve."""
         await self._locked(lambda core: core.update_weights_from_disk(Path(path), version))
+
+    async def update_weights_from_delta(self, root: Path, version: int) -> None:
+        """Bring the local copy to a version below `root` and load it. Raises WeightSyncError; the old weights serve."""
+        from slime_core.weights.delta_apply import apply
+
+        local = Path(self._args.update_weight_local_checkpoint_dir)
+        await asyncio.to_thread(apply, Path(root), local, version)
+        await self.update_weights_from_disk(local, version)
 
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> checksum of the tensor served, in the engine's dtype."""
@@ -322,7 +348,7 @@ class EmbeddedEngine:
                 if sequence.streaming:
                     _, request = self._requests[sequence.rid]
                     assert request.chunks is not None
-                    request.chunks.put_nowait(self._output(core, sequence))
+                    request.chunks.put_nowait(self._output(core, sequence, False))
                 continue
             entry = self._requests.get(sequence.rid)
             if entry is None or entry[0] is not sequence:
@@ -333,10 +359,10 @@ class EmbeddedEngine:
             if sequence.error is not None:
                 entry[1].done.set_exception(EngineError(f"request {sequence.rid}: {sequence.error}"))
             else:
-                entry[1].done.set_result(self._output(core, sequence))
+                entry[1].done.set_result(self._output(core, sequence, entry[1].routed_experts))
 
     @staticmethod
-    def _output(core: EngineCore, sequence: Sequence) -> GenerationOutput:
+    def _output(core: EngineCore, sequence: Sequence, routed_experts: bool) -> GenerationOutput:
         meta: dict[str, Any] = {
             "id": sequence.rid,
             "finish_reason": sequence.finish,
@@ -350,6 +376,8 @@ class EmbeddedEngine:
         if sequence.logprob_start is not None:
             scored = sequence.prompt_ids[sequence.logprob_start :]
             meta["input_token_logprobs"] = list(zip([None, *sequence.prompt_log_probs], scored))
+        if routed_experts:
+            meta["routed_experts"] = core.routed_experts(sequence)
         if sequence.top_logprobs:
             meta["output_top_logprobs"] = list(sequence.top)
         return GenerationOutput(sequence.output_ids, list(sequence.log_probs), core.text(sequence), meta)

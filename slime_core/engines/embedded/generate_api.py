@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _FIELDS = frozenset({
     "text", "input_ids", "sampling_params", "rid", "return_logprob", "logprob_start_len", "top_logprobs_num",
-    "return_text_in_logprobs", "stream", "session_id",
+    "return_text_in_logprobs", "stream", "session_id", "return_routed_experts", "routed_experts_start_len",
 })  # fmt: skip
 
 
@@ -45,10 +45,18 @@ class _Item:
     logprob_start: int | None
     top_logprobs: int
     with_text: bool
+    routed: bool = False
+    routed_start: int = 0
+    """First token whose experts are wanted."""
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the engine's calls."""
-        return {"rid": self.rid, "logprob_start": self.logprob_start, "top_logprobs": self.top_logprobs}
+        return {
+            "rid": self.rid,
+            "logprob_start": self.logprob_start,
+            "top_logprobs": self.top_logprobs,
+            "return_routed_experts": self.routed,
+        }
 
 
 def generate_router(engine: EmbeddedEngine) -> APIRouter:
@@ -87,6 +95,9 @@ def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dic
     meta = dict(output.meta_info)
     top = meta.pop("output_top_logprobs", None)
     scored = meta.pop("input_token_logprobs", None)
+    if "routed_experts" in meta:  # base64 of int32, as SGLang sends it
+        routed = meta["routed_experts"].from_row(item.routed_start)
+        meta |= {"routed_experts": routed.to_json()["base64"], "routed_experts_start_len": item.routed_start}
     if item.return_logprob:
         meta["output_token_logprobs"] = [entry(p, t) for p, t in zip(output.log_probs, output.token_ids)]
         meta["input_token_logprobs"] = [entry(p, t) for p, t in scored or []]
@@ -106,6 +117,10 @@ def _items(engine: EmbeddedEngine, body: dict[str, Any]) -> tuple[list[_Item], b
     starts = _spread(body, "logprob_start_len", size, int, -1)
     tops = _spread(body, "top_logprobs_num", size, int, 0)
     with_text = take(body, "return_text_in_logprobs", bool, False)
+    routed = _spread(body, "return_routed_experts", size, bool, False)
+    routed_start = take(body, "routed_experts_start_len", int, 0)
+    if not 0 <= routed_start <= min(map(len, prompts), default=0):
+        raise BadRequest(f"routed_experts_start_len is {routed_start}; allowed: 0 to the length of the prompt")
     items: list[_Item] = []
     for i, ids in enumerate(prompts):
         copies = 1 if params[i].get("n") is None else params[i]["n"]
@@ -117,7 +132,8 @@ def _items(engine: EmbeddedEngine, body: dict[str, Any]) -> tuple[list[_Item], b
             if k and isinstance(chosen.get("sampling_seed"), int):
                 chosen["sampling_seed"] = derive_seed(chosen["sampling_seed"], k)
             rid = rids[i] if copies == 1 or rids[i] is None else f"{rids[i]}_{k}"
-            items.append(_Item(ids, chosen, rid, flags[i], start, tops[i] if flags[i] else 0, with_text))
+            top = tops[i] if flags[i] else 0
+            items.append(_Item(ids, chosen, rid, flags[i], start, top, with_text, routed[i], routed_start))
     return items, single and len(items) == 1
 
 

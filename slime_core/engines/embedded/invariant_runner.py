@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from slime_core.engines.embedded.kv_cache import Arena
+from slime_core.engines.embedded.model_runner import note_routed
 from slime_core.engines.embedded.sequence import Sequence
 from slime_core.engines.embedded.weights import FusedWeights
 from slime_core.models.batch_invariant import (
@@ -22,6 +23,7 @@ from slime_core.models.batch_invariant import (
 )
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import Decoder
+from slime_core.models.routing import Routing
 
 _Row = tuple[Arena, int, int]
 """A token's place: arena, row, position."""
@@ -33,6 +35,8 @@ class InvariantRunner:
     def __init__(self, config: ModelConfig, weights: FusedWeights, device: torch.device) -> None:
         self.config, self.device = config, device
         self.dtype = self.kv_dtype = torch.float32
+        self.routed: torch.Tensor | None = None
+        """As `ModelRunner.routed`."""
         self._weights = weights
         decoder = Decoder.from_weights(config, weights.named(), device).requires_grad_(False)
         self._forward = BatchInvariantForward(decoder)
@@ -57,6 +61,7 @@ class InvariantRunner:
             assert sequence.arena is not None
             rows = [(sequence.arena, sequence.row, p) for p in range(start, len(sequence.tokens))]
             states.append(self.states(torch.tensor(sequence.tokens[start:], device=self.device), rows))
+            note_routed(self.routed, [(sequence, start, len(sequence.tokens))])
         return states
 
     def decode_batch(self, arenas: Seq[Arena]) -> InvariantDecodeBatch:
@@ -76,7 +81,11 @@ class InvariantRunner:
                 self._attend_span(layer, span, members, rows, q, out)
             return out
 
-        return self._forward.hidden(tokens, positions, attend)
+        routing = None if self.config.moe is None else Routing(None)
+        hidden = self._forward.hidden(tokens, positions, attend, routing)
+        if routing is not None and self.config.moe is not None:
+            self.routed = routing.used(len(rows), self.config.num_layers, self.config.moe.experts_per_token)
+        return hidden
 
     def _attend_span(
         self, layer: int, span: int, members: list[list[int]], rows: Seq[_Row], q: torch.Tensor, out: torch.Tensor

@@ -128,13 +128,33 @@ class DecodeBatch:
             segment.longest += 1
 
 
+def new_routed(config: ModelConfig, total: int, device: torch.device) -> torch.Tensor | None:
+    """[total, layers, k] for the experts that each token goes through, -1 so far; None for a dense model."""
+    if config.moe is None:
+        return None
+    shape = (total, config.num_layers, config.moe.experts_per_token)
+    return torch.full(shape, -1, dtype=torch.int32, device=device)
+
+
+def note_routed(routed: torch.Tensor | None, pieces: Seq[tuple[Sequence, int, int]]) -> None:
+    """Hand rows of the last forward pass to their sequences: (sequence, first token, end), laid end to end."""
+    if routed is None:
+        return
+    rows, at = routed.cpu().numpy(), 0
+    for sequence, start, end in pieces:
+        sequence.note_routed(start, rows[at : at + end - start])
+        at += end - start
+
+
 class ModelRunner:
-    """The forward pass of Llama, Qwen2 and Qwen3."""
+    """The forward pass of Llama, Qwen2, Qwen3 and Qwen3-MoE."""
 
     def __init__(self, config: ModelConfig, weights: FusedWeights, device: torch.device, dtype: torch.dtype) -> None:
         self.config, self.weights, self.device, self.dtype = config, weights, device, dtype
         self.kv_dtype = torch.float32 if device.type == "cpu" else dtype
         """bfloat16 attention is slower than float32 on CPUs, and less exact."""
+        self.routed: torch.Tensor | None = None
+        """[T, layers, k] experts of the last call of `layers`; None for a dense model."""
         self.score_tokens = None
         """Log-probs are those that fall out of sampling."""
         self._scale = 1.0 / math.sqrt(config.head_dim)
@@ -167,8 +187,9 @@ class ModelRunner:
     def layers(self, tokens: torch.Tensor, rotation: torch.Tensor, attend: Attend) -> torch.Tensor:
         """[T] ids -> [T, hidden] after the final norm."""
         config, weights, eps = self.config, self.weights, self.config.rms_norm_eps
-        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        hidden, dim = config.hidden_size, config.head_dim
         total = tokens.shape[0]
+        self.routed = new_routed(config, total, self.device)
         rotated = config.num_heads + config.num_kv_heads
         x = F.embedding(tokens, weights.embedding)
         for i, layer in enumerate(weights.layers):
@@ -181,8 +202,8 @@ class ModelRunner:
             torch.view_as_complex(heads.view(total, rotated, dim // 2, 2)).mul_(rotation)
             out = attend(i, qkv)
             x.add_(layer.o(out if out.dtype == x.dtype else out.to(x.dtype)))
-            gate_up = layer.gate_up(F.rms_norm(x, (hidden,), layer.mlp_norm, eps))
-            x.add_(layer.down(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:])))
+            routed = None if self.routed is None else self.routed[:, i]
+            x.add_(layer.mlp(F.rms_norm(x, (hidden,), layer.mlp_norm, eps), routed))
         return F.rms_norm(x, (hidden,), weights.final_norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -290,4 +311,6 @@ class ModelRunner:
             return out if packed else out[padded_index]
 
         rotation = self.rotations(read)[positions]
-        return list(torch.split(self.layers(tokens, rotation, attend), lengths))
+        states = self.layers(tokens, rotation, attend)
+        note_routed(self.routed, pieces)
+        return list(torch.split(states, lengths))

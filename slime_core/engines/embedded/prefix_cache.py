@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from slime_core.engines.embedded.sequence import Sequence
@@ -26,7 +27,14 @@ class Owner:
     """The running sequence that has them in its row, or"""
     kv: torch.Tensor | None = None
     """[layer, key or value, kv head, stored, head_dim]"""
+    routed: np.ndarray | None = None
+    """[stored, layers, k] experts of a finished sequence's tokens; None for a dense model."""
     nodes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    def read_routed(self, length: int) -> np.ndarray | None:
+        """[length, layers, k] experts that made the keys and values; None for a dense model."""
+        routed = self.routed if self.sequence is None else self.sequence.routed
+        return None if routed is None else routed[:length]
 
     def read(self, length: int) -> torch.Tensor:
         """[layer, key or value, kv head, length, head_dim], a view."""
@@ -89,7 +97,8 @@ class PrefixCache:
             return
         self.shrink(budget - stored)
         kv = sequence.arena.kv[:, :, sequence.row, :, :stored].clone()
-        owner = self._index(Owner(sequence.tokens[:stored], stored, kv=kv))
+        routed = None if sequence.routed is None else sequence.routed[:stored].copy()
+        owner = self._index(Owner(sequence.tokens[:stored], stored, kv=kv, routed=routed))
         self._finished[owner] = None
         self.finished_tokens += stored
 

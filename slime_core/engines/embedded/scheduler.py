@@ -102,6 +102,9 @@ class Scheduler:
             return 0
         assert sequence.arena is not None
         sequence.arena.kv[:, :, sequence.row, :, :matched].copy_(owner.read(matched))
+        routed = owner.read_routed(matched)
+        if routed is not None:
+            sequence.note_routed(0, routed)
         if sequence.num_output == 0:
             sequence.cached_tokens = matched
         return matched

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from slime_core.engines.embedded.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -60,11 +62,29 @@ class Sequence:
     """Present when text is needed before the end: stop strings or streaming."""
     stop_match: str | None = None
     """The stop string found."""
+    routed: np.ndarray | None = None
+    """[room, layers, k] int32 experts of the tokens that went through the model; None for a dense model."""
+    num_routed: int = 0
+    """How many leading tokens have their experts in `routed`."""
     created: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         if not self.tokens:
             self.tokens = list(self.prompt_ids)
+
+    def note_routed(self, start: int, rows: np.ndarray) -> None:
+        """Experts [n, layers, k] of the tokens from `start` on. What is known stays: log-probs were made with it."""
+        end = start + len(rows)
+        if end <= self.num_routed:
+            return
+        assert start <= self.num_routed
+        if self.routed is None or end > len(self.routed):
+            grown = np.empty((max(end, 2 * self.num_routed, 64), *rows.shape[1:]), dtype=np.int32)
+            if self.routed is not None:
+                grown[: self.num_routed] = self.routed[: self.num_routed]
+            self.routed = grown
+        self.routed[self.num_routed : end] = rows[self.num_routed - start :]
+        self.num_routed = end
 
     @property
     def num_output(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from slime_core.engines.embedded.feed_forward import Experts, FeedForward
 from slime_core.engines.embedded.linear import Linear
 from slime_core.errors import WeightSyncError
 from slime_core.models.config import ModelConfig
@@ -56,11 +57,11 @@ def _deinterleave(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
 class Layer:
     """The fused tensors of one decoder layer."""
 
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, number: int, device: torch.device, dtype: torch.dtype) -> None:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, device=device, dtype=dtype)
 
-        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        hidden, dim = config.hidden_size, config.head_dim
         heads = config.num_heads + 2 * config.num_kv_heads
         self.input_norm = empty(hidden)
         self.qkv = Linear(empty(heads * dim, hidden), empty(heads * dim) if config.qkv_bias else None)
@@ -69,8 +70,12 @@ class Layer:
         self.qk_norm = torch.empty(heads, dim, device=device) if config.qk_norm else None
         self.o = Linear(empty(hidden, config.num_heads * dim), empty(hidden) if config.o_bias else None)
         self.mlp_norm = empty(hidden)
-        self.gate_up = Linear(empty(2 * inner, hidden), empty(2 * inner) if config.mlp_bias else None)
-        self.down = Linear(empty(hidden, inner), empty(hidden) if config.mlp_bias else None)
+        moe = config.experts_of(number)
+        self.mlp: FeedForward | Experts = (
+            FeedForward.empty(hidden, config.intermediate_size, bias=config.mlp_bias, device=device, dtype=dtype)
+            if moe is None
+            else Experts(hidden, moe, device, dtype)
+        )
 
     def places(self, config: ModelConfig) -> Iterator[tuple[str, _Place]]:
         """HF names below `model.layers.N.` and where they go."""
@@ -86,15 +91,11 @@ class Layer:
             if self.qk_norm is not None and pairs:
                 norm = self.qk_norm[start : start + heads]
                 yield f"self_attn.{name}_norm.weight", _Place(norm, (dim,), True, True)
-        inner = config.intermediate_size
-        for name, rows in (("gate", slice(0, inner)), ("up", slice(inner, None))):
-            yield f"mlp.{name}_proj.weight", _whole(self.gate_up.weight[rows])
-            if self.gate_up.bias is not None:
-                yield f"mlp.{name}_proj.bias", _whole(self.gate_up.bias[rows])
-        for name, linear in (("self_attn.o_proj", self.o), ("mlp.down_proj", self.down)):
-            yield f"{name}.weight", _whole(linear.weight)
-            if linear.bias is not None:
-                yield f"{name}.bias", _whole(linear.bias)
+        for name, tensor in self.mlp.tensors():
+            yield f"mlp.{name}", _whole(tensor)
+        yield "self_attn.o_proj.weight", _whole(self.o.weight)
+        if self.o.bias is not None:
+            yield "self_attn.o_proj.bias", _whole(self.o.bias)
         yield "input_layernorm.weight", _whole(self.input_norm)
         yield "post_attention_layernorm.weight", _whole(self.mlp_norm)
 
@@ -109,7 +110,7 @@ class FusedWeights:
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
-        self.layers = [Layer(config, device, dtype) for _ in range(config.num_layers)]
+        self.layers = [Layer(config, i, device, dtype) for i in range(config.num_layers)]
         self.final_norm = torch.empty(config.hidden_size, device=device, dtype=dtype)
         head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
         self.lm_head = Linear(head, None)
@@ -142,7 +143,7 @@ class FusedWeights:
         for name, tensor in given.items():
             self._places[name].write(tensor)
         for layer in self.layers:
-            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            for linear in (layer.qkv, layer.o, *layer.mlp.linears):
                 linear.repack()
         self.lm_head.repack()
 

@@ -22,13 +22,13 @@ from slime_core.plugins.registry import NAME_PATTERN, Registry
 _HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
 
 _TOO_LARGE = {
-    "engines": "start from slime_core/engines/http.py, and implement slime_core.protocols.RolloutEngine",
     "trainers": "start from slime_core/trainers/embedded/trainer.py, and implement slime_core.protocols.Trainer",
     "functions": "its signature is that of the flag it is for; a function in a file needs no distribution",
 }
 """Kinds without a template, and what to do instead."""
 
 _TARGETS = {
+    "engines": "@@Class@@",
     "estimators": "@@Class@@",
     "data_sources": "@@Class@@",
     "losses": "@@Class@@",
@@ -51,6 +51,7 @@ _TARGETS = {
     "custom_losses": "custom_loss",
     "data_postprocesses": "postprocess_rollout_data",
     "rewards": "reward",
+    "weight_post_writes": "post_write",
 }
 """What the entry point names in the package; empty for a hook module, which is the package itself."""
 

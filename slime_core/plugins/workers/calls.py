@@ -66,6 +66,25 @@ def unpack_args(data: bytes) -> WorkerArgs:
     return WorkerArgs(**plain, _packed=packed)
 
 
+def args_changes(before: bytes, now: bytes) -> bytes:
+    """What `update_args` needs to make the settings packed as `before` those packed as `now`."""
+    parts = [
+        {name: value for name, value in new.items() if name not in old or not _same(old[name], value)}
+        for old, new in zip(pickle.loads(before), pickle.loads(now))
+    ]
+    return pickle.dumps(parts)
+
+
+def update_args(args: WorkerArgs, changed: bytes) -> None:
+    """Set what changed; in place, since components built in the worker may have kept `args`."""
+    plain, packed = pickle.loads(changed)
+    for name in plain.keys() | packed.keys():
+        vars(args).pop(name, None)
+        args._packed.pop(name, None)
+    vars(args).update(plain)
+    args._packed.update(packed)
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return type(value) is dict and all(_is_plain(k) and _is_plain(v) for k, v in value.items())

@@ -23,7 +23,7 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.calls import HEADER, changes, restore, send, unpack_args
+from slime_core.plugins.workers.calls import HEADER, changes, restore, send, unpack_args, update_args
 
 _PR_SET_PDEATHSIG = 1
 
@@ -68,6 +68,11 @@ class _Worker:
             limit = int(memory_limit * 2**30)
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
         self._args = unpack_args(args)
+        return ()
+
+    def update(self, changed: bytes) -> tuple[()]:
+        """Take settings that were set since."""
+        update_args(self._args, changed)
         return ()
 
     def load(self, key: str, spec: str, group: bool) -> tuple[()]:

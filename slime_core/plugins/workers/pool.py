@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.errors import PluginError
-from slime_core.plugins.workers.calls import HEADER, Component, apply, pack_args, sample_state, send
+from slime_core.plugins.workers.calls import HEADER, Component, apply, args_changes, pack_args, sample_state, send
 from slime_core.plugins.workers.execution import DeadlineExceeded, overrun
 from slime_core.types import Sample
 
@@ -78,7 +78,8 @@ class WorkerPool:
         """Nothing is started yet.
 
         Args:
-            args: The run's settings; workers get them as they are when the first worker starts.
+            args: The run's settings; workers get them as they are when the first worker starts, and again on
+                `settings_changed`.
             size: Processes.
             memory_limit: GiB of address space of each, or None.
         """
@@ -121,6 +122,12 @@ class WorkerPool:
         self._components[component] = None
         for _ in range(self.size):
             self._start_thread()
+
+    def settings_changed(self) -> None:
+        """Have every worker see the settings as they are now, from its next call on."""
+        with self._lock:
+            if self._packed is not None:  # else the first worker packs them
+                self._packed = pack_args(self._args)
 
     def close(self) -> None:
         """Kill every worker; calls that wait or run fail. Safe to call twice."""
@@ -181,6 +188,8 @@ class WorkerPool:
                     process = self._started()
                     broken = False
                 call.process = process
+                assert self._packed is not None
+                process.update(self._packed)
                 rewards = process.run(call)
             except BaseException as raised:
                 error = raised
@@ -228,6 +237,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.usable = True
+        self._args = b""
         self._reaping = threading.Lock()
         self._sock, theirs = socket.socketpair()
         with theirs:
@@ -246,6 +256,13 @@ class _Process:
     def begin(self, args: bytes, memory_limit: float | None) -> None:
         """Wait until it answers."""
         self._ask(("start", args, memory_limit), START_DEADLINE, "the start of a worker process")
+        self._args = args
+
+    def update(self, args: bytes) -> None:
+        """Bring its settings to `args`, packed by the pool; nothing to do for those it has."""
+        if args is not self._args:
+            self._ask(("update", args_changes(self._args, args)), START_DEADLINE, "new settings in a worker process:")
+            self._args = args
 
     def load(self, component: Component) -> None:
         """Resolve and build a component there, unless it has been."""

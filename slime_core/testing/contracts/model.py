@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,11 +66,12 @@ class ModelContract(Contract):
             self.resolved.obj(hf)
 
     def test_logits_and_weights_are_transformers(self) -> None:
-        """Same parameter names, logits within 1e-4, weights unchanged by the trip through our module."""
+        """Parameters named as in saved files, logits within 1e-4, weights unchanged by the trip through our module."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
         from slime_core.models.decoder import Decoder
+        from slime_core.models.hf_io import read_weights
 
         torch.manual_seed(0)
         hf_config = AutoConfig.for_model(self.component.rpartition(":")[2], **{**TINY, **self.config})
@@ -78,7 +80,9 @@ class ModelContract(Contract):
         with torch.no_grad():
             for parameter in reference.parameters():  # biases and norms start at constants that hide mistakes
                 parameter.add_(torch.randn(parameter.shape) * 0.1)
-        weights = {name: p.detach() for name, p in reference.named_parameters()}
+        with tempfile.TemporaryDirectory() as directory:  # names are those of the files
+            reference.save_pretrained(directory)
+            weights = dict(read_weights(directory))
         decoder = Decoder.from_weights(self.model_config, weights.items())
         ours = dict(decoder.named_parameters())
         assert set(ours) == set(weights)

@@ -8,14 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import MicroBatchOutput
 from slime_core.testing.contracts.base import Contract
-from slime_core.testing.contracts.engine import weights
-from slime_core.testing.tiny import tiny_model
+from slime_core.testing.contracts.engine_reference import weights
+from slime_core.testing.tiny import tiny_model, tiny_moe_model
 from slime_core.types import TrainBatch
 
 LENGTHS = (3, 1, 6, 4)
@@ -168,3 +169,39 @@ class TrainerContract(Contract):
                 shapes = [tuple(part.shape) for part in found]
                 assert shapes == [(n,) for n in LENGTHS], f"expected shapes {[(n,) for n in LENGTHS]}; found {shapes}"
                 assert all(torch.isfinite(part).all() for part in found), "a value is not finite"
+
+    def test_given_experts_are_used(self) -> None:
+        """Routing replay; skipped for a trainer whose class does not declare `routing_replay`."""
+        from slime_core.models.config import load_model_config
+        from slime_core.models.decoder import Decoder
+        from slime_core.models.hf_io import read_weights
+        from slime_core.models.routing import FREE, Routing
+
+        if not getattr(self.resolved.obj, "routing_replay", False):
+            pytest.skip("it declares no `routing_replay`")
+        checkpoint = tiny_moe_model(dense_layer=False)
+        settings = SimpleNamespace(**{**vars(self.settings), "hf_checkpoint": str(checkpoint)})
+        decoder = Decoder.from_weights(load_model_config(checkpoint), read_weights(checkpoint))
+        temperature = float(getattr(settings, "rollout_temperature", 1.0))
+        batch, generator = example_batch(), torch.Generator().manual_seed(8)
+        shapes = [(len(tokens) - 1, 3, 8) for tokens in batch.tokens]
+        given = [torch.rand(shape, generator=generator).topk(2).indices for shape in shapes]
+        trainer = self.resolved.obj(settings)
+        try:
+            batch.routed_experts = [experts.numpy().astype("int32") for experts in given]
+            for micro_batches in SPLITS:
+                found = trainer.log_probs(batch, micro_batches)
+                for part, experts, tokens, length in zip(found, given, batch.tokens, LENGTHS):
+                    ids, last = torch.tensor(tokens), torch.full((1, 3, 2), FREE)
+                    with torch.no_grad():
+                        hidden = decoder.hidden(ids, [len(ids)], routing=Routing(torch.cat((experts, last))))
+                        logits = (hidden @ decoder.head_weight.T)[-length - 1 : -1] / temperature
+                    expected = torch.log_softmax(logits, -1).gather(1, ids[-length:, None])[:, 0]
+                    gap = (part.cpu() - expected).abs().max().item()
+                    assert gap <= self.tolerance, f"with given experts log-probs are up to {gap:.2g} off"
+            batch.routed_experts = [np.full((*shape[:2], 2), FREE, np.int32) for shape in shapes]
+            trainer.log_probs(batch, SPLITS[1])
+            for recorded, length in zip(batch.routed_experts, LENGTHS):
+                assert (recorded[-length:] >= 0).all(), "log_probs() leaves -1 where it chose experts for a response"
+        finally:
+            trainer.close()

@@ -19,6 +19,7 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.models.config import load_model_config
 from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights
+from slime_core.models.routing import Routing
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
 from slime_core.protocols import LossFn, MicroBatchOutput
 from slime_core.trainers.embedded import state
@@ -27,10 +28,12 @@ from slime_core.trainers.embedded.critic import Critic, critic_config, with_head
 from slime_core.trainers.embedded.microbatch import MicroBatch, pack
 from slime_core.trainers.embedded.optimizer import AdamSettings, FlatAdamW
 from slime_core.trainers.embedded.parallel import DataParallel
+from slime_core.trainers.embedded.routing import keep_routing, routing_of
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_core.trainers.embedded.settings import Role, TrainerSettings
 from slime_core.types import TrainBatch
 
+MISMATCH = "routing_mismatch"
 _LOADED_WHEN = {
     "ref": "it is loaded when --kl-coef is not 0 or --use-kl-loss is given",
     "teacher": "it is loaded by --use-opd --opd-type megatron --opd-teacher-load DIR",
@@ -50,6 +53,7 @@ class EmbeddedTrainer:
     """
 
     true_on_policy: ClassVar[bool] = True
+    routing_replay: ClassVar[bool] = True
 
     def __init__(self, args: Any, *, role: Role = "actor") -> None:
         self.role = role
@@ -117,7 +121,11 @@ class EmbeddedTrainer:
             TrainError: The role has no model here, or the micro-batches leave a sample out.
         """
         model = self._language_model(role)
-        return self._over(model, batch, micro_batches, lambda micro: self._log_probs(model, micro, False)[:1])[0]
+
+        def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
+            return self._recorded(model, batch, micro, False)[:1]
+
+        return self._over(model, batch, micro_batches, run)[0]
 
     def log_probs_and_entropy(
         self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]
@@ -126,7 +134,7 @@ class EmbeddedTrainer:
         model = self._language_model("actor")
 
         def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
-            log_probs, entropy = self._log_probs(model, micro, True)
+            log_probs, entropy = self._recorded(model, batch, micro, True)
             assert entropy is not None
             return log_probs, entropy
 
@@ -161,14 +169,25 @@ class EmbeddedTrainer:
             raise TrainError(f"rollout {batch.rollout_id}: samples at {left_out[:10]} are in no micro-batch")
         return [list(column) for column in zip(*(found[i] for i in range(len(batch))), strict=True)] or [[], []]
 
+    def _recorded(
+        self, model: Decoder, batch: TrainBatch, micro: MicroBatch, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`_log_probs`; the actor's repeat the batch's routing and complete it."""
+        routing = routing_of(batch, micro, self.config, self.device) if model is self.model else None
+        found = self._log_probs(model, micro, with_entropy, routing)
+        if routing is not None:
+            keep_routing(batch, micro, self.config, routing)
+        return found
+
     def _log_probs(
-        self, model: Decoder, micro: MicroBatch, with_entropy: bool
+        self, model: Decoder, micro: MicroBatch, with_entropy: bool, routing: Routing | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[R] log-probs of the response tokens of the temperature-scaled distribution, and their entropy."""
         if self.settings.batch_invariant:
-            return invariant_log_probs(model, micro, self.settings.temperature, with_entropy=with_entropy)
+            temperature = self.settings.temperature
+            return invariant_log_probs(model, micro, temperature, with_entropy=with_entropy, routing=routing)
         with self._compute():
-            hidden = model.hidden(micro.token_ids, micro.lengths, rows=micro.rows)
+            hidden = model.hidden(micro.token_ids, micro.lengths, rows=micro.rows, routing=routing)
         return token_log_probs(
             hidden.to(self.compute_dtype),
             model.head_weight,
@@ -214,8 +233,9 @@ class EmbeddedTrainer:
             with_logits: Fill `MicroBatchOutput.logits`, differentiable: as much memory as tokens x vocabulary.
 
         Returns:
-            The metrics of `loss_fn` summed over micro-batches and ranks, `grad_norm` before clipping, `lr`, and
-            `skipped_steps` (1 when the gradients were not finite and nothing was changed).
+            The metrics of `loss_fn` summed over micro-batches and ranks, `grad_norm` before clipping, `lr`,
+            `skipped_steps` (1 when the gradients were not finite and nothing was changed), and with routing replay
+            `routing_mismatch`, the share of replayed (token, layer) pairs whose router would choose other experts.
 
         Raises:
             TrainError: No micro-batch, or gradients not finite in several steps in a row.
@@ -227,28 +247,38 @@ class EmbeddedTrainer:
         self._last_rollout = batch.rollout_id
         self.optimizer.zero_grad()
         totals: dict[str, torch.Tensor] = {}
+        mismatches = torch.zeros(2, dtype=torch.float64, device=self.device)
         for positions in micro_batches:
             micro = pack(batch, positions, self.config.vocab_size, self.device)
-            loss, metrics = loss_fn(self._output(micro, with_entropy, with_logits))
+            routing = routing_of(batch, micro, self.config, self.device) if self.role == "actor" else None
+            loss, metrics = loss_fn(self._output(micro, with_entropy, with_logits, routing))
             if loss.requires_grad:
                 torch.autograd.backward(loss)
             for name, value in metrics.items():
                 detached = value.detach().to(self.device, torch.float64)
                 totals[name] = totals[name] + detached if name in totals else detached
-        return {**self._summed(totals), **self.optimizer.step()}
+            if routing is not None:
+                mismatches = mismatches + routing.mismatches().to(self.device)
+        found = self._summed(totals)
+        if batch.routed_experts is not None and self.role == "actor":
+            different, replayed = self._parallel.all_reduce(mismatches).tolist()
+            found[MISMATCH] = different / max(replayed, 1.0)
+        return {**found, **self.optimizer.step()}
 
-    def _output(self, micro: MicroBatch, with_entropy: bool, with_logits: bool) -> MicroBatchOutput:
+    def _output(
+        self, micro: MicroBatch, with_entropy: bool, with_logits: bool, routing: Routing | None
+    ) -> MicroBatchOutput:
         if self.role == "critic":
             values = self._values(self._critic(), micro)
             return MicroBatchOutput(micro.positions, values.new_empty(0), values=values)
         if with_logits:
-            return self._with_logits(micro, with_entropy)
-        log_probs, entropy = self._log_probs(self.model, micro, with_entropy)
+            return self._with_logits(micro, with_entropy, routing)
+        log_probs, entropy = self._log_probs(self.model, micro, with_entropy, routing)
         return MicroBatchOutput(micro.positions, log_probs, entropy)
 
-    def _with_logits(self, micro: MicroBatch, with_entropy: bool) -> MicroBatchOutput:
+    def _with_logits(self, micro: MicroBatch, with_entropy: bool, routing: Routing | None) -> MicroBatchOutput:
         with self._compute():
-            hidden = self.model.hidden(micro.token_ids, micro.lengths)
+            hidden = self.model.hidden(micro.token_ids, micro.lengths, routing=routing)
             logits = torch.nn.functional.linear(hidden.to(self.compute_dtype), self.model.head_weight).float()
         log_probs, entropy = log_probs_from_logits(
             logits[torch.from_numpy(micro.rows).to(self.device)],

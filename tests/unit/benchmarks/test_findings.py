@@ -30,7 +30,7 @@ def test_samples_of_a_rollout_are_never_formatted() -> None:
 
     args = SimpleNamespace(
         save_debug_rollout_data=None, load_debug_rollout_data=None,
-        log_reward_category=None, log_passrate=False, reward_key=None,
+        log_reward_category=None, use_rollout_routing_replay=False, log_passrate=False, reward_key=None,
         log_multi_turn=False, log_correct_samples=False,
         rollout_sample_filter_path=None,
     )  # fmt: skip

@@ -46,6 +46,22 @@ def test_buffer() -> None:
     assert [line.split("  ")[0].split(" (")[0] for line in lines] == list(sides)
 
 
+def test_weight_sync() -> None:
+    done = _run("weight_sync.py", "--millions", "0.5", "--repeat", "1")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("embedded")]
+    assert [row[1] for row in rows] == ["tensor", "disk"]
+    assert all(float(row[-1]) > 0 for row in rows)
+
+
+def test_engines_without_sglang() -> None:
+    done = _run("engines.py", "--engine-python", "", "--concurrency", "1", "4", "--tokens", "4", "--repeat", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("SGLang is left out: name its environment with --engine-python")
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("embedded")]
+    assert [(row[1], *row[-2:]) for row in rows] == [("1", "1.00", "1.00"), ("4", "1.00", "1.00")]
+
+
 def test_end_to_end_says_how_to_get_trl() -> None:
     if importlib.util.find_spec("trl"):
         pytest.skip("trl is installed here")

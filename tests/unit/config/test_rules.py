@@ -192,8 +192,8 @@ WARNINGS = [
       "--rs-tr-threshold 0.1 (flag): no effect without --rs-trust-region."]),
     ("--use-tis --use-rs --rs-level sequence --tis-lower-bound 0.5", []),
     ("--custom-rm-path m.f", ["--rm-type 'math' (flag) has no effect with --custom-rm-path 'm.f' (flag)."]),
-    ("--actor-num-nodes 2 --offload --rollout-num-gpus 4",
-     ["without effect in this version: --actor-num-nodes 2 (flag), --rollout-num-gpus 4 (flag), --offload (flag)"]),
+    ("--train-env-vars {} --offload --rollout-num-gpus 4 --mtp-loss-scaling-factor 0.2",
+     ["without effect in this version: --offload (flag)"]),
     ("--actor-num-nodes 1 --actor-num-gpus-per-node 8", []),
     ("--use-dynamic-batch-size --max-tokens-per-gpu 64 --micro-batch-size 2",
      ["--micro-batch-size 2 (flag) has no effect with --use-dynamic-batch-size (flag)."]),
@@ -206,3 +206,36 @@ WARNINGS = [
 @pytest.mark.parametrize(("argv", "warnings"), WARNINGS)
 def test_warnings(load: Load, argv: str, warnings: list[str]) -> None:
     assert load(*argv.split()).warnings == warnings
+
+
+def test_deltas_need_two_directories(load: Load) -> None:
+    args = load("--update-weight-mode", "delta", "--save", "/run").args
+    assert args.update_weight_disk_dir == "/run/weights"
+    assert args.update_weight_local_checkpoint_dir == "/run/local_weights"
+    with pytest.raises(ConfigError, match="are one directory"):
+        load(
+            "--update-weight-mode", "delta", "--update-weight-disk-dir", "/d",
+            "--update-weight-local-checkpoint-dir", "/d/../d",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--update-weight-transport", "tensor"), "goes by files"),
+        (("--colocate",), "exclude each other"),
+    ],
+)
+def test_deltas_are_for_engines_elsewhere(load: Load, flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("--update-weight-mode", "delta", *flags)
+    for transport in ("auto", "nccl", "disk"):
+        load("--update-weight-mode", "delta", "--update-weight-transport", transport)
+
+
+def test_settings_of_deltas_alone_are_said_to_have_no_effect(load: Load) -> None:
+    settings = load("--update-weight-delta-encoding", "overwrite", "--update-weight-puller-addrs", "h:1")
+    text = "\n".join(settings.warnings)
+    assert "--update-weight-delta-encoding" in text
+    assert "--update-weight-puller-addrs" in text
+    assert "no effect without --update-weight-mode delta" in text

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from slime_core.config import load_settings
 from slime_core.config.spec import flag_specs
-from slime_core.config.support import UNSUPPORTED
+from slime_core.config.support import BY_COMPONENT, UNSUPPORTED, check_component_support
+from slime_core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 FOR_USERS_FUNCTIONS = {"rm_url"}
@@ -32,3 +36,32 @@ def test_settings_without_effect_are_not_read_by_the_loop() -> None:
     )
     read = set(re.findall(r"\bargs\.([a-z_0-9]+)", text)) & set(UNSUPPORTED)
     assert read == set()
+
+
+def test_settings_of_some_components_are_not_those_of_none() -> None:
+    assert set(BY_COMPONENT) <= set(flag_specs())
+    assert not set(BY_COMPONENT) & set(UNSUPPORTED)
+
+
+def test_settings_that_the_chosen_components_do_not_act_on_are_told_or_refused() -> None:
+    settings = load_settings(["--colocate", "--rollout-num-gpus", "4", "--num-rollout", "1"], command="show", env={})
+    found = (settings.args, settings.origins)
+    assert check_component_support(*found, {"colocate", "rollout_num_gpus"}, "--rollout-engine a") == []
+    assert check_component_support(*found, {"colocate"}, "--rollout-engine b") == [
+        "without effect with --rollout-engine b: --rollout-num-gpus 4 (flag)"
+    ]
+    settings = load_settings(["--sglang-config", "x.yaml", "--prefill-num-servers", "1"], command="show", env={})
+    found = (settings.args, settings.origins)
+    with pytest.raises(ConfigError) as raised:
+        check_component_support(*found, {"colocate"}, "--rollout-engine b")
+    assert str(raised.value) == (
+        "--sglang-config 'x.yaml' (flag), --prefill-num-servers 1 (flag) have no effect with --rollout-engine b; remove"
+        " to go on, or choose others."
+    )
+    assert check_component_support(*found, {"sglang_config", "prefill_num_servers"}, "--rollout-engine a") == []
+
+
+def test_a_derived_value_was_not_asked_for() -> None:
+    settings = load_settings([], command="show", env={})
+    settings.derive("actor_num_gpus_per_node", 0, "slime rollout")
+    assert check_component_support(settings.args, settings.origins, (), "--rollout-engine b") == []

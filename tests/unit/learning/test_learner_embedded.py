@@ -77,6 +77,8 @@ def make_args(model_dir: Path, **changes: Any) -> SimpleNamespace:
         "normalize_advantages": False,
         "ref_load": str(model_dir),
         "ref_update_interval": None,
+        "use_routing_replay": False,
+        "use_rollout_routing_replay": False,
         "reward_key": None,
         "save_debug_train_data": None,
         "use_dynamic_batch_size": True,

@@ -37,6 +37,7 @@ def make_args(**changes: Any) -> SimpleNamespace:
         "dynamic_sampling_budget": 10, "rollout_temperature": 0.7, "rollout_top_p": 0.9, "rollout_top_k": 5,
         "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None, "reward_key": None,
         "rollout_skip_special_tokens": False, "log_reward_category": None, "log_passrate": False,
+        "use_rollout_routing_replay": False,
         "log_multi_turn": False, "log_correct_samples": False,
     }  # fmt: skip
     return SimpleNamespace(**{**base, **changes})

@@ -14,7 +14,7 @@ from slime_core.types import Sample
 
 ARGS = SimpleNamespace(
     reward_key=None, log_reward_category=None, log_passrate=True, log_multi_turn=False, log_correct_samples=False,
-    rollout_max_response_len=3,
+    rollout_max_response_len=3, use_rollout_routing_replay=False,
 )  # fmt: skip
 
 
@@ -44,6 +44,35 @@ def _sample(group: int, reward: float, **more) -> Sample:
     sample.append_response_tokens(tokens=[5, 6], log_probs=[-0.5, -0.1], meta_info={"weight_version": "3"})
     sample.append_response_tokens(tokens=[9], trainable=False)
     return sample
+
+
+def test_speculative_decoding_is_averaged_over_samples() -> None:
+    """As THUDM/slime's: the mean of each sample's own rates; a sample of two calls counts once."""
+    samples = [Sample(tokens=[1]) for _ in range(2)]
+    calls = [(samples[0], 6, 8, 4, 2), (samples[0], 2, 8, 4, 2), (samples[1], 1, 4, 2, 3)]
+    for sample, accepted, drafted, verified, tokens in calls:
+        meta = {
+            "spec_accept_token_num": accepted, "spec_draft_token_num": drafted, "spec_verify_ct": verified,
+            "completion_tokens": tokens,
+        }  # fmt: skip
+        sample.append_response_tokens(tokens=[5] * tokens, log_probs=[-0.5] * tokens, meta_info=meta)
+    metrics = rollout_metrics(ARGS, [samples], weight_version=0)
+    assert metrics["rollout/spec_accept_rate"] == pytest.approx((8 / 16 + 1 / 4) / 2)
+    assert metrics["rollout/spec_accept_length"] == pytest.approx((4 / 8 + 3 / 2) / 2)
+    plain = [_sample(0, 1.0)]
+    assert "rollout/spec_accept_rate" not in rollout_metrics(ARGS, [plain], weight_version=3)
+
+
+def test_replayed_tokens_are_counted() -> None:
+    args = SimpleNamespace(**{**vars(ARGS), "use_rollout_routing_replay": True})
+    known, unknown = Sample(tokens=[1, 2]), Sample(tokens=[1, 2])
+    known.append_response_tokens(
+        tokens=[3, 4], log_probs=[-0.5] * 2, meta_info={"routed_experts": [[[0, 1]], [[2, 0]], [[1, 2]]]}
+    )
+    known.append_response_tokens(tokens=[5], trainable=False)
+    unknown.append_response_tokens(tokens=[3], log_probs=[-0.5])
+    metrics = rollout_metrics(args, [[known, unknown]], weight_version=0)
+    assert metrics["rollout/routing_replay_fraction"] == 3 / (4 + 2)
 
 
 def test_rollout_metrics() -> None:

@@ -173,6 +173,9 @@ async def test_closing_ends_the_workers_and_starting_starts_the_reward() -> None
     done = []
 
     class Workers:
+        def settings_changed(self) -> None:
+            done.append("told")
+
         def close(self) -> None:
             done.append("closed")
 
@@ -182,5 +185,6 @@ async def test_closing_ends_the_workers_and_starting_starts_the_reward() -> None
 
     stage = RewardStage(ARGS, Ready(1.0), None, workers=Workers())
     await stage.start()
+    stage.settings_changed()
     stage.close()
-    assert done == ["started", "closed"]
+    assert done == ["started", "told", "closed"]

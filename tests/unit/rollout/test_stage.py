@@ -67,3 +67,22 @@ def test_what_it_raises_is_raised(needs_address: bool) -> None:
     with pytest.raises(RolloutError, match="rollout 3 is lost"):
         stage.generate_groups(3)
     stage.stop()
+
+
+def test_what_the_engine_counted_is_among_the_metrics() -> None:
+    class Engine:
+        weight_transports = ()
+
+        def take_metrics(self) -> dict[str, float]:
+            return {"engine/requests": 3.0}
+
+        async def stop(self) -> None:
+            pass
+
+    stage = stage_of(lambda args, rollout_id, data_source, evaluation=False: answer(), needs_address=False)
+    _, without = stage.generate_groups(0)
+    stage.parts.engine = Engine()  # type: ignore[assignment]
+    _, metrics = stage.generate_groups(1)
+    stage.stop()
+    assert "engine/requests" not in without
+    assert metrics["engine/requests"] == 3.0

@@ -27,6 +27,7 @@ from slime_core.testing import (
     SampleConverterContract,
     SampleFilterContract,
     SampleHookContract,
+    WeightPostWriteContract,
 )
 
 SOURCE = """
@@ -231,6 +232,11 @@ BAD_COMPONENTS = {
         EvalLogContract,
         "def log_eval(rollout_id, args, data, extra_metrics):\n    return 'logged'\n",
         "test_it_says_whether_it_has_logged",
+    ),
+    "RemovesWeights": (
+        WeightPostWriteContract,
+        "import shutil\ndef post_write(args, version_dir, rollout_engines):\n    shutil.rmtree(version_dir)\n",
+        "test_it_leaves_the_version_as_it_is[delta]",
     ),
     "LeavesOneOut": (
         RewardPostProcessContract,

@@ -9,6 +9,7 @@ def test_equal_tensors_have_equal_checksums_however_stored() -> None:
     x = torch.randn(6, 4)
     assert tensor_checksum(x) == tensor_checksum(x.t().contiguous().t())
     assert tensor_checksum(x) == tensor_checksum(x.clone().requires_grad_())
+    assert tensor_checksum(x[:1, 0]) == tensor_checksum(x[0, :1])  # one element, stride 4 and 1
 
 
 def test_value_shape_and_dtype_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,6 +42,9 @@ class Receiver:
         self.paths.append((path, (path / "config.json").is_file()))
         self.update_weights(read_weights(path), version)
 
+    def differing_weights(self, weights):
+        return None
+
     def weight_checksums(self):
         return {name: tensor_checksum(tensor) for name, tensor in self.served.items()}
 
@@ -49,7 +53,8 @@ def _sync(tmp_path: Path, receiver: Receiver, **changes) -> WeightSync:
     (tmp_path / "model").mkdir(exist_ok=True)
     (tmp_path / "model" / "config.json").write_text("{}")
     args = SimpleNamespace(
-        update_weight_start_version=0, update_weight_transport="auto", update_weight_disk_dir=None, run_dir=tmp_path,
+        update_weight_start_version=0, update_weight_mode="full", update_weight_transport="auto",
+        update_weight_disk_dir=None, run_dir=tmp_path,
         update_weight_disk_keep_files=False, check_weight_update_equal=True, hf_checkpoint=tmp_path / "model",
     )  # fmt: skip
     vars(args).update(changes)
@@ -87,6 +92,24 @@ def test_disk_transport(tmp_path: Path, keep: bool) -> None:
     assert path.exists() == keep
 
 
+def test_a_full_disk_leaves_the_old_version_served(tmp_path: Path) -> None:
+    receiver = Receiver(transports=("disk",))
+    sync = _sync(tmp_path, receiver, update_weight_disk_dir=tmp_path / "pushed")
+    sync.push()
+    sync._trainer.tensors["a"] = torch.ones(100_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # stands for a disk without space: writes fail
+    try:
+        with pytest.raises(WeightSyncError, match=r"version 2 could not be written, so 1 goes on .*weight-disk-dir"):
+            sync.push()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (receiver.version, sync.version) == (1, 1)
+    assert list((tmp_path / "pushed").iterdir()) == []
+    sync.push()
+    assert receiver.version == 2
+
+
 def test_without_an_engine_nothing_happens(tmp_path: Path) -> None:
     sync = _sync(tmp_path, Receiver(transports=()))
     assert sync.push() == {}
@@ -113,3 +136,56 @@ def test_checksums_tell_dtype_shape_and_bits_apart() -> None:
     assert len({tensor_checksum(t) for t in sums}) == 4
     assert checksum_dtype(tensor_checksum(x.bfloat16())) is torch.bfloat16
     assert tensor_checksum(torch.ones(2, 3).t()) == tensor_checksum(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("offered", "colocate", "chosen"),
+    [(("tensor", "distributed", "disk"), False, "distributed"), (("tensor", "distributed", "disk"), True, "tensor"),
+     (("distributed", "disk"), True, "distributed"), (("tensor", "disk"), False, "tensor"),
+     (("disk", "delta"), False, "disk")],
+)  # fmt: skip
+def test_nccl_means_what_it_means_in_thudm_slime(offered: tuple[str, ...], colocate: bool, chosen: str) -> None:
+    assert choose_transport("nccl", offered, colocate=colocate) == chosen
+
+
+def test_the_transport_is_the_one_that_the_started_engine_takes(tmp_path: Path) -> None:
+    receiver = Receiver(transports=("distributed", "disk"))
+    sync = _sync(tmp_path, receiver)
+    assert sync.transport == "distributed"
+    receiver.weight_transports = ("disk",)
+    sync.push()
+    assert sync.transport == "disk"
+    assert receiver.paths
+
+
+class Broadcasting(Receiver):
+    """Measures its updates, and compares weights itself."""
+
+    def update_weights_from_distributed(self, weights, version):
+        self.update_weights(weights, version)
+        return {"perf/update_weights_pause_time": 0.5}
+
+    def differing_weights(self, weights):
+        return [name for name, tensor in weights if not torch.equal(tensor, self.served[name])]
+
+    def weight_checksums(self):
+        raise AssertionError("it was asked for what it does not know")
+
+
+def test_metrics_of_an_update(tmp_path: Path) -> None:
+    metrics = _sync(tmp_path, Broadcasting(("distributed",))).push()
+    assert metrics["perf/update_weights_wire_bytes"] == 8 * 4
+    assert metrics["perf/update_weights_pause_time"] == 0.5
+
+
+def test_an_engine_may_compare_weights_itself(tmp_path: Path) -> None:
+    with pytest.raises(WeightSyncError, match=r"1 of 2 tensors served differ.*\(b\)"):
+        _sync(tmp_path, Broadcasting(("distributed",), corrupt="b")).push()
+
+
+def test_under_fault_tolerance_the_served_directory_stays_until_the_next(tmp_path: Path) -> None:
+    receiver = Receiver(transports=("disk",))
+    sync = _sync(tmp_path, receiver, use_fault_tolerance=True)
+    sync.push()
+    sync.push()
+    assert [path.exists() for path, _ in receiver.paths] == [False, True]

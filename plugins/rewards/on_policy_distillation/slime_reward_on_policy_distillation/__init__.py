@@ -1,4 +1,4 @@
-"""Teacher log-probs from an engine elsewhere: the reward asks for them, and the reward itself is 0.
+"""Teacher log-probs from an engine, elsewhere or of this run: the reward asks for them, and is itself 0.
 
 `--use-opd --opd-type sglang` reads `sample.teacher_log_probs`, which this sets from SGLang's `POST /generate` with
 `max_new_tokens` 0, `return_logprob` and `logprob_start_len` 0. What a reader would get wrong: the engine scores at
@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime_core import JsonClient
+from slime_core import JsonClient, get_model_url, planned_models
 from slime_core.errors import ConfigError, PluginError
 from slime_core.types import Sample
 
+MODEL = "teacher"
+"""Name of the model in --sglang-config that is asked where --rm-url names none."""
 ATTEMPTS = 4
 """Requests made before the sample fails; refused connections and 5xx answers are repeated, --rm-timeout bounds all."""
 CONNECTIONS = 256
@@ -27,16 +29,23 @@ class TeacherLogProbs:
     Evaluation asks no teacher; name a reward of its own for every evaluation data set.
 
     Args:
-        args: `rm_url` is the teacher's address, with or without `/generate`.
+        args: `rm_url` is the teacher's address, with or without `/generate`; without one, `sglang_config` has a model
+            named "teacher".
 
     Raises:
-        ConfigError: There is no such address.
+        ConfigError: There is neither.
     """
 
     def __init__(self, args: Any) -> None:
-        if not args.rm_url:
-            raise ConfigError("reward 'on_policy_distillation' needs --rm-url URL, an engine with SGLang's /generate")
-        self.url = str(args.rm_url) if urlsplit(args.rm_url).path.strip("/") else f"{args.rm_url.rstrip('/')}/generate"
+        self._given: str | None = None
+        if args.rm_url:
+            url = str(args.rm_url)
+            self._given = url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/generate"
+        elif MODEL not in planned_models(args):
+            raise ConfigError(
+                "reward 'on_policy_distillation' needs --rm-url URL, an engine with SGLang's /generate, or a model"
+                f" named {MODEL!r} in the file of --sglang-config"
+            )
         self._client = JsonClient(connections=CONNECTIONS, attempts=ATTEMPTS)
 
     async def __call__(self, args: Any, sample: Sample, evaluation: bool = False) -> float:
@@ -44,19 +53,20 @@ class TeacherLogProbs:
 
         Raises:
             PluginError: The teacher refused, could not be reached, or scored other tokens than the sample's.
+        EngineError: It is a model of this run, whose engine serves none.
         """
         if sample.response_length and not evaluation:
-            sample.teacher_log_probs = teacher_log_probs(await self._ask(sample.tokens), sample)
+            sample.teacher_log_probs = teacher_log_probs(await self._ask(args, sample.tokens), sample)
         return 0.0
 
-    async def _ask(self, tokens: Sequence[int]) -> Any:
+    async def _ask(self, args: Any, tokens: Sequence[int]) -> Any:
         body = {
             "input_ids": list(tokens),
             "sampling_params": {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False},
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        return await self._client.post(self.url, body)
+        return await self._client.post(self._given or get_model_url(args, MODEL), body)
 
 
 def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float], list[float]]:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import slime_reward_on_policy_distillation as plugin
 
-from slime_core.errors import ConfigError, PluginError
+from slime_core.errors import ConfigError, EngineError, PluginError
 from slime_core.types import Sample
 
 
@@ -58,6 +59,23 @@ def test_no_response_and_evaluation_ask_nobody(teacher: Any) -> None:
 def test_no_address() -> None:
     with pytest.raises(ConfigError, match="needs --rm-url"):
         plugin.TeacherLogProbs(SimpleNamespace(rm_url=None))
+
+
+def test_a_model_of_this_run_named_teacher(teacher: Any, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("sglang: [{name: actor, server_groups: [{num_gpus: 1}]}]")
+    args = SimpleNamespace(rm_url=None, sglang_config=str(file))
+    with pytest.raises(ConfigError, match="or a model named 'teacher' in the file of --sglang-config"):
+        plugin.TeacherLogProbs(args)
+    file.write_text("sglang: [{name: teacher, model_path: /models/t, server_groups: [{num_gpus: 1}]}]")
+    reward, sample = plugin.TeacherLogProbs(args), make_sample()
+    args.sglang_router_ip, args.sglang_router_port = "127.0.0.1", teacher.server_port
+    with pytest.raises(EngineError, match="model 'teacher' of --sglang-config is served while"):  # not the actor's
+        asyncio.run(reward(args, sample))
+    args.sglang_model_routers = {"actor": ("127.0.0.1", 1), "teacher": ("127.0.0.1", teacher.server_port)}
+    assert asyncio.run(reward(args, sample)) == 0.0
+    assert sample.teacher_log_probs == [-0.8, -0.9]
+    assert [path for path, _ in teacher.requests] == ["/generate"]
 
 
 def test_other_tokens_are_an_error() -> None:

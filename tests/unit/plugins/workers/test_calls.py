@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from slime_core.config.schema import Args
-from slime_core.plugins.workers.calls import apply, changes, pack_args, restore, sample_state, unpack_args
+from slime_core.plugins.workers.calls import (
+    apply,
+    args_changes,
+    changes,
+    pack_args,
+    restore,
+    sample_state,
+    unpack_args,
+    update_args,
+)
 from slime_core.types import Sample
 
 
@@ -80,3 +89,19 @@ def test_what_cannot_travel_says_so_when_it_is_read() -> None:
     assert there.a == 1
     with pytest.raises(AttributeError, match=r"args.handle cannot be sent .* execution = 'thread'"):
         _ = there.handle
+
+
+def test_settings_are_updated_in_place_and_only_where_they_changed() -> None:
+    args = SimpleNamespace(kept=1, port=None, array=np.zeros(2), becomes_plain=np.ones(1))
+    before = pack_args(args)
+    there = unpack_args(before)
+    there.of_the_users = "a cache"
+    there.kept = 5
+    assert list(there.array) == [0.0, 0.0]
+    args.port, args.array, args.becomes_plain, args.new = 7, np.ones(2), 3, {"a": ("h", 1)}
+    update_args(there, args_changes(before, pack_args(args)))
+    assert (there.port, list(there.array), there.becomes_plain, there.new) == (7, [1.0, 1.0], 3, {"a": ("h", 1)})
+    assert (there.kept, there.of_the_users) == (5, "a cache")
+    args.port = args
+    update_args(there, args_changes(pack_args(SimpleNamespace(**vars(args) | {"port": 7})), pack_args(args)))
+    assert there.port.kept == 1, "plain before, and not any more"

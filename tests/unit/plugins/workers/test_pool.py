@@ -78,6 +78,13 @@ def batch(args, samples):
 
 def short(args, samples): return [0.0]
 
+class Asks:
+    def __init__(self, args):
+        self.args = args  # as the worker had them when it built this
+    def __call__(self, args, sample):
+        sample.metadata["address"] = getattr(self.args, "address", None)
+        return float(self.args is args)
+
 class Judge:
     built = 0
     def __init__(self, args):
@@ -120,6 +127,43 @@ def caller(pool: WorkerPool, spec: Any, **changes: Any) -> RewardCaller:
 
 def say(text: str, index: int = 0) -> Sample:
     return Sample(index=index, response=text, tokens=[1, 2], response_length=1, status=Sample.Status.COMPLETED)
+
+
+async def test_settings_that_are_set_later_arrive_when_told(file: Path) -> None:
+    """As an engine's address, which is known after the workers have loaded the reward."""
+    args = SimpleNamespace(**vars(ARGS), address=None)
+    pool = WorkerPool(args, 1)
+    try:
+        call = caller(pool, f"{file}:Asks")
+        await call.start()
+        pid = [worker.pid for worker in workers()]
+        args.address = {"judge": ("127.0.0.1", 5)}
+        samples = [say("1"), say("2"), say("3")]
+        await call.score(samples[:1])
+        pool.settings_changed()
+        assert await call.score(samples[1:2]) == [1.0]
+        assert [worker.pid for worker in workers()] == pid
+        os.kill(pid[0], signal.SIGKILL)  # a replacement has them from the start
+        with pytest.raises(WorkerDied):
+            await call.score([say("lost")])
+        await call.score(samples[2:])
+    finally:
+        pool.close()
+    assert [s.metadata["address"] for s in samples] == [None, args.address, args.address]
+
+
+def test_settings_that_change_before_the_first_worker_are_packed_then(file: Path) -> None:
+    args = SimpleNamespace(**vars(ARGS))
+    pool = WorkerPool(args, 1)
+    args.address = "early"
+    pool.settings_changed()
+    args.address = "late"
+    sample = say("1")
+    try:
+        asyncio.run(caller(pool, f"{file}:Asks").score([sample]))
+    finally:
+        pool.close()
+    assert sample.metadata["address"] == "late"
 
 
 async def test_scores_in_one_process_and_brings_changes_back(pool: WorkerPool, file: Path) -> None:

@@ -1,0 +1,200 @@
+"""Engines: the embedded one, a SGLang server asked directly, and the same server behind its router.
+
+    .venv/bin/python benchmarks/engines.py [--engine-python VENV/bin/python] [--concurrency 1 8 64] [--tokens 64]
+
+One model, the same prompts, the same sampling parameters, each answer exactly `--tokens` tokens long; the sides take
+turns and go through slime's own clients, as a rollout does. The prompts of every round are new, so that no cache helps.
+CPU seconds are those of this process and of the side's own processes: the server's, and the router's where it is asked.
+"First answer" is the time from sending a round's requests to the first complete answer. Without SGLang's environment
+(`--engine-python`, or SLIME_ENGINE_PYTHON) only the embedded engine is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import torch
+from _table import spread, table
+
+from slime_core.config import load_settings
+from slime_core.engines.embedded.engine import EmbeddedEngine
+from slime_core.engines.sglang.engine import SglangEngine
+from slime_core.engines.sglang_api.engine import HttpEngine
+from slime_core.quickstart.model import write_random_model
+
+HEADER = (
+    "engine",
+    "at once",
+    "tokens/s",
+    "noise",
+    "CPU s / 1000 tokens",
+    "first answer s",
+    "tokens/s ratio",
+    "CPU ratio",
+)
+
+
+@dataclass
+class Round:
+    """One measurement."""
+
+    tokens: int
+    wall: float
+    cpu: float
+    first: float
+
+
+@dataclass
+class Side:
+    """An engine under test."""
+
+    name: str
+    engine: Any
+    keepers: list[int] = field(default_factory=list)
+    """Process ids above everything that works for it outside this process."""
+
+    def cpu(self) -> float:
+        """CPU seconds used so far, for it and by us."""
+        used = time.process_time()
+        for process in _below(self.keepers):
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            used += times.user + times.system
+        return used
+
+
+def _below(pids: Iterable[int]) -> list[psutil.Process]:
+    found = []
+    for pid in pids:
+        process = psutil.Process(pid)
+        found += [process, *process.children(recursive=True)]
+    return found
+
+
+async def measure(side: Side, prompts: list[list[int]], at_once: int, tokens: int) -> Round:
+    """Answers to all prompts, so many at once."""
+    places = asyncio.Semaphore(at_once)
+    first: list[float] = []
+
+    async def ask(number: int, prompt: list[int]) -> int:
+        params = {"temperature": 1.0, "max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": number}
+        async with places:
+            output = await side.engine.generate(prompt, params)
+        if not first:
+            first.append(time.perf_counter())
+        assert len(output.token_ids) == len(output.log_probs) == tokens
+        return tokens
+
+    cpu, began = side.cpu(), time.perf_counter()
+    total = sum(await asyncio.gather(*(ask(i, p) for i, p in enumerate(prompts))))
+    wall = time.perf_counter() - began
+    return Round(total, wall, side.cpu() - cpu, first[0] - began)
+
+
+def settings(model: Path, folder: Path, *flags: str) -> Any:
+    argv = ["--hf-checkpoint", str(model), "--device", "cpu", "--num-threads", "1", "--save", str(folder), *flags]
+    args = load_settings(argv, command="serve", env={}).args
+    args.run_dir = str(folder)
+    return args
+
+
+async def open_sides(model: Path, folder: Path, python: str | None) -> list[Side]:
+    """Started engines; the last is the one that has processes to end."""
+    embedded = EmbeddedEngine(settings(model, folder))
+    await embedded.start()
+    sides = [Side("embedded", embedded)]
+    if not python:
+        return sides
+    flags = ["--rollout-engine", "sglang", "--rollout-num-gpus", "1", "--engine-python", python]
+    routed = SglangEngine(settings(model, folder, *flags))
+    await routed.start()
+    assert routed.fleet is not None
+    (launched,) = routed.fleet.models
+    (server,), router = launched.servers, launched.router
+    assert server.pid is not None
+    assert router is not None
+    assert router.pid is not None
+    address = server.url.removeprefix("http://")
+    direct = HttpEngine(settings(model, folder, "--rollout-engine", "http", "--rollout-external-engine-addrs", address))
+    await direct.start()
+    sides.append(Side("SGLang", direct, [server.pid]))
+    sides.append(Side("SGLang, router", routed, [server.pid, router.pid]))
+    return sides
+
+
+async def compare(options: SimpleNamespace, python: str | None) -> list[tuple[str, ...]]:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        write_random_model(folder / "model", seed=0)
+        rng = random.Random(0)
+        sides = await open_sides(folder / "model", folder / "run", python)
+        found: list[tuple[str, ...]] = []
+        try:
+            for at_once in options.concurrency:
+                rounds: dict[str, list[Round]] = {side.name: [] for side in sides}
+                for turn in range(options.repeat + 1):
+                    count = max(at_once, options.requests)
+                    prompts = [[rng.randrange(10, 250) for _ in range(options.prompt)] for _ in range(count)]
+                    for side in sides:
+                        done = await measure(side, prompts, at_once, options.tokens)
+                        await side.engine.flush_cache()
+                        if turn:  # the first one warms up
+                            rounds[side.name].append(done)
+                found += rows(rounds, at_once)
+        finally:
+            for side in reversed(sides):
+                await side.engine.stop()
+        return found
+
+
+def rows(rounds: dict[str, list[Round]], at_once: int) -> list[tuple[str, ...]]:
+    """The table's rows; ratios are against the first side."""
+    speeds = {name: [r.tokens / r.wall for r in of_side] for name, of_side in rounds.items()}
+    costs = {name: statistics.median(1000 * r.cpu / r.tokens for r in of_side) for name, of_side in rounds.items()}
+    base = next(iter(rounds))
+    found: list[tuple[str, ...]] = []
+    for name, of_side in rounds.items():
+        speed = statistics.median(speeds[name])
+        ratios = f"{speed / statistics.median(speeds[base]):.2f}", f"{costs[name] / costs[base]:.2f}"
+        first = statistics.median(r.first for r in of_side)
+        found.append(
+            (name, str(at_once), f"{speed:.0f}", spread(speeds[name]), f"{costs[name]:.3f}", f"{first:.3f}", *ratios)
+        )
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine-python", default=os.environ.get("SLIME_ENGINE_PYTHON"))
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument(
+        "--requests", type=int, default=8, help="requests in a round, or the concurrency if that is more"
+    )
+    parser.add_argument("--prompt", type=int, default=32, help="prompt tokens")
+    parser.add_argument("--tokens", type=int, default=64, help="output tokens of each answer")
+    parser.add_argument("--repeat", type=int, default=5)
+    options: SimpleNamespace = parser.parse_args(argv, namespace=SimpleNamespace())
+    torch.set_num_threads(1)
+    if not options.engine_python:
+        print("SGLang is left out: name its environment with --engine-python VENV/bin/python or SLIME_ENGINE_PYTHON\n")
+    print(table(HEADER, asyncio.run(compare(options, options.engine_python))))
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"\nratios: against the embedded engine with as many requests at once; load of the machine: {load}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Weight updates: seconds and bytes of each transport against a copy of the same bytes in memory.
+
+    .venv/bin/python benchmarks/weight_sync.py [--millions 1 10 100] [--repeat 5] [--engine-python VENV/bin/python]
+
+Random Qwen3-shaped weights in float32. The embedded engine takes them in this process (tensor) and from files (disk);
+with --engine-python one SGLang server on CPU takes them by every transport of full weights, 64 MiB at a time. Each
+transport takes turns with the copy, `torch.Tensor.copy_` of all weights into memory that is already there; the last
+columns are medians and their ratio. Deltas have a script of their own, weight_delta.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from _table import spread, table
+
+from slime_core.config import load_settings
+from slime_core.models.hf_io import copy_assets, write_weights
+from slime_core.quickstart.model import write_random_model
+
+Weights = dict[str, torch.Tensor]
+Update = Callable[[Weights, int], Awaitable[object]]
+HEADER = ("engine", "transport", "parameters", "MiB", "copy s", "update s", "noise", "update / copy")
+
+
+def build(folder: Path, millions: float, dtype: torch.dtype) -> Weights:
+    """A model directory of about so many parameters, and its weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    write_random_model(folder, seed=0)
+    config = AutoConfig.from_pretrained(folder)
+    config.num_hidden_layers, config.head_dim = 4, 64
+    config.num_attention_heads = config.num_key_value_heads = 4
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        config.layer_types = layer_types[:1] * config.num_hidden_layers
+    width = max(64, int((millions * 1e6 / config.num_hidden_layers / 12) ** 0.5) // 64 * 64)
+    config.hidden_size, config.intermediate_size = width, 3 * width
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    model.save_pretrained(folder)
+    tied = config.tie_word_embeddings
+    return {n: p.detach() for n, p in model.named_parameters() if not (tied and n == "lm_head.weight")}
+
+
+async def measure(weights: Weights, update: Update, repeat: int, first_version: int) -> tuple[list[float], list[float]]:
+    """Seconds of copies and of updates, taking turns; one of each is not counted."""
+    room = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
+    copies, updates = [], []
+    for turn in range(repeat + 1):
+        began = time.perf_counter()
+        for name, tensor in weights.items():
+            room[name].copy_(tensor)
+        copied = time.perf_counter()
+        await update(weights, first_version + turn)
+        ended = time.perf_counter()
+        if turn:
+            copies.append(copied - began)
+            updates.append(ended - copied)
+    return copies, updates
+
+
+def by_files(engine: Any, model: Path, folder: Path) -> Update:
+    """Write the directory and have it loaded, as `--update-weight-transport disk`."""
+
+    async def update(weights: Weights, version: int) -> None:
+        directory = folder / f"v{version}"
+        copy_assets(model, directory)
+        write_weights(directory, weights.items())
+        await engine.update_weights_from_disk(directory, version)
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+
+    return update
+
+
+def transports(engine: Any, model: Path, folder: Path) -> dict[str, Update]:
+    """What this engine takes of full weights."""
+    ways: dict[str, Update] = {}
+    if "tensor" in engine.weight_transports:
+        ways["tensor"] = lambda weights, version: engine.update_weights_from_tensor(weights.items(), version)
+    if "distributed" in engine.weight_transports:
+        ways["distributed"] = lambda weights, version: engine.update_weights_from_distributed(weights.items(), version)
+    ways["disk"] = by_files(engine, model, folder)
+    return ways
+
+
+def make_engine(name: str, model: Path, folder: Path, python: str | None, dtype: str) -> Any:
+    """An engine that is not yet started."""
+    argv = ["--hf-checkpoint", str(model), "--rollout-engine", name, "--device", "cpu", "--save", str(folder / "run")]
+    argv += ["--update-weight-buffer-size", str(64 * 1024**2), "--dtype", dtype]
+    if name == "sglang":
+        argv += ["--engine-python", str(python), "--no-engine-router", "--rollout-num-gpus", "1"]
+    args = load_settings(argv, command="serve", env={}).args
+    args.run_dir = str(folder / "run")
+    if name == "sglang":
+        from slime_core.engines.sglang.engine import SglangEngine
+
+        return SglangEngine(args)
+    from slime_core.engines.embedded.engine import EmbeddedEngine
+
+    return EmbeddedEngine(args)
+
+
+async def rows(name: str, millions: float, options: Any) -> list[tuple[str, ...]]:
+    """The table's rows of one engine and size."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        weights = build(folder / "model", millions, getattr(torch, options.dtype))
+        count = sum(tensor.numel() for tensor in weights.values())
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        engine = make_engine(name, folder / "model", folder, options.engine_python, options.dtype)
+        await engine.start()
+        try:
+            found = []
+            for number, (transport, update) in enumerate(transports(engine, folder / "model", folder).items()):
+                copies, updates = await measure(weights, update, options.repeat, 1 + 1000 * number)
+                copy, pushed = statistics.median(copies), statistics.median(updates)
+                found.append((
+                    name, transport, f"{count / 1e6:.1f}M", f"{nbytes / 2**20:.0f}", f"{copy:.4f}", f"{pushed:.4f}",
+                    spread(updates), f"{pushed / copy:.1f}",
+                ))  # fmt: skip
+            return found
+        finally:
+            await engine.stop()
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=float, nargs="+", default=[1, 10, 100], help="parameters, in millions")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--engine-python", help="interpreter of SGLang's environment; without, only the embedded engine"
+    )
+    options: SimpleNamespace = parser.parse_args(argv, namespace=SimpleNamespace())
+    torch.set_num_threads(1)
+    names = ("embedded", "sglang") if options.engine_python else ("embedded",)
+    found = [
+        row for millions in options.millions for name in names for row in asyncio.run(rows(name, millions, options))
+    ]
+    print(table(HEADER, found))
+
+
+if __name__ == "__main__":
+    main()

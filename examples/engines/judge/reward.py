@@ -1,0 +1,48 @@
+"""A reward that a frozen model of the same run gives: how likely it finds the answer, as mean log-prob of a token.
+
+What a reader would get wrong: the address is asked for in every call, since it is known only while the engine runs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.request import Request, urlopen
+
+from slime_core import JsonClient, Sample, get_model_url
+
+MODEL = "judge"
+TIMEOUT_S = 60.0
+_client = JsonClient(connections=64)
+
+
+async def reward(args: Any, sample: Sample) -> float:
+    """For many requests at a time: runs in the run's event loop."""
+    answer = await _client.post(get_model_url(args, MODEL), question(sample), timeout=TIMEOUT_S)
+    return mean_log_prob(answer, sample)
+
+
+def blocking(args: Any, sample: Sample) -> float:
+    """The same as a plain function, which runs in a worker process."""
+    body = json.dumps(question(sample)).encode()
+    request = Request(get_model_url(args, MODEL), body, {"Content-Type": "application/json"})
+    with urlopen(request, timeout=TIMEOUT_S) as answer:
+        return mean_log_prob(json.load(answer), sample)
+
+
+def question(sample: Sample) -> dict[str, Any]:
+    """Body of SGLang's `POST /generate` that generates nothing and scores the response."""
+    return {
+        "input_ids": sample.tokens,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 0},
+        "return_logprob": True,
+        "logprob_start_len": len(sample.tokens) - sample.response_length - 1,
+    }
+
+
+def mean_log_prob(answer: dict[str, Any], sample: Sample) -> float:
+    """Of the response's tokens; the entries are [log-prob, token, text]."""
+    if not sample.response_length:
+        return 0.0
+    entries = answer["meta_info"]["input_token_logprobs"][-sample.response_length :]
+    return float(sum(entry[0] for entry in entries) / len(entries))

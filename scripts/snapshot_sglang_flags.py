@@ -1,0 +1,45 @@
+"""Write the list of SGLang's flags that slime ships; `--check` only says whether it is up to date.
+
+python scripts/snapshot_sglang_flags.py --engine-python /path/to/venv/bin/python [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from slime_core.engines.sglang.environment import engine_python
+from slime_core.engines.sglang.flag_list import SNAPSHOT, introspected
+
+
+def snapshot_text(found: dict[str, Any]) -> str:
+    """What `introspect` printed, one flag a line, so that a new version is a readable difference."""
+    rows = {
+        part: "[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in found[part]) + "\n]"
+        for part in ("server", "router")
+    }
+    head = f'"schema":{found["schema"]},\n"versions":{json.dumps(found["versions"])}'
+    return "{" + head + "".join(f',\n"{part}":{text}' for part, text in rows.items()) + "}\n"
+
+
+def main(argv: list[str]) -> int:
+    """Write or check; 1 when the list is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine-python", type=Path, help="interpreter of the environment that SGLang is installed in")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(argv)
+    text = snapshot_text(introspected(engine_python(options)))
+    if not options.check:
+        SNAPSHOT.write_text(text, encoding="utf-8")
+        return 0
+    if SNAPSHOT.read_text(encoding="utf-8") != text:
+        print(f"{SNAPSHOT} is out of date; run python scripts/snapshot_sglang_flags.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

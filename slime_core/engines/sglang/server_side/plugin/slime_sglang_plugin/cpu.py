@@ -1,0 +1,77 @@
+"""Two features of SGLang that assume CUDA where they need none, made to work on CPU; nothing is changed on a GPU.
+
+    --enable-return-routed-experts   its host buffer is registered with cudaHostRegister
+    POST /weights_checker            it synchronises with CUDA, copies to it, and takes `.cpu()` for a copy
+
+Each repair looks for the place that it changes, and says so in the log when this version of SGLang has another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+logger = logging.getLogger(__name__)
+
+
+def apply() -> None:
+    """Do it, on CPU."""
+    import torch
+
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1" or torch.cuda.is_available():
+        return
+    for repair in (_plain_host_memory, _weight_checker):
+        try:
+            repair()
+        except (ImportError, AttributeError) as error:
+            logger.warning("slime: %s does not fit this version of SGLang: %s", repair.__name__.strip("_"), error)
+
+
+def _plain_host_memory() -> None:
+    """Host buffers of a server without a device are ordinary memory."""
+    import torch
+    from sglang.srt.mem_cache.pool_host import common
+
+    def allocate(dims: tuple[int, ...], dtype: torch.dtype, device: str, *_: Any, **__: Any) -> torch.Tensor:
+        return torch.empty(dims, dtype=dtype, device=device)
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = allocate
+
+
+def _weight_checker() -> None:
+    from sglang.srt.utils.weight_checker import WeightChecker
+
+    handle, snapshot = WeightChecker.handle, WeightChecker._snapshot
+
+    def handle_on_cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _no_cuda():
+            return handle(self, *args, **kwargs)
+
+    WeightChecker.handle = handle_on_cpu
+    WeightChecker._snapshot = _copying(snapshot)
+
+
+def _copying(snapshot: Callable[[Any], None]) -> Callable[[Any], None]:
+    """On CPU `.cpu()` is the live weight itself, which would be compared with itself."""
+
+    def copied(self: Any) -> None:
+        snapshot(self)
+        self._snapshot_tensors = {name: tensor.clone() for name, tensor in self._snapshot_tensors.items()}
+
+    return copied
+
+
+@contextlib.contextmanager
+def _no_cuda() -> Iterator[None]:
+    """Inside, to copy to the GPU and to wait for it do nothing."""
+    import torch
+
+    with (
+        mock.patch.object(torch.cuda, "synchronize", return_value=None),
+        mock.patch.object(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
+    ):
+        yield

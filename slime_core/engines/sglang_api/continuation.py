@@ -1,0 +1,68 @@
+"""An answer that a weight update of ours cut short -> the request for its rest, and both pieces as one answer.
+
+SGLang until 0.5.20 has no pause that keeps requests and lets the cache be flushed, so updates end them ("abort"); the
+client then asks for the rest, with the tokens so far behind the prompt. What a reader would get wrong: the pieces are
+as good as what SGLang's own "retract" makes of it, each token under the weights that sampled it, but only where nothing
+but the tokens is carried over. A grammar, a penalty or a stop string begins anew with the second piece, so such a
+request is asked again as a whole.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from slime_core.types import GenerationOutput
+
+_CARRIES = frozenset({
+    "json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex", "custom_params",
+    "frequency_penalty", "presence_penalty", "beam_width",
+})  # fmt: skip
+"""Parameters by which a token depends on the answer before it otherwise than through the model."""
+_ADDED = (
+    "completion_tokens", "spec_verify_ct", "spec_accept_token_num", "spec_draft_token_num",
+    "spec_num_correct_drafts", "spec_num_proposed_drafts", "e2e_latency",
+)  # fmt: skip
+_CUT = "length"
+"""Finish reason of an answer that reached `max_new_tokens`; the number of its tokens stands beside it."""
+_OF_THE_FIRST = ("id", "prompt_tokens", "cached_tokens")
+
+
+def rest_of(body: Mapping[str, Any], output: GenerationOutput) -> dict[str, Any] | None:
+    """The request for what is missing of `output`, an answer to `body`; None when it must be asked as a whole."""
+    params = body["sampling_params"]
+    limit, count = params.get("max_new_tokens"), len(output.token_ids)
+    if limit is None or limit <= count or params.get("n") not in (None, 1):
+        return None
+    if any(params.get(name) for name in _CARRIES) or params.get("repetition_penalty") not in (None, 1, 1.0):
+        return None
+    left = {name: max(params[name] - count, 0) for name in ("max_new_tokens", "min_new_tokens") if params.get(name)}
+    return {**body, "input_ids": [*body["input_ids"], *output.token_ids], "sampling_params": {**params, **left}}
+
+
+def joined(first: GenerationOutput, rest: GenerationOutput) -> GenerationOutput:
+    """Both as one answer to the first's request; how it ended is told by the last piece."""
+    one, two = first.meta_info, rest.meta_info
+    meta = {**two, **{name: one[name] for name in _OF_THE_FIRST if name in one}}
+    meta |= {name: one.get(name, 0) + two.get(name, 0) for name in _ADDED if name in one or name in two}
+    meta.pop("weight_versions", None)  # spans, counted from the second piece's first token
+    if "token_weight_versions" in one or "token_weight_versions" in two:
+        meta["token_weight_versions"] = [
+            *one.get("token_weight_versions", [0] * len(first.token_ids)),
+            *two.get("token_weight_versions", [0] * len(rest.token_ids)),
+        ]
+    if one.get("routed_experts") and two.get("routed_experts"):
+        meta["routed_experts"] = _experts(one["routed_experts"], two["routed_experts"])
+    reason = meta.get("finish_reason")
+    if isinstance(reason, Mapping) and reason.get("type") == _CUT and _CUT in reason:
+        meta["finish_reason"] = {**reason, _CUT: len(first.token_ids) + int(reason[_CUT])}
+    return GenerationOutput(
+        [*first.token_ids, *rest.token_ids], [*first.log_probs, *rest.log_probs], first.text + rest.text, meta
+    )
+
+
+def _experts(one: str, two: str) -> str:
+    """The second covers the first's tokens too, as other weights route them; each was sampled with its own piece's."""
+    known = base64.b64decode(one)
+    return base64.b64encode(known + base64.b64decode(two)[len(known) :]).decode()

@@ -1,0 +1,130 @@
+"""A request for tokens, checked before it is sent.
+
+`client` builds every /generate request here. What a reader would get wrong: this is not politeness. SGLang 0.5.20
+checks values but hardly any types, so that a token id beyond the vocabulary or a wrong type ends the *server*; tried
+elsewhere, such a request would end one server after another.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from slime_core.errors import EngineError
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int  # not a bool, which is one, too
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value))
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(_is_integer(v) for v in value)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_bias(value: Any) -> bool:
+    return _is_mapping(value) and all(str(k).isdecimal() and _is_number(v) for k, v in value.items())
+
+
+_INTEGER, _NUMBER = (_is_integer, "an integer"), (_is_number, "a number")
+_FLAG = (lambda value: isinstance(value, bool), "true or false")
+_TEXT, _TEXTS = (lambda value: isinstance(value, str), "a string"), (_is_strings, "a string or a list of strings")
+
+PARAMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("max_new_tokens", "min_new_tokens", "top_k", "beam_width"), _INTEGER),
+    **dict.fromkeys(("stream_interval", "sampling_seed"), _INTEGER),
+    "n": (lambda value: type(value) is int and value == 1, "1; a request has one answer"),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), _NUMBER),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"), _NUMBER),
+    **dict.fromkeys(("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"), _FLAG),
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), _TEXT),
+    **dict.fromkeys(("stop", "stop_regex"), _TEXTS),
+    "custom_params": (_is_mapping, "a mapping"),
+    "logit_bias": (_is_bias, "a mapping of token ids to numbers"),
+    "stop_token_ids": (_is_ids, "a list of token ids"),
+}
+"""SGLang's `SamplingParams` -> what is allowed; None, for the default, always is."""
+
+
+_NESTED = ("thinker_config", "llm_config", "language_config", "text_config")
+
+
+def generate_request(
+    input_ids: Sequence[int],
+    params: Mapping[str, Any],
+    rid: str,
+    *,
+    vocab_size: int | None = None,
+    routed_experts: bool = False,
+) -> dict[str, Any]:
+    """The body of /generate.
+
+    Args:
+        input_ids: [n] prompt.
+        params: SGLang's `sampling_params`.
+        rid: The request's name.
+        vocab_size: Token ids are below it; None where nobody knows.
+        routed_experts: Ask for the experts of every token.
+
+    Raises:
+        EngineError: What a server would die of, or refuse with no more than a 500.
+    """
+    ids = list(input_ids)
+    if not ids:
+        raise EngineError("input_ids is empty; a prompt has at least one token")
+    # What JSON makes of them shows signs, fractions, booleans and nesting at a fraction of a loop's cost.
+    try:
+        written = orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        written = b""
+    if written.translate(None, b"0123456789,") != b"[]":
+        raise EngineError("input_ids must be integers >= 0")
+    if vocab_size is not None and (largest := max(ids)) >= vocab_size:
+        raise EngineError(f"input_ids: {largest} is beyond the vocabulary of {vocab_size} tokens")
+    for key, value in params.items():
+        known = PARAMS.get(key)
+        if known is None:
+            near = difflib.get_close_matches(str(key), PARAMS, n=3)
+            hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Known: {', '.join(sorted(PARAMS))}."
+            raise EngineError(f"sampling_params: unknown key {key!r}. {hint}")
+        if value is not None and not known[0](value):
+            raise EngineError(f"sampling_params: {key} is {value!r}; allowed: {known[1]}")
+    stops = params.get("stop_token_ids")
+    if stops and vocab_size is not None and not 0 <= min(stops) <= max(stops) < vocab_size:
+        raise EngineError(f"sampling_params: stop_token_ids beyond the vocabulary of {vocab_size} tokens")
+    body: dict[str, Any] = {"input_ids": ids, "sampling_params": dict(params), "rid": rid, "return_logprob": True}
+    if routed_experts:
+        body["return_routed_experts"] = True
+    return body
+
+
+def vocab_size_of(checkpoint: str | None) -> int | None:
+    """`vocab_size` of the language model in a HF checkpoint's config.json; None where it says none, as for a name on
+    the hub. Models of several kinds of input nest it, under names that differ.
+    """
+    try:
+        config = json.loads((Path(checkpoint or "") / "config.json").read_text(encoding="utf-8"))
+        places = [config]
+        for name in _NESTED:  # the inner ones are right where both are given
+            places += [place[name] for place in places if isinstance(place.get(name), dict)]
+        sizes = [place["vocab_size"] for place in places if place.get("vocab_size")]
+        return int(sizes[-1]) if sizes else None
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,56 @@
+"""`TrainBatch.routed_experts` of a rank's samples -> the arrays that its trainer replays and completes.
+
+Called by the learner once per rollout under `--use-routing-replay`. With `--use-rollout-routing-replay` the rows that
+the engine reported stand there already; without, the arrays start empty and the log-prob pass before the update fills
+them (THUDM/slime's stages "record" and "replay"). Rows that the engine did not report are filled by that pass too,
+where there is one.
+
+What a reader would get wrong: the arrays are filled in place. `TrainBatch.select` keeps the same arrays, so what a pass
+over some of the samples records, the steps over all of them replay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slime_core.errors import TrainError
+from slime_core.models.config import ModelConfig
+from slime_core.routed_experts import FREE, RoutedExperts
+from slime_core.types import TrainBatch
+
+
+def routing_arrays(batch: TrainBatch, config: ModelConfig) -> list[np.ndarray]:
+    """[n] int32 [len(tokens) - 1, layers, top_k], new ones; `FREE` where nothing is known.
+
+    A layer's row that names an expert twice is none: engines leave zeros where they did not route.
+
+    Raises:
+        TrainError: The experts are those of another model.
+    """
+    assert config.moe is not None, "checked at start-up"
+    rows = batch.routed_experts or [None] * len(batch)
+    return [_array(batch, i, value, config) for i, value in enumerate(rows)]
+
+
+def _array(batch: TrainBatch, position: int, value: Any, config: ModelConfig) -> np.ndarray:
+    moe = config.moe
+    assert moe is not None
+    shape = (len(batch.tokens[position]) - 1, config.num_layers, moe.experts_per_token)
+    result = np.full(shape, FREE, dtype=np.int32)
+    if value is None:
+        return result
+    given = np.asarray(RoutedExperts.of(value))
+    layers = list(moe.layers)
+    if given.shape != shape or given[:, layers].max(initial=FREE) >= moe.num_experts:
+        raise TrainError(
+            f"sample {batch.sample_indices[position]} of rollout {batch.rollout_id}: routed experts of shape"
+            f" {given.shape}, up to number {given.max(initial=FREE)}; this model has {shape[1]} layers and"
+            f" {moe.experts_per_token} of {moe.num_experts} experts per token, and the sample {shape[0] + 1} tokens. Do"
+            " engine and trainer serve the same --hf-checkpoint?"
+        )
+    chosen = np.sort(given[:, layers], axis=-1)
+    whole = (chosen[..., 0] >= 0) & (np.diff(chosen, axis=-1) > 0).all(axis=-1)
+    result[:, layers] = np.where(whole[..., None], given[:, layers], FREE)
+    return result

@@ -1,0 +1,166 @@
+"""Safetensors files as bytes, without torch, and files that survive a crash.
+
+Writers and readers of weight deltas use this: dtypes that numpy does not know (bfloat16, float8) are bytes here. What a
+reader would get wrong: every write goes through `os`, is flushed to the device and only then renamed to its name, so
+that a reader on another machine sees a file whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from slime_core.errors import WeightSyncError
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+"""[bytes of a tensor], row-major."""
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+"""Bytes of one element by the format's name of the dtype."""
+
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_LARGEST_HEADER = 256 * 1024**2
+_WRITE = 64 * 1024**2
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies in its file."""
+
+    dtype: str
+    """As the format names it: F32, BF16, ..."""
+    shape: tuple[int, ...]
+    start: int
+    """Bytes from the beginning of the file."""
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Length."""
+        return self.end - self.start
+
+    @property
+    def item(self) -> int:
+        """Bytes per element."""
+        return ITEM_BYTES[self.dtype]
+
+
+def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Tensors of a file in the order of their bytes, and its metadata. Raises WeightSyncError naming the file."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+                raise ValueError(f"{size} bytes do not hold a header of {length}")
+            header = json.loads(file.read(length))
+        metadata = header.pop("__metadata__", {})
+        entries = {name: _entry(value, 8 + length) for name, value in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightSyncError(f"{path}: cannot be read as safetensors: {error}") from error
+    for name, entry in entries.items():
+        if not 8 + length <= entry.start <= entry.end <= size:
+            raise WeightSyncError(f"{path}: tensor {name!r} lies outside the file")
+    return dict(sorted(entries.items(), key=lambda item: item[1].start)), metadata
+
+
+def _entry(value: Mapping[str, Any], origin: int) -> Entry:
+    start, end = value["data_offsets"]
+    shape = tuple(int(n) for n in value["shape"])
+    entry = Entry(value["dtype"], shape, origin + int(start), origin + int(end))
+    if entry.item * int(np.prod(shape, dtype=np.int64)) != entry.nbytes:
+        raise ValueError(f"{shape} of {entry.dtype} in {entry.nbytes} bytes")
+    return entry
+
+
+def view(path: Path, entry: Entry) -> Bytes:
+    """A tensor's bytes, mapped from the file and not to be written to."""
+    if entry.nbytes == 0:
+        return np.empty(0, np.uint8)
+    return np.memmap(path, np.uint8, "r", entry.start, (entry.nbytes,))
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of an HF-layout directory. Raises WeightSyncError when it has none."""
+    names: Iterable[str] = (_SINGLE,)
+    if (directory / INDEX).is_file():
+        try:
+            names = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise WeightSyncError(f"{directory / INDEX}: no index with a weight_map ({error})") from error
+    files = [directory / name for name in dict.fromkeys(names)]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        raise WeightSyncError(f"{directory}: no weights ({', '.join(missing) or 'empty index'})")
+    return files
+
+
+def tensors_of(directory: Path) -> Iterator[tuple[str, Path, Entry]]:
+    """Every tensor of an HF-layout directory with its file and place. Raises WeightSyncError."""
+    for file in weight_files(directory):
+        for name, entry in read_header(file)[0].items():
+            yield name, file, entry
+
+
+def write_safetensors(
+    path: Path, tensors: Sequence[tuple[str, str, Sequence[int], Bytes]], metadata: Mapping[str, str]
+) -> int:
+    """Write (name, dtype, shape, bytes) to a file, flushed to the device; returns its size. Raises OSError."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, dtype, shape, data in tensors:
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + data.nbytes]}
+        offset += data.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    chunks: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
+    chunks += [data.data for _, _, _, data in tensors]
+    return write_file(path, chunks)
+
+
+# -- files -----------------------------------------------------------------------------------------------
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
+    """Write and flush to the device; returns the number of bytes. Raises OSError."""
+    descriptor, total = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 0
+    try:
+        for chunk in chunks:
+            rest = memoryview(chunk)
+            while rest:
+                written = os.write(descriptor, rest[:_WRITE])
+                rest, total = rest[written:], total + written
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return total
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace the file, complete or not at all, also over a power cut. Raises OSError."""
+    partial = path.with_name(f".{path.name}.partial")
+    write_file(partial, [(json.dumps(value, indent=1) + "\n").encode()])
+    os.replace(partial, path)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Have the kernel write a file or a directory's entries to the device. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

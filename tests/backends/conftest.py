@@ -1,0 +1,150 @@
+"""Real SGLang servers for the tests, one start for the whole session: it costs 15 to 60 seconds, mostly of imports.
+
+A test may change their weights, and puts the model's own back before it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.config import load_settings
+from slime_core.engines.sglang.environment import engine_python
+from slime_core.engines.sglang.fleet import Fleet
+from slime_core.engines.sglang.planner import make_plan
+from slime_core.engines.sglang.router_process import RouterProcess
+from slime_core.engines.sglang.server import ServerProcess
+from slime_core.engines.sglang_api.router import Router
+from slime_core.engines.sglang_api.transport import Http
+from slime_core.errors import ConfigError
+from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
+
+__all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
+
+
+@dataclass(frozen=True)
+class Running:
+    """Servers of one model that the tests share, and the router in front of them."""
+
+    args: Any
+    """Settings with which an `HttpEngine` finds them; do not change them."""
+    model: Path
+    servers: list[ServerProcess]
+    router: RouterProcess | None
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the servers."""
+        return [server.url for server in self.servers]
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """The interpreter of SGLang's environment; `make test-backends` names it."""
+    if not os.environ.get("SLIME_ENGINE_PYTHON"):
+        pytest.skip("needs SGLang: `make test-backends`, or SLIME_ENGINE_PYTHON=/path/to/venv/bin/python")
+    try:
+        return engine_python(object())
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def sglang_model(make_text_model: Callable[..., tuple[Path, Any]]) -> tuple[Path, Any]:
+    """Directory of the tiny Qwen3 that the servers load, and the HF model to compare with."""
+    return make_text_model("qwen3", seed=0)
+
+
+@pytest.fixture(scope="session")
+def sglang_args(sglang_python: Path) -> Callable[..., Any]:
+    """(model, directory of the run, **flags) -> the settings of a run with SGLang on CPU."""
+
+    def make(model: Path, run_dir: Path, **flags: Any) -> Any:
+        given = {
+            "hf_checkpoint": model,
+            "rollout_engine": "sglang",
+            "device": "cpu",
+            "rollout_num_gpus": 1,
+            "engine_python": sglang_python,
+            "router_health_check_interval_secs": 1,
+            "save": run_dir,
+            **flags,
+        }
+        argv: list[str] = []
+        for name, value in given.items():
+            argv += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        settings = load_settings(argv, command="serve", env={})
+        settings.args.run_dir = str(run_dir)
+        return settings.args
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sglang_server(
+    sglang_model: tuple[Path, Any], sglang_args: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """One server, and no router."""
+    args = sglang_args(sglang_model[0], tmp_path_factory.mktemp("server"), no_engine_router=True)
+    yield from _running(args, sglang_model[0])
+
+
+@pytest.fixture
+def sglang_pair(started_pair: Running) -> Running:
+    """Two servers behind a router; one that the test before has killed is started again, if a test needs it."""
+    asyncio.run(_relaunch([server for server in started_pair.servers if not server.alive]))
+    return started_pair
+
+
+async def _relaunch(dead: list[ServerProcess]) -> None:
+    await asyncio.gather(*(server.launch() for server in dead))
+
+
+@pytest.fixture(scope="session")
+def started_pair(
+    sglang_model: tuple[Path, Any], sglang_args: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """What `sglang_pair` sees to; tests do not use it."""
+    args = sglang_args(sglang_model[0], tmp_path_factory.mktemp("pair"), rollout_num_gpus=2)
+    yield from _running(args, sglang_model[0])
+
+
+def _running(args: Any, model: Path) -> Iterator[Running]:
+    plan = make_plan(args, device="cpu")
+    fleet = Fleet(
+        plan,
+        python=engine_python(args),
+        directory=Path(args.run_dir) / "engines",
+        timeout=args.engine_start_timeout,
+        host="127.0.0.1",
+    )
+    try:
+        asyncio.run(_launch(fleet))
+        servers, router = fleet.models[0].servers, fleet.models[0].router
+        if router is None:
+            args.rollout_external_engine_addrs = [server.url for server in servers]
+        else:
+            args.sglang_router_ip, args.sglang_router_port = router.host, router.port
+        yield Running(args, model, servers, router)
+    finally:
+        fleet.stop()
+
+
+async def _launch(fleet: Fleet) -> None:
+    await fleet.launch()
+    model = fleet.models[0]
+    if model.router is None:
+        return
+    http = Http()
+    await http.open()
+    try:
+        router = Router(http, model.router.url)
+        await asyncio.gather(*(router.add_worker(worker) for worker in model.workers()))
+    finally:
+        await http.close()

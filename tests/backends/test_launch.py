@@ -1,0 +1,187 @@
+"""Real SGLang servers and a real router, launched and ended by the `sglang` engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from slime_core.engines.sglang.engine import SglangEngine
+from slime_core.engines.sglang.router_process import RouterProcess
+from slime_core.engines.sglang_api.engine import HttpEngine
+from slime_core.errors import EngineError
+from tests.backends.conftest import Running
+
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
+
+PROMPT = [40, 41, 42, 43]
+PARENT = """
+import asyncio, sys
+from types import SimpleNamespace
+from slime_core.config import load_settings
+from slime_core.engines.sglang.engine import SglangEngine
+
+async def main():
+    settings = load_settings(sys.argv[1:], command="serve", env={})
+    engine = SglangEngine(settings.args)
+    await engine.start()
+    print(engine.fleet.models[0].servers[0].pid, engine.fleet.models[0].router.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def below(keepers: Iterable[int | None]) -> list[psutil.Process]:
+    """The keepers and everything under them."""
+    found: list[psutil.Process] = []
+    for pid in keepers:
+        keeper = psutil.Process(pid)
+        found += [keeper, *keeper.children(recursive=True)]
+    return found
+
+
+def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_start_generate_through_the_router_stop(
+    sglang_model: tuple[Path, Any], sglang_args: Callable[..., Any], tmp_path: Path
+) -> None:
+    directory, model = sglang_model
+    args = sglang_args(directory, tmp_path)
+    engine = SglangEngine(args)
+    processes: list[psutil.Process] = []
+    try:
+        await engine.start()
+        assert engine.fleet is not None
+        (launched,) = engine.fleet.models
+        assert launched.router is not None
+        assert (args.sglang_router_ip, args.sglang_router_port) == ("127.0.0.1", launched.router.port)
+        assert args.sglang_model_routers == {"default": ("127.0.0.1", launched.router.port)}
+        assert await engine.address() == ("127.0.0.1", launched.router.port)
+        assert engine.router is not None
+        assert await engine.router.list_workers() == [launched.servers[0].url]
+        processes = below([launched.router.pid, *(server.pid for server in launched.servers)])
+        assert len(processes) >= 2 * 3 + 2, "two keepers and a program each, and SGLang's own processes"
+
+        output = await engine.generate(PROMPT, {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True})
+        with torch.no_grad():
+            logits = model(torch.tensor([PROMPT + output.token_ids])).logits[0, len(PROMPT) - 1 : -1]
+        assert output.token_ids == logits.argmax(-1).tolist()
+        wanted = torch.log_softmax(logits, -1)[range(8), output.token_ids]
+        torch.testing.assert_close(torch.tensor(output.log_probs), wanted, atol=1e-4, rtol=0)
+    finally:
+        began = time.monotonic()
+        await engine.stop()
+    assert time.monotonic() - began < 20
+    assert processes
+    assert alive(processes) == []
+    await engine.stop()
+
+
+async def test_a_bad_flag_value_is_reported_with_the_end_of_the_log(
+    sglang_model: tuple[Path, Any], sglang_args: Callable[..., Any], tmp_path: Path
+) -> None:
+    args = sglang_args(sglang_model[0], tmp_path, sglang_attention_backend="torch_native", sglang_page_size=-3)
+    engine = SglangEngine(args)
+    with pytest.raises(EngineError) as caught:
+        await engine.start()
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith("SGLang server default/0 did not come up: after ")
+    assert "Error" in first
+    assert f"  last lines of {tmp_path / 'engines/default/0.log'}:" in rest
+    assert engine.fleet is None
+    children = psutil.Process().children(recursive=True)
+    assert [p for p in alive(children) if "keeper" in " ".join(p.cmdline())] == []
+
+
+def test_a_killed_parent_leaves_nothing(sglang_model: tuple[Path, Any], sglang_python: Path, tmp_path: Path) -> None:
+    argv = ["--hf-checkpoint", str(sglang_model[0]), "--rollout-engine", "sglang", "--device", "cpu"]
+    argv += ["--rollout-num-gpus", "1", "--engine-python", str(sglang_python), "--save", str(tmp_path)]
+    with subprocess.Popen([sys.executable, "-c", PARENT, *argv], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        keepers = [int(word) for word in parent.stdout.readline().split()]
+        assert len(keepers) == 2
+        processes = below(keepers)
+        os.kill(parent.pid, signal.SIGKILL)
+    _, left = psutil.wait_procs(processes, timeout=20)
+    assert alive(left) == []
+
+
+async def test_no_gpus_are_a_router_only(
+    sglang_model: tuple[Path, Any], sglang_args: Callable[..., Any], tmp_path: Path
+) -> None:
+    args = sglang_args(sglang_model[0], tmp_path, rollout_num_gpus=0)
+    engine = SglangEngine(args)
+    try:
+        await engine.start()
+        assert engine.fleet is not None
+        assert engine.fleet.models[0].router is not None
+        assert await engine.address() == ("127.0.0.1", engine.fleet.models[0].router.port)
+        assert engine.pool.workers == []
+    finally:
+        await engine.stop()
+
+
+async def test_servers_join_a_router_that_is_running_and_leave_it(
+    sglang_pair: Running, sglang_python: Path, sglang_args: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its own servers are the two of the pair, as servers that run already: only what the engine does to it is new."""
+    router = RouterProcess(
+        "other", {"policy": "round_robin"}, device="cpu", python=sglang_python, log=tmp_path / "log",
+        timeout=60.0,
+    )  # fmt: skip
+    await router.launch()
+    args = sglang_args(sglang_pair.model, tmp_path, rollout_num_gpus=0)
+    args.rollout_external_engine_addrs = sglang_pair.urls
+    args.sglang_router_ip, args.sglang_router_port = "127.0.0.1", router.port
+    engine = SglangEngine(args)
+    try:
+        await engine.start()
+        assert engine.fleet is not None
+        assert engine.fleet.models[0].router is None
+        assert engine.router is not None
+        assert sorted(await engine.router.list_workers() or []) == sorted(sglang_pair.urls)
+        output = await engine.generate(PROMPT, {"max_new_tokens": 2})
+        assert len(output.token_ids) == 2
+        await engine.stop()
+        with urllib.request.urlopen(f"{router.url}/workers", timeout=10) as answer:
+            assert json.load(answer)["workers"] == []
+    finally:
+        await engine.stop()
+        router.close()
+
+
+async def test_the_shared_pair_answers_directly_and_through_its_router(sglang_pair: Running) -> None:
+    engine = HttpEngine(sglang_pair.args)
+    await engine.start()
+    try:
+        calls = (engine.generate(PROMPT, {"max_new_tokens": 4, "temperature": 0.0}) for _ in range(8))
+        outputs = await asyncio.gather(*calls)
+        assert len({tuple(output.token_ids) for output in outputs}) == 1
+        assert sorted(worker.url for worker in engine.pool.workers) == sorted(sglang_pair.urls)
+    finally:
+        await engine.stop()
+
+
+async def test_a_server_is_restarted_at_its_address(sglang_pair: Running) -> None:
+    server = sglang_pair.servers[1]
+    before = below([server.pid])
+    url = server.url
+    await server.restart()
+    assert server.url == url
+    assert alive(before) == []
+    assert server.log.read_text().count(", start ") == 2

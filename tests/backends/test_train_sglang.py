@@ -1,0 +1,255 @@
+"""Whole runs with SGLang, as a user types them: the demo learns, a killed run goes on, a killed server comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from slime_core.observability.events import read_events
+from tests.conftest import SLIME, TinyRun
+
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+ROLLOUTS = 6
+"""Of the demo: most of what there is to learn is learned in the first four."""
+TINY_ROLLOUTS = 6
+KILLED_AFTER = 3
+"""Rollouts of the run that is killed; its checkpoints are made every second one."""
+GATE = '''
+import asyncio
+from pathlib import Path
+
+HERE = Path(__file__)
+
+
+async def reward(args, sample, **kwargs):
+    """Share of digits; those of one rollout wait until the test has seen what it waits for."""
+    if sample.group_index >= {first}:
+        HERE.with_name("waiting").touch()
+        while not HERE.with_name("go").exists():
+            await asyncio.sleep(0.05)
+    return sum(c.isdigit() for c in sample.response) / max(len(sample.response), 1)
+'''
+
+
+class Run:
+    """A `slime` command, and every process that it ever had below it."""
+
+    def __init__(self, argv: list[str], cwd: Path, log: Path) -> None:
+        self.log = log
+        self.processes: dict[int, psutil.Process] = {}
+        with log.open("w") as errors:
+            self._popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd)
+        assert self._popen.stdout is not None
+        self._lines = iter(self._popen.stdout.readline, "")
+        self.printed: list[str] = []
+
+    def until(self, start: str) -> None:
+        """Read its output up to a line that begins so; what runs below it then is noted."""
+        for line in self._lines:
+            self.printed.append(line)
+            if line.startswith(start):
+                self.note()
+                return
+        raise AssertionError(f"no line {start!r}: {self.said()}")
+
+    def note(self) -> list[psutil.Process]:
+        found = psutil.Process(self._popen.pid).children(recursive=True)
+        self.processes |= {process.pid: process for process in found}
+        return found
+
+    def servers(self) -> list[psutil.Process]:
+        """The process of each SGLang server that answers HTTP."""
+        lines = [(process, " ".join(process.cmdline())) for process in self.note()]
+        return [process for process, line in lines if "sglang.launch_server" in line and "keeper.py" not in line]
+
+    def finish(self) -> str:
+        """To the end; it must go well. What it printed."""
+        self.printed += self._lines
+        assert self._popen.wait(timeout=600) == 0, self.said()
+        return "".join(self.printed)
+
+    def kill(self) -> None:
+        """SIGKILL, to this process alone."""
+        self.note()
+        self._popen.kill()
+        assert self._popen.wait(timeout=60) == -signal.SIGKILL
+
+    def said(self) -> str:
+        return "".join(self.printed) + self.log.read_text()
+
+    def left(self, seconds: float) -> list[psutil.Process]:
+        """What still runs after so many seconds."""
+        _, running = psutil.wait_procs(self.processes.values(), timeout=seconds)
+        return [p for p in running if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def close(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.terminate()
+            self._popen.wait(timeout=60)
+        assert self._popen.stdout is not None
+        self._popen.stdout.close()
+
+
+@contextmanager
+def running(argv: list[Any], cwd: Path, log: Path) -> Iterator[Run]:
+    run = Run([str(word) for word in argv], cwd, log)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def samples(template: Path, rollout: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(str(template).format(rollout_id=rollout)).read_text().splitlines()]
+
+
+# -- learning --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A finished run of the demo."""
+
+    directory: Path
+    samples: Path
+    metrics: list[dict[str, Any]]
+
+    def scores(self) -> list[float]:
+        return [line["eval/addition"] for line in self.metrics if "eval/addition" in line]
+
+
+def demo(cwd: Path, name: str, *flags: str) -> list[str]:
+    saved = ["--save-debug-rollout-data", f"{name}-samples/{{rollout_id}}.jsonl"]
+    sizes = ["--num-rollout", str(ROLLOUTS), "--eval-interval", str(ROLLOUTS), "--save-interval", str(ROLLOUTS)]
+    return [SLIME, "train", "--config", str(ROOT / "configs/demo.yaml"), "--save", name, *saved, *sizes, *flags]
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Learned:
+    """The demo with the embedded engine; it makes the inputs for the other, too."""
+    cwd = tmp_path_factory.mktemp("demo")
+    subprocess.run(demo(cwd, "embedded"), cwd=cwd, check=True, timeout=600, capture_output=True)
+    return Learned(cwd / "embedded", cwd / "embedded-samples/{rollout_id}.jsonl", metrics(cwd / "embedded"))
+
+
+def test_the_demo_learns_with_two_servers_behind_a_router(embedded: Learned, sglang_python: Path) -> None:
+    cwd = embedded.directory.parent
+    flags = ["--rollout-engine", "sglang", "--device", "cpu", "--rollout-num-gpus", "2"]
+    flags += ["--engine-python", str(sglang_python)]
+    with running(demo(cwd, "sglang", *flags), cwd, cwd / "log") as run:
+        run.until("rollout 0/")
+        assert len(run.servers()) == 2
+        printed = run.finish()
+        assert run.left(10) == []
+    assert "warning" not in run.log.read_text().lower()
+
+    learned = Learned(cwd / "sglang", cwd / "sglang-samples/{rollout_id}.jsonl", metrics(cwd / "sglang"))
+    (before, after), (theirs_before, theirs_after) = learned.scores(), embedded.scores()
+    print(f"held-out: {before} -> {after} with SGLang, {theirs_before} -> {theirs_after} with the embedded engine")
+    assert before == pytest.approx(theirs_before, abs=0.01)  # greedy answers of the same weights
+    assert before < 0.2
+    assert after > 0.8
+    # Other random numbers, so other answers: the two differ as two seeds do.
+    assert after > theirs_after - 0.15
+    assert "held-out accuracy" in printed
+
+    trained = [line for line in learned.metrics if "train/loss" in line]
+    assert len(trained) == ROLLOUTS
+    for line in trained:
+        assert line["train/train_rollout_logprob_abs_diff"] < 1e-5
+        assert line["train/train_rollout_logprob_abs_diff_max"] < 1e-3
+        assert line["rollout/staleness"] == 0
+        assert line["rollout/failed_ratio"] == 0
+        assert line["engine/requests"] == 32 * 8 + (500 if line["step"] == 1 else 0), "and the evaluation before"
+        assert line["engine/ready_workers"] == 2
+        assert line["engine/quarantined"] == line["engine/wrong_version_answers"] == 0
+    for rollout in range(ROLLOUTS):
+        versions = {version for s in samples(learned.samples, rollout) for version in s["token_weight_versions"]}
+        assert versions == {rollout + 1}
+    logs = {path.relative_to(learned.directory / "engines").as_posix() for path in learned.directory.rglob("*.log")}
+    assert logs == {"default/0.log", "default/1.log", "default/router.log"}
+    # Both servers had work: the router is not a detour to one of them.
+    for server in ("0", "1"):
+        assert "POST /generate" in (learned.directory / f"engines/default/{server}.log").read_text()
+
+
+# -- killed, resumed, a server lost ----------------------------------------------------------------
+
+
+def test_a_killed_run_leaves_no_server_and_goes_on_also_without_one(
+    tiny: TinyRun, sglang_python: Path, tmp_path: Path
+) -> None:
+    """SIGKILL in the middle of a rollout; resumed, one server is killed and is back before the end."""
+    save, template = tmp_path / "run", tmp_path / "samples" / "{rollout_id}.jsonl"
+    (tmp_path / "rm.py").write_text(GATE.format(first=4 * KILLED_AFTER))
+    argv = tiny.argv(
+        save, load=save, save_interval=2, num_rollout=TINY_ROLLOUTS, eval_interval=None, eval_prompt_data=None,
+        rollout_engine="sglang", device="cpu", rollout_num_gpus=2, engine_python=sglang_python,
+        use_fault_tolerance=True, rollout_health_check_interval=2, rollout_health_check_timeout=60,
+        custom_rm_path=tmp_path / "rm.py", rm_timeout=900, save_debug_rollout_data=template,
+    )  # fmt: skip
+    with running([SLIME, "train", *argv], tmp_path, tmp_path / "killed.log") as run:
+        run.until(f"rollout {KILLED_AFTER}/")
+        _wait((tmp_path / "waiting").exists, "samples of the next rollout", 120)
+        servers = run.servers()
+        run.kill()
+    assert len(servers) == 2
+    assert len(run.processes) > 2 * 3
+    assert run.left(30) == []
+    assert len(metrics(save)) == KILLED_AFTER
+
+    (tmp_path / "waiting").unlink()
+    with running([SLIME, "train", *argv], tmp_path, tmp_path / "resumed.log") as run:
+        run.until(f"rollout {KILLED_AFTER}/")
+        _wait((tmp_path / "waiting").exists, "samples of the next rollout", 120)
+        os.kill(run.servers()[0].pid, signal.SIGKILL)
+        _wait(lambda: "restarted" in _events(save), "the restart", 600)
+        run.note()
+        (tmp_path / "go").touch()
+        printed = run.finish()
+        assert run.left(10) == []
+    assert "resumed from" in printed
+
+    lines = metrics(save)
+    assert [line["step"] for line in lines] == list(range(1, TINY_ROLLOUTS + 1))
+    assert _events(save) == ["quarantined", "restarted"]
+    assert sum(line["engine/restarts"] for line in lines) == 1
+    assert sum(line["engine/quarantined"] for line in lines) == 1
+    assert max(line["engine/recovery_time"] for line in lines) > 0
+    assert lines[-1]["engine/ready_workers"] == 2
+    assert max(line["train/train_rollout_logprob_abs_diff"] for line in lines) < 1e-5
+    trained = [samples(template, rollout) for rollout in range(TINY_ROLLOUTS)]
+    groups = [{s["group_index"] for s in of_one} for of_one in trained]
+    assert [len(of_one) for of_one in groups] == [4] * TINY_ROLLOUTS
+    assert sorted(g for of_one in groups for g in of_one) == list(range(4 * TINY_ROLLOUTS))
+    versions = [{version for s in of_one for version in s["token_weight_versions"]} for of_one in trained]
+    assert all(len(of_one) == 1 for of_one in versions), versions
+    assert [min(of_one) for of_one in versions] == sorted({min(of_one) for of_one in versions})
+
+
+def _events(run_dir: Path) -> list[str]:
+    return [line["event"] for line in read_events(run_dir)]
+
+
+def _wait(condition: Callable[[], bool], what: str, seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.05)

@@ -1,0 +1,282 @@
+"""Every weight transport to real SGLang servers: log-probs are those of the new weights, by transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.engines.sglang.server import ServerProcess
+from slime_core.engines.sglang_api.transport import Http
+from slime_core.engines.sglang_api.weight_update import WeightUpdates
+from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
+from slime_core.errors import WeightSyncError
+from slime_core.models.hf_io import copy_assets, write_weights
+from tests.backends.conftest import Running
+
+pytestmark = pytest.mark.backends
+
+PROMPT = list(range(20, 44))
+TRANSPORTS = ("tensor", "distributed", "disk")
+PARAMS = {"max_new_tokens": 16, "temperature": 1.0, "ignore_eos": True}
+TIMEOUT_S = 20.0
+FREEZE_S = 8.0
+"""A step's time where one server is frozen; the other has to take every step within it."""
+
+
+def other(model: Any, seed: int) -> Any:
+    """A model of the same shape with other weights."""
+    generator, new = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return new
+
+
+def named(model: Any) -> list[tuple[str, torch.Tensor]]:
+    tied = model.config.tie_word_embeddings
+    return [(n, p.detach()) for n, p in model.named_parameters() if not (tied and n == "lm_head.weight")]
+
+
+def log_probs(model: Any, ids: list[int]) -> torch.Tensor:
+    """Of the tokens after the prompt, by transformers."""
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + ids])).logits[0].float()
+    first = len(PROMPT)
+    return logits.log_softmax(-1)[torch.arange(first - 1, first - 1 + len(ids)), torch.tensor(ids)]
+
+
+class Session:
+    """An update's parts, and what the servers answer."""
+
+    def __init__(self, http: Http, urls: list[str], model: Path, folder: Path, **args: Any) -> None:
+        given = {"update_weight_buffer_size": 20_000, "update_weight_timeout": TIMEOUT_S} | args
+        self.http, self.model, self.folder = http, model, folder
+        self.workers = [Worker(url, owned=True, state=WorkerState.READY) for url in urls]
+        self.pool = WorkerPool(self.workers)
+        self.updates = WeightUpdates(http, self.pool, SimpleNamespace(**given))
+
+    async def push(
+        self, transport: str, model: Any, version: int, at: Callable[[], None] | None = None
+    ) -> dict[str, float]:
+        """`at` is called in the middle."""
+        weights = named(model)
+
+        def drawn() -> Iterator[tuple[str, torch.Tensor]]:
+            for number, entry in enumerate(weights):
+                if at is not None and number == len(weights) // 2:
+                    at()
+                yield entry
+
+        if transport == "tensor":
+            return await self.updates.from_tensors(drawn(), version)
+        if transport == "distributed":
+            return await self.updates.from_broadcast(drawn(), version)
+        directory = self.folder / f"v{version}"
+        directory.mkdir()
+        copy_assets(self.model, directory)
+        write_weights(directory, weights)
+        if at is not None:
+            at()
+        return await self.updates.from_directory(directory, version)
+
+    async def gap(self, url: str, model: Any) -> tuple[float, str]:
+        """Largest difference of log-probs between the server and `model`, and the version of the tokens."""
+        body = {"input_ids": PROMPT, "sampling_params": PARAMS, "return_logprob": True}
+        meta = (await self.http.send("POST", url, "/generate", body, timeout=TIMEOUT_S)).json()["meta_info"]
+        served, ids = zip(*((entry[0], entry[1]) for entry in meta["output_token_logprobs"]))
+        return (log_probs(model, list(ids)) - torch.tensor(served)).abs().max().item(), meta["weight_version"]
+
+
+def run(urls: list[str], model: Path, folder: Path, use: Callable[[Session], Any], **args: Any) -> None:
+    async def whole() -> None:
+        http = Http()
+        await http.open()
+        session = Session(http, urls, model, folder, **args)
+        try:
+            await use(session)
+        finally:
+            session.updates.close()
+            await http.close()
+
+    asyncio.run(whole())
+
+
+def test_each_transport_there_and_back(sglang_server: Running, sglang_model: tuple[Path, Any], tmp_path: Path) -> None:
+    path, model = sglang_model
+    new = other(model, 1)
+
+    async def use(s: Session) -> None:
+        version = 0
+        for transport in TRANSPORTS:
+            for target, elsewhere in ((new, model), (model, new)):
+                version += 1
+                await s.push(transport, target, version)
+                gap, served = await s.gap(s.workers[0].url, target)
+                assert gap <= 1e-5, (transport, gap)
+                assert served == str(version)
+                assert (await s.gap(s.workers[0].url, elsewhere))[0] > 1e-2
+
+    run(sglang_server.urls, path, tmp_path, use)
+
+
+def test_weights_kept_bring_a_server_up_to_date(
+    sglang_server: Running, sglang_model: tuple[Path, Any], tmp_path: Path
+) -> None:
+    path, model = sglang_model
+    new = other(model, 2)
+
+    async def use(s: Session) -> None:
+        version = 100
+        for transport, owned in (("tensor", True), ("distributed", True), ("distributed", False), ("disk", True)):
+            s.workers[0].owned = owned
+            version += 2
+            await s.push(transport, new, version)
+            kept, s.updates.last = s.updates.last, None
+            await s.push("tensor", model, version + 1)  # stands in for a restart
+            assert kept is not None
+            await kept.catch_up(s.workers[0])
+            assert await s.gap(s.workers[0].url, new) == (pytest.approx(0, abs=1e-5), str(version))
+            kept.free()
+        await s.push("tensor", model, 199)
+
+    run(sglang_server.urls, path, tmp_path, use, use_fault_tolerance=True)
+
+
+def test_requests_in_flight_end_or_carry_both_versions(
+    sglang_server: Running, sglang_model: tuple[Path, Any], tmp_path: Path
+) -> None:
+    path, model = sglang_model
+
+    async def use(s: Session, mode: str) -> None:
+        url, version = s.workers[0].url, 200 if mode == "abort" else 300
+        body = {
+            "input_ids": PROMPT, "return_logprob": True,
+            "sampling_params": {"max_new_tokens": 450, "temperature": 1.0, "ignore_eos": True},
+        }  # fmt: skip
+        await s.push("tensor", model, version)
+        task = asyncio.create_task(s.http.send("POST", url, "/generate", body, timeout=60))
+        async with asyncio.timeout(20):
+            while not (await s.http.send("GET", url, "/v1/loads")).json()["loads"][0]["num_running_reqs"]:
+                assert not task.done(), "it was over before it was seen to run"
+        await s.push("tensor", model, version + 1)
+        meta = (await task).json()["meta_info"]
+        found = [span["version"] for span in meta["weight_versions"]]
+        if mode == "abort":
+            assert meta["finish_reason"]["type"] == "abort"
+            assert found == [str(version)]
+        else:
+            assert meta["finish_reason"]["type"] == "length"
+            assert found == [str(version), str(version + 1)]
+
+    for mode in ("abort", "in_place"):
+        run(
+            sglang_server.urls, path, tmp_path, lambda s, mode=mode: use(s, mode), update_weight_pause_mode=mode,
+        )  # fmt: skip
+
+
+def processes(server: ServerProcess) -> list[int]:
+    """The server's processes, not its keeper's."""
+    assert server.pid is not None
+    found, level = [], [server.pid]
+    while level:
+        level = [
+            int(child)
+            for pid in level
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+        found += level
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_server_that_hangs_in_the_middle_is_left_behind_and_may_come_back(
+    sglang_pair: Running, sglang_model: tuple[Path, Any], tmp_path: Path, transport: str
+) -> None:
+    path, model = sglang_model
+    new = other(model, 3)
+    struck = processes(sglang_pair.servers[0])
+
+    async def use(s: Session) -> None:
+        await s.push(transport, model, 1)
+        await left_behind(s, transport, new, struck, signal.SIGSTOP)
+        for pid in struck:
+            os.kill(pid, signal.SIGCONT)
+        bad = s.workers[0]
+        assert s.updates.last is not None
+        await s.updates.last.catch_up(bad)
+        assert await s.gap(bad.url, new) == (pytest.approx(0, abs=1e-5), "2")
+        s.pool.set_state(bad, WorkerState.READY)
+        await s.push(transport, model, 3)
+        for worker in s.workers:
+            assert await s.gap(worker.url, model) == (pytest.approx(0, abs=1e-5), "3")
+
+    try:
+        run(sglang_pair.urls, path, tmp_path, use, use_fault_tolerance=True, update_weight_timeout=FREEZE_S)
+    finally:
+        for pid in struck:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", ["distributed", "tensor"])
+def test_a_wrong_shape_is_refused_and_the_server_does_not_serve(
+    sglang_pair: Running, sglang_model: tuple[Path, Any], tmp_path: Path, transport: str
+) -> None:
+    path, model = sglang_model
+    wrong = copy.deepcopy(model)
+    wrong.model.norm.weight = torch.nn.Parameter(torch.ones(7))
+
+    async def use(s: Session) -> None:
+        worker = s.workers[0]
+        with pytest.raises(WeightSyncError, match=f"weight version 1 by {transport}, "):
+            await s.push(transport, wrong, 1)
+        assert worker.state is WorkerState.QUARANTINED
+        assert s.pool.version_wanted is None
+        if transport == "distributed":  # by tensor SGLang's scheduler ends
+            s.pool.set_state(worker, WorkerState.READY)
+            await s.push(transport, model, 2)
+            assert await s.gap(worker.url, model) == (pytest.approx(0, abs=1e-5), "2")
+
+    run(sglang_pair.urls[:1], path, tmp_path, use, update_weight_timeout=FREEZE_S)
+    if transport == "tensor":
+        sglang_pair.servers[0].kill()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_server_that_dies_in_the_middle_is_left_behind(
+    sglang_pair: Running, sglang_model: tuple[Path, Any], tmp_path: Path, transport: str
+) -> None:
+    path, model = sglang_model
+    struck = processes(sglang_pair.servers[0])
+
+    async def use(s: Session) -> None:
+        await s.push(transport, model, 1)
+        await left_behind(s, transport, other(model, 3), struck, signal.SIGKILL)
+        await s.push("tensor", model, 3)
+
+    run(sglang_pair.urls, path, tmp_path, use, use_fault_tolerance=True)
+
+
+async def left_behind(s: Session, transport: str, new: Any, struck: list[int], blow: signal.Signals) -> None:
+    """Strike the first server in the middle of an update to version 2: the other one serves it."""
+    began = time.monotonic()
+    await s.push(transport, new, 2, lambda: [os.kill(pid, blow) for pid in struck] and None)
+    assert time.monotonic() - began < 2 * TIMEOUT_S + 15
+    bad, good = s.workers
+    assert bad.state is WorkerState.QUARANTINED
+    assert bad.reason.startswith(f"weight version 2 by {transport}, ")
+    assert (good.state, good.weight_version, s.pool.version_wanted) == (WorkerState.READY, 2, 2)
+    assert await s.gap(good.url, new) == (pytest.approx(0, abs=1e-5), "2")

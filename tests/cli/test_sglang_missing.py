@@ -1,0 +1,53 @@
+"""`--rollout-engine sglang` where there is no SGLang: said before anything starts, with what to type."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TinyRun
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("sglang") is not None, reason="SGLang is installed beside slime"
+)
+
+
+@pytest.mark.parametrize("command", ["train", "check", "rollout"])
+def test_no_environment(command: str, tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    argv = tiny.argv(tmp_path / "run", rollout_engine="sglang", device="cpu", no_preflight=None)
+    done = slime(command, *argv, check=False, SLIME_ENGINE_PYTHON="")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("slime: error: SGLang is not installed beside slime (")
+    assert "Type --engine-python /path/to/venv/bin/python, or set SLIME_ENGINE_PYTHON" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_environment_without_sglang(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    python = tmp_path / "empty" / "bin" / "python"
+    subprocess.run(["python3", "-m", "venv", "--without-pip", tmp_path / "empty"], check=True, timeout=60)
+    argv = tiny.argv(tmp_path / "run", rollout_engine="sglang", device="cpu", engine_python=python)
+    done = slime("train", *argv, check=False)
+    assert done.returncode == 2
+    assert f"{str(python)!r}: SGLang is not installed there. Type: {python} -m pip install sglang" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interpreter_that_is_not_there(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    argv = tiny.argv(tmp_path / "run", rollout_engine="sglang", device="cpu", engine_python=tmp_path / "none")
+    done = slime("check", *argv, check=False)
+    assert done.returncode == 2
+    assert "no Python interpreter; expected that of the environment SGLang is installed in" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_engines_need_none(tiny: TinyRun, slime: Slime) -> None:
+    done = slime("check", *tiny.argv(num_rollout=1, no_preflight=None), SLIME_ENGINE_PYTHON="")
+    assert "ready to run" in done.stdout

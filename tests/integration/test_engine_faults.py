@@ -1,0 +1,373 @@
+"""Faults of servers and routers while requests and weight updates run, with small real servers that start in no time.
+
+The twin of `tests/backends/test_fault_matrix.py`, which does the same with SGLang. In each: every request is answered,
+none with other weights than those wanted while it ran, and what happened is in the record of events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.engines.sglang.incidents import Incidents
+from slime_core.engines.sglang.recovery import Supervised
+from slime_core.engines.sglang.supervisor import Supervisor
+from slime_core.engines.sglang_api.answers import versions_in
+from slime_core.engines.sglang_api.client import Client
+from slime_core.engines.sglang_api.control import Control
+from slime_core.engines.sglang_api.router import Router
+from slime_core.engines.sglang_api.transport import Http
+from slime_core.engines.sglang_api.weight_update import WeightUpdates
+from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
+from slime_core.errors import WeightSyncError
+from slime_core.observability.events import EventLog, read_events
+from slime_core.types import GenerationOutput
+from tests.engine_processes import EmbeddedServer, ForkedProcess, SmallRouter
+from tests.tiny_models import make_model, one_thread
+
+__all__ = ["make_model", "one_thread"]
+
+PROMPTS = ([5, 6, 7], [11, 12, 13, 14, 15], [40, 41])
+TOKENS = 60
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Weights:
+    """Three checkpoints, of which version N serves number N % 3, and what each answers."""
+
+    directories: list[Path]
+    answers: list[list[tuple[list[int], list[float]]]]
+
+
+@pytest.fixture(scope="module")
+def weights(make_model: Callable[..., tuple[Path, Any]]) -> Weights:
+    made = [make_model("qwen3", seed=seed) for seed in range(3)]
+    return Weights([directory for directory, _ in made], [[greedy(model, p) for p in PROMPTS] for _, model in made])
+
+
+@torch.inference_mode()
+def greedy(model: Any, prompt: list[int]) -> tuple[list[int], list[float]]:
+    ids, log_probs = list(prompt), []
+    for _ in range(TOKENS):
+        scores = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        ids.append(int(scores.argmax()))
+        log_probs.append(float(scores.max()))
+    return ids[len(prompt) :], log_probs
+
+
+class Rig:
+    """Two servers behind a router, client, weight updates and supervisor, put together as the engine does it."""
+
+    def __init__(self, weights: Weights, directory: Path, *, timeout: float = 1.5) -> None:
+        self.weights = weights
+        self.directory = directory
+        self.servers = [EmbeddedServer(f"server {i}", weights.directories[0]) for i in range(2)]
+        self.router = SmallRouter()
+        self.strangers: list[ForkedProcess] = []
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.asked = 0
+        self.pushing: int | None = None
+        for process in (*self.servers, self.router):
+            process.start()
+        for process in (*self.servers, self.router):
+            process.wait()
+        self.workers = [Worker(s.url, owned=True, state=WorkerState.READY) for s in self.servers]
+        self.pool = WorkerPool(self.workers)
+        self.args = SimpleNamespace(
+            use_fault_tolerance=True, rollout_health_check_interval=0.2, rollout_health_check_timeout=timeout,
+            rollout_health_check_first_wait=0.0, rollout_max_engine_restarts=100, update_weight_timeout=30.0,
+        )  # fmt: skip
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Rig]:
+        self.http = Http(timeout=DEADLINE_S)
+        await self.http.open()
+        router = Router(self.http, self.router.url)
+        for worker in self.workers:
+            await router.add_worker(worker)
+        self.updates = WeightUpdates(self.http, self.pool, self.args)
+        model = Supervised(
+            "default", self.pool, dict(zip(self.workers, self.servers)),
+            router_url=self.router.url, router_process=self.router, catch_up=self._catch_up,
+        )  # fmt: skip
+        self.supervisor = Supervisor(self.args, [model], Incidents(EventLog(self.directory)))
+        self.client = Client(
+            self.http,
+            self.pool,
+            router,
+            check_versions=Control(self.http, self.pool).check_versions,
+            router_failed=lambda: self.supervisor.router_failed(),
+        )
+        self.supervisor.start()
+        try:
+            yield self
+        finally:
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.to_thread(self.supervisor.stop)
+            self.client.close()
+            self.updates.close()
+            await self.http.close()
+
+    async def _catch_up(self, worker: Worker) -> None:
+        assert self.updates.last is not None
+        assert self.updates.last.version == self.pool.version_wanted
+        await self.updates.last.catch_up(worker)
+
+    async def update(self, version: int) -> None:
+        self.pushing = version
+        await self.updates.from_directory(self.weights.directories[version % 3], version)
+        self.pushing = None
+
+    async def ask(self, number: int) -> GenerationOutput:
+        """One request, answered with the tokens of a version that was wanted while it ran."""
+        prompt = number % len(PROMPTS)
+        oldest = self.pool.version_wanted or 0
+        params = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        async with asyncio.timeout(DEADLINE_S):
+            output = await self.client.generate(
+                PROMPTS[prompt], params, session_id=f"s{number}" if number % 4 else None
+            )
+        newest = max(self.pool.version_wanted or 0, self.pushing or 0)
+        versions = {int(v) for v in versions_in(output.meta_info)}
+        assert versions, output.meta_info
+        assert all(oldest <= v <= newest for v in versions), (versions, oldest, newest)
+        assert len(output.token_ids) == TOKENS
+        if len(versions) == 1:
+            ids, log_probs = self.weights.answers[versions.pop() % 3][prompt]
+            assert output.token_ids == ids
+            assert output.log_probs == pytest.approx(log_probs, abs=1e-4)
+        return output
+
+    def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        return task
+
+    async def load(self, count: int, *, over: float = 1.0) -> None:
+        """`count` requests that begin within `over` seconds; each is checked."""
+
+        async def later(number: int) -> None:
+            await asyncio.sleep(over * number / count)
+            await self.ask(number)
+
+        first, self.asked = self.asked, self.asked + count
+        await asyncio.gather(*(later(first + number) for number in range(count)))
+
+    async def all_ready(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.pool.ready) < len(self.workers) or not self.router.alive:
+                await asyncio.sleep(0.02)
+
+    def events(self) -> list[str]:
+        return [line["event"] for line in read_events(self.directory)]
+
+    def usurp(self, number: int) -> None:
+        """Somebody ends the server and starts one of his own at its port."""
+        self.servers[number].send(signal.SIGKILL)
+        stranger = EmbeddedServer("stranger", self.weights.directories[1])
+        stranger._port = self.servers[number]._port
+        self.strangers.append(stranger)
+        stranger.start()
+
+    def close(self) -> None:
+        for process in (*self.servers, self.router, *self.strangers):
+            process.kill()
+
+
+@pytest.fixture
+def rig(weights: Weights, tmp_path: Path) -> Any:
+    made = Rig(weights, tmp_path)
+    yield made
+    made.close()
+
+
+async def test_a_server_killed_in_the_middle_of_answers(rig: Rig) -> None:
+    async with rig.running():
+        await rig.update(1)
+        load = rig.background(rig.load(60))
+        await asyncio.sleep(0.4)
+        rig.servers[0].send(signal.SIGKILL)
+        await load
+        await rig.all_ready()
+        await rig.load(20, over=0.1)
+        assert rig.events().count("restarted") >= 1
+        assert rig.supervisor.take_metrics()["engine/restarts"] >= 1
+
+
+async def test_a_server_frozen_in_the_middle_of_answers(rig: Rig) -> None:
+    async with rig.running():
+        await rig.update(1)
+        load = rig.background(rig.load(40))
+        await asyncio.sleep(0.3)
+        rig.servers[1].freeze()
+        await load
+        await rig.all_ready()
+        await rig.load(20, over=0.1)
+        assert "restarted" in rig.events()
+
+
+async def test_the_router_killed_in_the_middle_of_answers(rig: Rig) -> None:
+    async with rig.running():
+        await rig.update(1)
+        load = rig.background(rig.load(60))
+        await asyncio.sleep(0.4)
+        rig.router.send(signal.SIGKILL)
+        await load
+        async with asyncio.timeout(DEADLINE_S):
+            while "router_restarted" not in rig.events():
+                await asyncio.sleep(0.02)
+        await rig.load(20, over=0.1)
+        assert rig.router.workers() == {worker.url for worker in rig.workers}
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+async def test_a_server_lost_in_the_middle_of_an_update(rig: Rig, how: str) -> None:
+    async with rig.running():
+        await rig.update(1)
+        load = rig.background(rig.load(40, over=0.5))
+        rig.servers[0].freeze()  # so that the update reaches it and is not answered
+        update = rig.background(rig.update(2))
+        await asyncio.sleep(0.2)
+        if how == "kill":
+            rig.servers[0].send(signal.SIGKILL)
+        await update
+        await load
+        await rig.all_ready()
+        assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["2", "2"]
+        await rig.load(20, over=0.1)
+        assert rig.updates.last is not None
+        assert rig.updates.last.version == 2
+
+
+async def test_an_update_that_every_server_misses(rig: Rig) -> None:
+    """Nobody took it, and yet nobody serves the old weights afterwards."""
+    async with rig.running():
+        await rig.update(1)
+        for server in rig.servers:
+            server.freeze()
+        update = rig.background(rig.update(2))
+        await asyncio.sleep(0.2)
+        for server in rig.servers:
+            server.send(signal.SIGKILL)
+        await update
+        await rig.load(20, over=0.1)
+        await rig.all_ready()
+        assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["2", "2"]
+
+
+async def test_weights_that_every_server_refuses(rig: Rig, tmp_path: Path) -> None:
+    """The update fails at once, no server is restarted, and the old weights serve."""
+    async with rig.running():
+        await rig.update(1)
+        load = rig.background(rig.load(30, over=0.5))
+        with pytest.raises(WeightSyncError, match="every server that answers refused the weights"):
+            await rig.updates.from_directory(tmp_path / "nothing", 2)
+        await load
+        assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["1", "1"]
+        await rig.load(20, over=0.1)
+        assert rig.events() == []
+        assert rig.pool.version_wanted == 1
+
+
+async def test_a_stranger_at_a_servers_port_answers_nobody(rig: Rig) -> None:
+    async with rig.running():
+        await rig.update(2)
+        load = rig.background(rig.load(60, over=1.5))
+        await asyncio.sleep(0.2)
+        rig.usurp(0)
+        await load
+        await rig.all_ready()
+        assert rig.servers[0].alive
+        await rig.load(20, over=0.1)
+
+
+async def test_weights_changed_behind_our_back(rig: Rig) -> None:
+    async with rig.running():
+        await rig.update(1)
+        load = rig.background(rig.load(60, over=1.5))
+        await asyncio.sleep(0.2)
+        body = {"model_path": str(rig.weights.directories[2]), "weight_version": "77"}
+        await asyncio.to_thread(rig.servers[1].post, "/update_weights_from_disk", body)
+        await load
+        await rig.all_ready()
+        await rig.load(20, over=0.1)
+        assert "restarted" in rig.events()
+
+
+async def test_a_full_disk_ends_no_recovery(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of events cannot be written; servers come back all the same."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(EventLog, "write", full)
+    async with rig.running():
+        rig.servers[0].send(signal.SIGKILL)
+        async with asyncio.timeout(DEADLINE_S):
+            while rig.servers[0].starts < 2:
+                await asyncio.sleep(0.02)
+        await rig.all_ready()
+        async with asyncio.timeout(DEADLINE_S):
+            while rig.supervisor.take_metrics()["engine/restarts"] != 1:  # told once it is ready
+                await asyncio.sleep(0.02)
+
+
+def _faults(rig: Rig, chance: random.Random) -> Callable[[], object]:
+    server = chance.choice(rig.servers)
+
+    def slow() -> None:
+        server.freeze()
+        threading.Timer(chance.uniform(0.1, 0.8), lambda: server.alive and server.send(signal.SIGCONT)).start()
+
+    def lie() -> None:
+        server.post("/update_weight_version", {"new_version": chance.choice(["0", "999", "default"])})
+
+    return chance.choice([
+        lambda: server.send(signal.SIGKILL), server.freeze, slow, lie,
+        lambda: rig.usurp(rig.servers.index(server)),
+        lambda: rig.router.send(signal.SIGKILL), rig.router.freeze,
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_faults(rig: Rig, seed: int) -> None:
+    """Anything at any moment; a schedule that fails is found again by its seed."""
+    chance = random.Random(seed)
+    async with rig.running():
+        await rig.update(1)
+        load = rig.background(rig.load(150, over=3.0))
+        for version in (2, 3, 4):
+            await rig.all_ready()  # the client gives a request to four servers at most, lest it end them all
+            update = None
+            for _ in range(chance.choice([1, 2])):
+                await asyncio.sleep(chance.uniform(0.0, 0.5))
+                fault = _faults(rig, chance)
+                try:
+                    await asyncio.to_thread(fault)
+                except (OSError, AssertionError, ValueError):
+                    continue  # its victim was down already
+                if update is None and chance.random() < 0.7:
+                    update = rig.background(rig.update(version))
+            async with asyncio.timeout(DEADLINE_S):
+                await (update or rig.background(rig.update(version)))
+        began = time.monotonic()
+        await load
+        await rig.all_ready()
+        await rig.load(20, over=0.1)
+        assert time.monotonic() - began < DEADLINE_S
+        assert rig.pool.version_wanted == 4

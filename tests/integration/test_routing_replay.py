@@ -1,0 +1,123 @@
+"""`--use-routing-replay` and `--use-rollout-routing-replay`: whole runs on a tiny mixture of experts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TinyRun
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _rows(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "train/loss" in row]
+
+
+def test_the_engines_experts_are_replayed_in_every_rollout(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
+    changes = {"use_rollout_routing_replay": True, "eval_interval": None, "eval_prompt_data": None}
+    slime("train", *tiny_moe.argv(tmp_path / "run", **changes))
+    rows = _rows(tmp_path / "run")
+    assert [row["rollout/routing_replay_fraction"] for row in rows] == [1.0] * 4
+    # The second step of each rollout trains weights that the engine did not have.
+    assert all(0 < row["train/routing_mismatch"] < 0.5 for row in rows)
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in rows)
+
+
+def test_without_the_engines_the_log_prob_pass_is_replayed(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
+    slime("train", *tiny_moe.argv(tmp_path / "two", use_routing_replay=True, num_rollout=2))
+    rows = _rows(tmp_path / "two")
+    assert all(0 < row["train/routing_mismatch"] < 0.5 for row in rows)
+    assert "rollout/routing_replay_fraction" not in rows[0]
+    slime("train", *tiny_moe.argv(tmp_path / "one", use_routing_replay=True, num_rollout=1, num_steps_per_rollout=1))
+    assert _rows(tmp_path / "one")[0]["train/routing_mismatch"] == 0.0, "one step trains the weights that recorded"
+
+
+def test_bitwise_on_policy_with_experts(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
+    slime("train", *tiny_moe.argv(tmp_path / "run", true_on_policy_mode=True, use_rollout_routing_replay=True))
+    assert [row["train/train_rollout_logprob_abs_diff_max"] for row in _rows(tmp_path / "run")] == [0.0] * 4
+
+
+def test_partial_samples_keep_their_experts_over_a_resume(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
+    """Continued samples, some of them from a checkpoint, still know every token's experts."""
+    generate = tmp_path / "gen.py"
+    generate.write_text(
+        "from slime_generator_single_turn import generate as single_turn\n\n"
+        "async def generate(args, sample, sampling_params, *, context):\n"
+        "    room = 6 if sample.group_index % 2 else 40  # the long half is cut when the short one is done\n"
+        "    params = {**sampling_params, 'max_new_tokens': room}\n"
+        "    return await single_turn(args, sample, params, context=context)\n"
+    )
+    flags: dict[str, Any] = {
+        "use_rollout_routing_replay": True, "partial_rollout": True, "over_sampling_batch_size": 8,
+        "rollout_max_response_len": 40, "custom_generate_function_path": generate,
+        "eval_interval": None, "eval_prompt_data": None,
+    }  # fmt: skip
+    slime("train", *tiny_moe.argv(tmp_path / "run", **flags, num_rollout=2))
+    checkpoint = sorted((tmp_path / "run").rglob("data_source.json"))[-1]
+    stored = checkpoint.read_text()
+    assert '"base64"' in stored, "partial samples wait in the buffer with their experts"
+    slime("train", *tiny_moe.argv(tmp_path / "run", **flags, num_rollout=4, load=tmp_path / "run"))
+    rows = _rows(tmp_path / "run")
+    assert len(rows) == 4
+    assert [row["rollout/routing_replay_fraction"] for row in rows] == [1.0] * 4
+
+
+def test_a_dump_trains_as_the_rollout_did(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
+    dumps = tmp_path / "dump" / "{rollout_id}.jsonl"
+    flags = {"use_rollout_routing_replay": True, "num_rollout": 1, "eval_interval": None, "eval_prompt_data": None}
+    slime("train", *tiny_moe.argv(tmp_path / "run", save_debug_rollout_data=dumps, **flags))
+    slime("train", *tiny_moe.argv(tmp_path / "again", load_debug_rollout_data=dumps, **flags))
+    (first,), (second,) = _rows(tmp_path / "run"), _rows(tmp_path / "again")
+    assert first["train/routing_mismatch"] > 0
+    for name in ("train/loss", "train/grad_norm", "train/routing_mismatch", "rollout/routing_replay_fraction"):
+        assert first[name] == second[name], name
+
+
+def test_tool_tokens_route_freely_until_they_are_read(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
+    generate = tmp_path / "gen.py"
+    generate.write_text(
+        "async def generate(args, sample, sampling_params, *, context):\n"
+        "    for turn in range(2):\n"
+        "        out = await context.engine.generate(sample.tokens, {**sampling_params, 'max_new_tokens': 4})\n"
+        "        sample.append_response_tokens(args, out.token_ids, out.log_probs, meta_info=out.meta_info,\n"
+        "                                      text=out.text)\n"
+        "        sample.append_response_tokens(args, [5, 6, 7], trainable=False)\n"
+        "    return sample\n"
+    )
+    flags = {"use_rollout_routing_replay": True, "num_rollout": 2, "eval_interval": None, "eval_prompt_data": None}
+    slime("train", *tiny_moe.argv(tmp_path / "run", custom_generate_function_path=generate, **flags))
+    # Nobody fed the last sampled token and two of the three tool tokens after it.
+    fractions = [row["rollout/routing_replay_fraction"] for row in _rows(tmp_path / "run")]
+    assert all(0.7 < fraction < 1 for fraction in fractions)
+
+
+@pytest.mark.parametrize(
+    ("moe", "change", "message"),
+    [
+        (False, {"use_routing_replay": True}, "is a dense model"),
+        (False, {"use_rollout_routing_replay": True}, "is a dense model"),
+        (True, {"use_routing_replay": True, "loss_type": "sft_loss"}, "it works with policy_loss"),
+        (True, {"use_routing_replay": True, "proximal_policy": "interpolate"}, "--use-rollout-routing-replay"),
+        (True, {"use_rollout_routing_replay": True, "no_use_routing_replay": True}, "contradicts"),
+        (True, {"use_routing_replay": True, "train_backend": "tests.toy_trainer:ToyTrainer"}, "cannot replay routing"),
+        (
+            True,
+            {"use_rollout_routing_replay": True, "rollout_engine": "slime_core.engines.scripted:ScriptedEngine"},
+            "does not say which experts",
+        ),
+    ],
+)
+def test_what_cannot_replay_is_refused(
+    moe: bool, change: dict[str, Any], message: str, slime: Slime, tiny: TinyRun, tiny_moe: TinyRun, tmp_path: Path
+) -> None:
+    done = slime("train", *(tiny_moe if moe else tiny).argv(tmp_path / "run", **change), check=False)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr, done.stderr
+    assert "routing-replay" in done.stderr

@@ -1,0 +1,248 @@
+"""The door for other programs' flags: who is asked, and what becomes of what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.cli.main import main
+from slime_core.config import ForeignFlag, ForeignFlags, load_settings
+from slime_core.config.foreign import find_owners
+from slime_core.config.origins import Entry
+from slime_core.config.passthrough import FlagList
+from slime_core.errors import ConfigError
+from slime_core.plugins.discovery import DirectoryComponents, InstalledComponents
+from slime_core.plugins.registry import RANK_CHECKOUT, Registry
+
+ROOT = Path(__file__).resolve().parents[3]
+
+LIST = FlagList(
+    (
+        ForeignFlag("mine-depth", "int", help="How deep.", default=3),
+        ForeignFlag("mine-mode", "str", choices=("a", "b")),
+        ForeignFlag("mine-expert-size", "int", aliases=("mine-ep",), stored_as="mine_ep_size"),
+        ForeignFlag("mine-fast", "switch"),
+        ForeignFlag("mine-strict", "toggle", aliases=("mine-strictly",)),
+        ForeignFlag("mine-sizes", "int", is_list=True),
+    ),
+    "Mine 2.0",
+)
+
+
+class Asked:
+    """An owner that says how often its list was asked for."""
+
+    def __init__(self) -> None:
+        self.settings: list[Mapping[str, Any]] = []
+        self.checked: list[Mapping[str, Entry]] = []
+        self.owner = ForeignFlags(
+            "Mine",
+            prefixes=("mine-", "no-mine-"),
+            used_by=("fast",),
+            listing=self.listing,
+            help_flag="help-mine",
+            check=self.check,
+        )
+
+    def listing(self, settings: Mapping[str, Any]) -> FlagList:
+        self.settings.append(settings)
+        return LIST
+
+    def check(self, args: Any, given: Mapping[str, Entry]) -> list[str]:
+        self.checked.append(given)
+        return [f"seen {sorted(given)} with {args.rollout_engine}"]
+
+
+def load(asked: Asked, *argv: str, env: dict[str, str] | None = None) -> Any:
+    return load_settings([*argv, "--rollout-engine", "fast"], command="show", env=env or {}, foreign=(asked.owner,))
+
+
+def test_the_list_is_asked_for_only_when_a_flag_is_given() -> None:
+    asked = Asked()
+    load(asked, "--lr", "1")
+    assert (asked.settings, asked.checked) == ([], [])
+    s = load(asked, "--engine-python", "/p", "--mine-depth", "2")
+    assert asked.settings == [{"engine_python": "/p", "rollout_engine": "fast"}]
+    assert [list(given) for given in asked.checked] == [["mine_depth"]]
+    assert s.warnings == ["seen ['mine_depth'] with fast"]
+
+
+def test_every_source_is_typed_alike_and_later_ones_win(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("mine_depth: 1\nmine-sizes: [1, 2]\nmine_strict: false\nmine_mode: a\nmine_fast: true\n")
+    env = {"SLIME_MINE_DEPTH": "2", "SLIME_MINE_SIZES": "3 4", "SLIME_MINE_EP": "8"}
+    s = load(Asked(), "--config", str(file), "--mine-depth", "3", env=env)
+    a = s.args
+    assert (a.mine_depth, a.mine_sizes, a.mine_strict, a.mine_mode, a.mine_fast) == (3, [3, 4], False, "a", True)
+    assert a.mine_ep_size == 8
+    assert str(s.origins["mine_depth"]) == "flag"
+    assert str(s.origins["mine_sizes"]) == "SLIME_MINE_SIZES env"
+    assert str(s.origins["mine_mode"]) == f"{file}:4"
+
+
+@pytest.mark.parametrize("flag", ["--mine-no-strict", "--no-mine-strict", "--mine-no-strictly"])
+def test_both_ways_to_turn_a_toggle_off(flag: str) -> None:
+    assert load(Asked(), flag).args.mine_strict is False
+    assert load(Asked(), "--mine-strict").args.mine_strict is True
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--mine-dept 1", "--mine-dept: Mine 2.0 has no such flag. Did you mean --mine-depth?"),
+        ("--mine-zzzzzz 1", "--mine-zzzzzz: Mine 2.0 has no such flag."),
+        ("--no-mine-fast", "--no-mine-fast: Mine 2.0 has no such flag. Did you mean --mine-fast?"),
+        ("--mine-depth", "--mine-depth (flag): expected a value"),
+        ("--mine-depth 1 2", "--mine-depth '1' '2' (flag): expected one value, not 2"),
+        ("--mine-mode c", "--mine-mode 'c' (flag): must be one of a, b"),
+        ("--mine-fast yes", "--mine-fast 'yes' (flag): takes no value"),
+        ("--no-mine-strict x", "--no-mine-strict 'x' (flag): takes no value"),
+    ],
+)
+def test_refusals_on_the_command_line(argv: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Asked(), *argv.split())
+    assert str(caught.value) == message
+
+
+def test_refusals_name_file_and_variable(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("lr: 1\nmine_dept: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load(Asked(), "--config", str(file))
+    assert str(caught.value) == f"{file}:2: mine_dept: Mine 2.0 has no such flag. Did you mean mine_depth?"
+    file.write_text("mine_ep: 1\nmine_expert_size: 2\n")
+    with pytest.raises(ConfigError) as caught:
+        load(Asked(), "--config", str(file))
+    assert str(caught.value) == f"{file}:2: 'mine_expert_size' is already set as 'mine_ep' in {file}:1; remove one."
+    with pytest.raises(ConfigError, match=r"^SLIME_MINE_DEPTH 'x': expected a whole number$"):
+        load(Asked(), env={"SLIME_MINE_DEPTH": "x"})
+
+
+def test_what_is_shown_loads_back(tmp_path: Path) -> None:
+    s = load(Asked(), "--mine-ep", "4", "--no-mine-strict", "--mine-sizes", "1", "2")
+    file = tmp_path / "again.yaml"
+    file.write_text(s.to_yaml(changed=True))
+    again = load_settings(["--config", str(file)], command="show", env={}, foreign=(Asked().owner,))
+    assert again.to_dict() == s.to_dict() | {"config": [str(file)]}
+
+
+def test_the_help_flag_prints_the_list_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load(Asked(), "--help-mine")
+    assert stopped.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Mine (Mine 2.0; taken by: fast)"
+    assert "  --mine-depth N" in lines
+    assert "      How deep. (default: 3)" in lines
+    assert "  --mine-mode {a,b}" in lines
+    assert "  --mine-expert-size, --mine-ep N" in lines
+
+
+def test_an_owner_without_prefixes_has_all_of_that_too(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = tuple(
+        ForeignFlag(f.name, f.kind, f.is_list, f.aliases, f.stored_as, f.choices, help="100% of it.")
+        for f in LIST.flags
+    )
+    owner = ForeignFlags("Mine", (*flags, ForeignFlag("mine-check", "str", may_be_empty=True, const="all")))
+
+    def load_it(*argv: str, env: dict[str, str] | None = None) -> Any:
+        return load_settings(argv, command="show", env=env or {}, foreign=(owner,)).args
+
+    a = load_it(*"--mine-ep 4 --no-mine-strict --mine-sizes 1 2 --mine-fast --mine-check".split())  # noqa: SIM905
+    assert (a.mine_ep_size, a.mine_strict, a.mine_sizes, a.mine_fast, a.mine_check) == (4, False, [1, 2], True, "all")
+    assert load_it(env={"SLIME_MINE_EP": "2"}).mine_ep_size == 2
+    with pytest.raises(ConfigError, match=r"^--mine-mode 'c' \(flag\): must be one of a, b$"):
+        load_it("--mine-mode", "c")
+    with pytest.raises(SystemExit):
+        load_it("--help")
+    assert "--mine-expert-size INT, --mine-ep INT" in capsys.readouterr().out
+
+
+# -- entry points ----------------------------------------------------------------------------------------
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, name: str = "theirs") -> None:
+    info = folder / f"{name}_dist-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-dist\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[slime.foreign_flags]\n{name} = {name}_module:flags\n")
+    (folder / f"{name}_module.py").write_text(code)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+GOOD = """
+from slime_core.config import ForeignFlag, ForeignFlags
+def flags():
+    return ForeignFlags("Theirs", (ForeignFlag("their-depth", "int"),), used_by=("theirs",))
+"""
+
+
+def test_an_installed_distribution_brings_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, GOOD, "good")
+    s = load_settings(["--their-depth", "3"], command="show", env={})
+    assert s.args.their_depth == 3
+    assert len(s.warnings) == 1  # no engine of that name is selected
+    for argv, env in ((["--no-plugins"], {}), ([], {"SLIME_NO_PLUGINS": "1"}), ([], {"SLIME_PLUGINS": "math"})):
+        with pytest.raises(ConfigError, match="unknown flag --their-depth"):
+            load_settings([*argv, "--their-depth", "3"], command="show", env=env)
+    allowed = load_settings(["--their-depth", "3"], command="show", env={"SLIME_PLUGINS": "math,good-dist"})
+    assert allowed.args.their_depth == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import not_installed_anywhere", "ModuleNotFoundError: No module named 'not_installed_anywhere'"),
+        ("flags = 3", "TypeError: 'int' object is not callable"),
+        ("def flags():\n    return {}", "TypeError: returned dict, not ForeignFlags"),
+        ("def flags():\n    raise RuntimeError('a\\nb')", "RuntimeError: a"),
+        (
+            "from slime_core.config import ForeignFlags\n"
+            "def flags():\n    return ForeignFlags('X', prefixes=('sglang-x-',))",
+            "ValueError: 'sglang-x-' already belongs to SGLang",
+        ),
+    ],
+)
+def test_a_broken_one_ends_in_a_warning(
+    code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"broken{abs(hash(code))}"
+    install(tmp_path, monkeypatch, code, name)
+    owners, warnings = find_owners([], {})
+    assert [owner.owner for owner in owners] == ["Megatron", "SGLang's router", "SGLang"]
+    assert warnings == [f"the flags of {name!r} ({name}-dist, slime.foreign_flags) are not known: {reason}"]
+    assert load_settings([], command="show", env={}).warnings == warnings
+    assert main(["--help"]) == 0
+    assert main(["train", "--help"]) == 0
+    assert "--rollout-batch-size" in capsys.readouterr().out
+
+
+def test_a_torn_distribution_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "torn-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[slime.foreign_flags]\nnot an entry point\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [owner.owner for owner in find_owners([], {})[0]] == ["Megatron", "SGLang's router", "SGLang"]
+
+
+def test_in_a_plugin_directory_it_is_no_component_and_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\n[project.entry-points."slime.foreign_flags"]\nmine = "mine:flags"\n'
+    )
+    registry = Registry()
+    DirectoryComponents(tmp_path).slime_register_components(registry)
+    (problem,) = registry.problems
+    assert problem.message == (
+        "entry points of 'slime.foreign_flags' are found in installed distributions only; type:"
+        f" pip install -e {folder}"
+    )
+    own = Registry()
+    DirectoryComponents(ROOT, RANK_CHECKOUT, layouts=("pyproject.toml",)).slime_register_components(own)
+    InstalledComponents().slime_register_components(own)
+    assert [p for p in own.problems if "foreign_flags" in p.message] == []

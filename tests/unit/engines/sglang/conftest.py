@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.config import load_settings
+from slime_core.engines.sglang.plan import ServerPlan
+from slime_core.engines.sglang.server import ServerProcess
+
+FAKE = Path(__file__).with_name("fake_server.py")
+
+
+class FakeServer(ServerProcess):
+    """Runs `fake_server.py` with the plan's arguments."""
+
+    def command(self, ports: Any) -> list[str]:
+        words = [f"{name}={value}" for name, value in self.arguments.items() if name != "model_path"]
+        return [sys.executable, str(FAKE), str(ports[0]), *words]
+
+
+@pytest.fixture
+def fake_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of a fleet are fake ones."""
+    monkeypatch.setattr("slime_core.engines.sglang.fleet.ServerProcess", FakeServer)
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[Callable[..., FakeServer]]:
+    made: list[FakeServer] = []
+
+    def make(*, timeout: float = 20.0, environment: dict[str, str] | None = None, **arguments: Any) -> FakeServer:
+        plan = ServerPlan(
+            "default/0", "regular", {"model_path": "/models/m", **arguments}, environment=environment or {}
+        )
+        log = tmp_path / "engines" / "default" / "0.log"
+        made.append(FakeServer(plan, device="cuda", python=Path(sys.executable), log=log, timeout=timeout))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.kill()
+        server.close()
+
+
+@pytest.fixture
+def engine_settings(tmp_path: Path) -> Callable[..., Any]:
+    """Settings of a run with the `sglang` engine; keywords replace attributes."""
+
+    def make(**changes: Any) -> Any:
+        argv = ["--hf-checkpoint", "/models/m", "--rollout-engine", "sglang", "--device", "cpu"]
+        args = load_settings([*argv, "--engine-start-timeout", "20"], command="serve", env={}).args
+        for name, value in changes.items():
+            setattr(args, name, value)
+        return args
+
+    return make

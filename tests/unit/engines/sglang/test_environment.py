@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from slime_core.engines.sglang import environment
+from slime_core.engines.sglang.environment import (
+    CPU_STUBS,
+    SERVER_SIDE,
+    engine_python,
+    find_python,
+    installed_versions,
+    server_environment,
+)
+from slime_core.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(
+    "sglang" in environment._this(), reason="the messages are those of a core without SGLang beside it"
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLIME_ENGINE_PYTHON", raising=False)
+
+
+def make_environment(folder: Path, *infos: str) -> Path:
+    site = folder / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    for info in infos:
+        (site / f"{info}.dist-info").mkdir()
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+    return folder / "bin" / "python"
+
+
+def args(python: object = None) -> SimpleNamespace:
+    return SimpleNamespace(engine_python=python)
+
+
+def test_the_flag_goes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make_environment(tmp_path / "a", "sglang-9.1")
+    second = make_environment(tmp_path / "b", "sglang-9.2")
+    monkeypatch.setenv("SLIME_ENGINE_PYTHON", str(second))
+    assert engine_python(args()) == second
+    assert engine_python(args(str(first))) == first
+    assert engine_python(args(str(tmp_path / "a"))) == first, "the environment's directory will do"
+
+
+def test_versions_are_read_off_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = make_environment(tmp_path / "v", "sglang-0.5.20", "sglang_router-0.3.2", "sglang_plugin-1.0")
+    monkeypatch.setattr(environment.subprocess, "run", None)  # nothing may be started
+    began = time.perf_counter()
+    assert installed_versions(python) == {"sglang": "0.5.20", "sglang-router": "0.3.2"}
+    assert time.perf_counter() - began < 0.05
+
+
+def test_an_interpreter_outside_a_virtual_environment_is_asked(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for name, version in (("sglang", "9.3"), ("sglang_router", "9.4")):
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert installed_versions(python) == {"sglang": "9.3", "sglang-router": "9.4"}
+    python = tmp_path / "broken"
+    python.write_text("#!/bin/sh\necho no such library >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"does not run: no such library$"):
+        installed_versions(python)
+
+
+def test_without_sglang_the_message_says_what_to_type(tmp_path: Path) -> None:
+    assert find_python(args()) is None
+    with pytest.raises(ConfigError) as caught:
+        engine_python(args())
+    assert str(caught.value) == (
+        f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). Type --engine-python"
+        " /path/to/venv/bin/python, or set SLIME_ENGINE_PYTHON, to name the environment that it is installed in."
+    )
+    with pytest.raises(
+        ConfigError, match=r"^--engine-python / SLIME_ENGINE_PYTHON '/no/python': no Python interpreter;"
+    ):
+        find_python(args("/no/python"))
+    bare = make_environment(tmp_path / "bare")
+    with pytest.raises(
+        ConfigError, match=f"'{bare}': SGLang is not installed there. Type: {bare} -m pip install sglang$"
+    ):
+        find_python(args(str(bare)))
+
+
+def test_cuda_servers_get_the_plugin_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/mine", str(SERVER_SIDE / "plugin"), ""]))
+    assert server_environment("cuda", {"tp_size": 8}) == {
+        "PYTHONPATH": os.pathsep.join([str(SERVER_SIDE / "plugin"), "/mine"])
+    }
+
+
+def test_cpu_servers_get_stubs_and_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_USE_CPU_ENGINE"):
+        monkeypatch.delenv(name, raising=False)
+    found = server_environment("cpu")
+    stubs = [str(CPU_STUBS / name) for name in ("sgl_kernel", "torchaudio", "torchvision")]
+    assert found["PYTHONPATH"].split(os.pathsep) == [str(SERVER_SIDE / "plugin"), *stubs]
+    assert {k: v for k, v in found.items() if k != "PYTHONPATH"} == {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    python = make_environment(tmp_path / "v")
+    package = tmp_path / "v" / "lib" / "python3.11" / "site-packages" / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    assert server_environment("cpu", python=python)["PYTHONPATH"].split(os.pathsep)[1:] == stubs[:2]
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert "OMP_NUM_THREADS" not in server_environment("cpu"), "the user's own stays"
+
+
+@pytest.mark.parametrize(
+    ("cores", "arguments", "binding"),
+    [
+        ({0, 1, 2, 3}, {"tp_size": 2}, "0,1|2,3"),
+        ({0, 1, 2, 3}, {"tp_size": 2, "pp_size": 2}, "0|1|2|3"),
+        ({3, 5}, {"tp_size": 4}, "3|5|3|5"),
+        ({0, 1}, {"tp_size": 1}, None),
+    ],
+)
+def test_several_processes_have_cores_of_their_own(
+    cores: set[int], arguments: dict[str, int], binding: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
+    assert server_environment("cpu", arguments).get("SGLANG_CPU_OMP_THREADS_BIND") == binding

@@ -1,0 +1,151 @@
+"""Where the list of flags comes from: the cache, the environment, or what slime ships."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_core.engines.sglang import flag_list, introspect
+from slime_core.engines.sglang.flag_list import ROUTER, SERVER, cache_file, flags_for, installed_flags, shipped_flags
+from slime_core.errors import ConfigError
+
+SERVER_ARGS = """
+import argparse
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        print("a warning on standard output")
+        parser.add_argument("--model-path", "--model", type=str, required=True)
+        parser.add_argument("--depth", type=int, default=2, choices=[1, 2], help="How deep.")
+        parser.add_argument("--fast", action="store_true")
+        parser.add_argument("--strict", action=argparse.BooleanOptionalAction, default=True)
+        parser.add_argument("--sizes", type=int, nargs="+")
+        parser.add_argument("--check", nargs="?", const="all")
+        parser.add_argument("--policy", choices={"b", "a"}, default=object())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLIME_ENGINE_PYTHON", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """The interpreter of an environment with an SGLang 9.1 of few flags, which counts how often it is imported."""
+    root = tmp_path / "venv"
+    site = root / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    for name, code in {
+        "sglang/__init__.py": f"open({str(tmp_path / 'imports')!r}, 'a').write('x')",
+        "sglang/srt/__init__.py": "",
+        "sglang/srt/server_args.py": SERVER_ARGS,
+        "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: True)\n",
+        "sglang-9.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 9.1\n",
+    }.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(code)
+    (root / "bin").mkdir()
+    real = Path(os.path.realpath(sys.executable))
+    (root / "pyvenv.cfg").write_text(f"home = {real.parent}\n")
+    (root / "bin" / "python").symlink_to(real)
+    return root / "bin" / "python"
+
+
+def imports(tmp_path: Path) -> int:
+    return len((tmp_path / "imports").read_text())
+
+
+def test_the_environment_is_asked_once_and_its_answer_kept(python: Path, tmp_path: Path) -> None:
+    first = installed_flags(python)
+    assert first.server.version == "SGLang 9.1"
+    assert cache_file({"sglang": "9.1"}) == tmp_path / "cache" / "slime" / "sglang-flags-9.1-none-1.json"
+    assert json.loads(cache_file({"sglang": "9.1"}).read_text())["versions"] == {"sglang": "9.1"}
+    installed_flags.cache_clear()
+    assert installed_flags(python) == first
+    assert imports(tmp_path) == 1
+    assert list((tmp_path / "cache" / "slime").glob("*.json*")) == [cache_file({"sglang": "9.1"})], "nothing partial"
+
+
+def test_what_a_parser_says_becomes_flags(python: Path) -> None:
+    flags = installed_flags(python)
+    model, depth, fast, strict, sizes, check, policy = (
+        flags.field(SERVER, name) for name in ("model_path", "depth", "fast", "strict", "sizes", "check", "policy")
+    )
+    assert model.names == ("sglang-model-path", "sglang-model")
+    assert (depth.kind, depth.choices, depth.default, depth.help) == ("int", (1, 2), 2, "How deep.")
+    assert (fast.kind, fast.default) == ("switch", False)
+    assert (strict.kind, strict.names, strict.default) == ("toggle", ("sglang-strict",), True)
+    assert (sizes.kind, sizes.is_list, sizes.may_be_empty) == ("int", True, False)
+    assert (check.kind, check.is_list, check.may_be_empty, check.const) == ("str", False, True, "all")
+    assert (policy.choices, policy.default) == (("a", "b"), None)
+    assert flags.field(ROUTER, "policy") is not None, "no router is installed there: the shipped list"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"schema": 0}', '{"schema": 1, "versions": {"sglang": "9.0"}, "server": [], "router": []}'],
+)
+def test_a_cache_file_that_cannot_be_used_is_made_anew(content: str, python: Path, tmp_path: Path) -> None:
+    file = cache_file({"sglang": "9.1"})
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    assert installed_flags(python).field(SERVER, "depth") is not None
+    assert json.loads(file.read_text())["schema"] == introspect.SCHEMA
+    assert imports(tmp_path) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_said(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        assert installed_flags(python).field(SERVER, "depth") is not None
+    assert "cannot be kept in" in caplog.text
+
+
+def test_of_two_processes_one_asks_and_the_other_waits(python: Path, tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from slime_core.engines.sglang.flag_list import installed_flags;"
+        f" print(len(installed_flags(Path({str(python)!r})).server.flags))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=60)[0].strip() for process in both] == ["7", "7"]
+    assert imports(tmp_path) == 1
+
+
+def test_an_sglang_that_cannot_be_imported(python: Path) -> None:
+    (next(python.parent.parent.glob("lib/*/site-packages")) / "sglang" / "__init__.py").write_text("import not_there")
+    with pytest.raises(ConfigError) as caught:
+        installed_flags(python)
+    start = f"SGLang of {python} cannot be imported to list its flags: "
+    assert str(caught.value).startswith(f"{start}ModuleNotFoundError: No module named 'not_there'. Type: {python} ")
+    assert not cache_file({"sglang": "9.1"}).exists()
+
+
+def test_without_an_environment_the_shipped_list_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flag_list, "find_python", lambda _: None)
+    flags = flags_for({})
+    assert flags is shipped_flags()
+    assert flags.versions == {"sglang": "0.5.20", "sglang-router": "0.3.2"}
+    assert (len(flags.server.flags), len(flags.router.flags)) == (494, 98)
+    assert flags.server.version.startswith("SGLang 0.5.20 (slime's own list")
+
+
+def test_old_names_stand_for_the_new_ones() -> None:
+    flags = shipped_flags().server.by_name
+    assert flags["sglang_cuda_graph_bs"] is flags["sglang_cuda_graph_bs_decode"]
+    assert flags["sglang_cuda_graph_max_bs"].attribute == "sglang_cuda_graph_max_bs_decode"
+
+
+def test_every_type_of_the_shipped_list_is_understood() -> None:
+    rows = [row for part in ("server", "router") for row in json.loads(flag_list.SNAPSHOT.read_text())[part]]
+    text = {"str", "nullable_str"}
+    assert {row["type"] for row in rows} == {*flag_list._KINDS, *text}

@@ -1,0 +1,129 @@
+"""One look at a server, against servers that answer as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from slime_core.engines.sglang.heartbeat import HEALTHY, Heartbeat
+from slime_core.engines.sglang_api.transport import Http
+from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
+
+
+class Server:
+    """Answers as its attributes say."""
+
+    def __init__(self) -> None:
+        self.info: Any = {"model_path": "/m", "weight_version": "3"}
+        self.refusals = 0
+        """So many health requests are refused before the next one passes."""
+        self.old = False
+        """It knows the old names only."""
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if self.old and request.path in ("/model_info", "/health_generate"):
+            return web.Response(status=404)
+        if request.path.endswith("model_info"):
+            return web.json_response(self.info)
+        self.refusals -= 1
+        return web.Response(status=503 if self.refusals >= 0 else 200)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    app = web.Application()
+    app.router.add_get("/{path}", made.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.worker = Worker(f"http://127.0.0.1:{runner.addresses[0][1]}", state=WorkerState.READY)  # type: ignore[attr-defined]
+    made.pool = WorkerPool([made.worker])  # type: ignore[attr-defined]
+    yield made
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Http]:
+    made = Http(timeout=5)
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def test_healthy(server: Any, http: Http) -> None:
+    server.pool.version_wanted = 3
+    assert await Heartbeat(http, 5).look(server.pool, server.worker) is HEALTHY
+    assert server.asked == ["/model_info", "/health_generate"]
+
+
+async def test_servers_that_know_the_old_names_only(server: Any, http: Http) -> None:
+    server.old = True
+    assert await Heartbeat(http, 5).look(server.pool, server.worker) is HEALTHY
+    assert server.asked == ["/model_info", "/get_model_info", "/health_generate", "/health"]
+
+
+async def test_a_refusal_is_asked_again_until_the_time_is_up(server: Any, http: Http) -> None:
+    server.refusals = 2
+    assert await Heartbeat(http, 5).look(server.pool, server.worker) is HEALTHY
+    server.refusals = 100
+    began = time.monotonic()
+    finding = await Heartbeat(http, 0.8).look(server.pool, server.worker)
+    assert "status 503" in finding.reason
+    assert "(--rollout-health-check-timeout)" in finding.reason
+    assert not finding.lying
+    assert 0.5 < time.monotonic() - began < 3
+
+
+async def test_a_process_that_ends_ends_the_look(server: Any, http: Http) -> None:
+    server.refusals = 1000
+    began = time.monotonic()
+    finding = await Heartbeat(http, 30).look(server.pool, server.worker, lambda: time.monotonic() < began + 0.5)
+    assert finding.reason == "its process ended"
+    assert time.monotonic() - began < 5
+
+
+async def test_other_weights(server: Any, http: Http) -> None:
+    heartbeat = Heartbeat(http, 5)
+    server.pool.version_wanted = 4
+    finding = await heartbeat.look(server.pool, server.worker)
+    assert (finding.reason, finding.lying) == ("serves weight version '3', wanted is 4", True)
+    server.info["weight_version"] = "default"
+    assert (await heartbeat.look(server.pool, server.worker)).lying
+    server.pool.update_lock.acquire()
+    assert await heartbeat.look(server.pool, server.worker) is HEALTHY
+    assert (await heartbeat.weights(server.pool, server.worker, locked=True)).lying
+
+
+async def test_a_model_path_that_moves_without_an_update(server: Any, http: Http) -> None:
+    heartbeat = Heartbeat(http, 5)
+    assert await heartbeat.look(server.pool, server.worker) is HEALTHY
+    server.info["model_path"] = "/other"
+    finding = await heartbeat.look(server.pool, server.worker)
+    assert (finding.reason, finding.lying) == ("serves /other, it was /m", True)
+    server.pool.version_wanted = 3  # an update from disk moves it, and rightly
+    assert await heartbeat.look(server.pool, server.worker) is HEALTHY
+    server.info["model_path"] = "/m"
+    assert (await heartbeat.look(server.pool, server.worker)).lying
+    heartbeat.forget(server.worker)
+    assert await heartbeat.look(server.pool, server.worker) is HEALTHY
+
+
+@pytest.mark.parametrize("answer", ["nonsense", [], {}])
+async def test_an_answer_that_is_none(server: Any, http: Http, answer: Any) -> None:
+    server.info = answer
+    finding = await Heartbeat(http, 0.3).look(server.pool, server.worker)
+    assert "no JSON object" in finding.reason
+
+
+async def test_nobody_listens(http: Http) -> None:
+    worker = Worker("http://127.0.0.1:9", state=WorkerState.READY)
+    finding = await asyncio.wait_for(Heartbeat(http, 0.5).look(WorkerPool([worker]), worker), 10)
+    assert "Cannot connect" in finding.reason

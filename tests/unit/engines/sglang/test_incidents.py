@@ -1,0 +1,65 @@
+"""What is counted, recorded and logged of an incident."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+
+import pytest
+
+from slime_core.engines.sglang.incidents import Incidents
+from slime_core.observability.events import EventLog, read_events
+
+
+def test_told_three_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    incidents = Incidents(EventLog(tmp_path / "run"))
+    incidents.tell("quarantined", "server 0", "http://h:1", "exited with status 1:\n  its log")
+    incidents.tell("restarted", "server 0", "http://h:1", seconds=2.5)
+    incidents.tell("restarted", "server 1", "http://h:2", seconds=1.25)
+    assert caplog.messages[:2] == [
+        "server 0 (http://h:1) quarantined: exited with status 1:",
+        "server 0 (http://h:1) restarted after 2.5 s",
+    ]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
+    first, second, _ = read_events(tmp_path / "run")
+    assert first.pop("time") <= second.pop("time")
+    assert first == {
+        "event": "quarantined", "engine": "server 0", "url": "http://h:1", "reason": "exited with status 1:\n  its log",
+    }  # fmt: skip
+    assert second == {"event": "restarted", "engine": "server 0", "url": "http://h:1", "reason": "", "seconds": 2.5}
+    metrics = {"engine/restarts": 2, "engine/router_restarts": 0, "engine/quarantined": 1, "engine/recovery_time": 2.5}
+    assert incidents.take_metrics() == metrics
+    assert incidents.take_metrics() == dict.fromkeys(metrics, 0.0)
+
+
+def test_a_record_that_cannot_be_written_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(EventLog, "write", full)
+    incidents = Incidents(EventLog(tmp_path))
+    for _ in range(2):
+        incidents.tell("quarantined", "server 0", "http://h:1", "gone")
+    assert [m for m in caplog.messages if "No space left" in m] == [
+        "the record of engine events cannot be written: [Errno 28] No space left on device"
+    ]
+    assert incidents.take_metrics()["engine/quarantined"] == 2
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    log = EventLog(tmp_path)
+    log.write("restarted", engine="a")
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b'{"time": 1, "eve')
+    assert [line["event"] for line in read_events(tmp_path)] == ["restarted"]
+    assert read_events(tmp_path / "nowhere") == []
+
+
+def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    EventLog(None).write("restarted", engine="a")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime_core.engines.sglang.process import KeptProcess
+from slime_core.errors import EngineError
+
+SERVER = Path(__file__).with_name("stubborn_server.py")
+PARENT = """
+    import os, signal, sys, threading, time
+    from pathlib import Path
+    from slime_core.engines.sglang.process import KeptProcess
+
+    process = KeptProcess("server", Path(sys.argv[2]), grace=0.2)
+    # In a thread that ends: whose death a server must not take for that of its parent.
+    thread = threading.Thread(
+        target=process.start, args=([sys.executable, sys.argv[1], sys.argv[3], *sys.argv[4:]], dict(os.environ))
+    )
+    thread.start()
+    thread.join()
+    if os.fork() == 0:  # a process of the trainer, which holds copies of everything that is open
+        signal.alarm(60)
+        signal.pause()
+    while not os.path.exists(sys.argv[3]):
+        time.sleep(0.01)
+    print(process.pid, flush=True)
+    word = sys.stdin.readline().strip()
+    if word == "raise":
+        raise RuntimeError("boom")
+    if word == "_exit":
+        os._exit(5)
+    if word == "return":
+        sys.exit(0)
+    time.sleep(60)
+"""
+
+
+def gone_within(pids: list[int], seconds: float = 8.0) -> bool:
+    """Zombies count as gone: nobody may be there to collect them."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(running(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+Started = tuple[subprocess.Popen[str], int, list[int]]
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """Starts a process that keeps a stubborn server: the process, its keeper, and all that must end."""
+    started: list[subprocess.Popen[str]] = []
+    pids: list[int] = []
+
+    def start(*words: str) -> Started:
+        argv = [sys.executable, "-c", textwrap.dedent(PARENT)]
+        argv += [str(SERVER), str(tmp_path / "log"), str(tmp_path / "pids"), *words]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        started.append(process)
+        assert process.stdout is not None
+        keeper = int(process.stdout.readline())
+        second = [child.pid for child in psutil.Process(keeper).children()]
+        assert len(second) == 1
+        pids.extend([keeper, *second, *map(int, (tmp_path / "pids").read_text().split())])
+        assert all(running(pid) for pid in pids), "the test must begin with everything running"
+        return process, keeper, list(pids)
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    for pid in pids:
+        if running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_nothing_outlives_a_parent_ended_by_a_signal(parent: Callable[..., Started], number: int) -> None:
+    process, _, pids = parent()
+    process.send_signal(number)
+    assert gone_within(pids)
+
+
+@pytest.mark.parametrize("word", ["raise", "_exit", "return"])
+def test_nothing_outlives_a_parent_that_ends(parent: Callable[..., Started], word: str) -> None:
+    process, _, pids = parent()
+    assert process.stdin is not None
+    process.stdin.write(f"{word}\n")
+    process.stdin.flush()
+    assert gone_within(pids)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_nothing_outlives_a_killed_keeper(parent: Callable[..., Started], which: int) -> None:
+    _, _, pids = parent("deaf")
+    os.kill(pids[which], signal.SIGKILL)
+    assert gone_within(pids)
+
+
+def test_nothing_outlives_a_terminated_keeper(parent: Callable[..., Started]) -> None:
+    _, keeper, pids = parent("deaf")
+    os.kill(keeper, signal.SIGTERM)
+    assert gone_within(pids)
+
+
+def test_nothing_outlives_keeper_and_parent_killed_together(parent: Callable[..., Started]) -> None:
+    process, keeper, pids = parent("deaf")
+    process.kill()
+    os.kill(keeper, signal.SIGKILL)
+    assert gone_within(pids)
+
+
+def test_a_server_that_ends_leaves_no_descendants(tmp_path: Path) -> None:
+    process = KeptProcess("server", tmp_path / "log")
+    process.start([sys.executable, str(SERVER), str(tmp_path / "pids"), "exit"], dict(os.environ))
+    end = time.monotonic() + 10
+    while process.alive and time.monotonic() < end:
+        time.sleep(0.01)
+    assert process.ending() == "exited with status 3"
+    assert not any(running(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Iterator[tuple[KeptProcess, list[int]]]:
+    process = KeptProcess("server", tmp_path / "log", grace=0.2)
+    process.start([sys.executable, str(SERVER), str(tmp_path / "pids"), "deaf"], dict(os.environ))
+    end = time.monotonic() + 10
+    while not (tmp_path / "pids").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    yield process, [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    process.kill()
+
+
+def test_stop_returns_when_nothing_runs(stubborn: tuple[KeptProcess, list[int]]) -> None:
+    process, pids = stubborn
+    process.stop()
+    assert not process.alive
+    assert not any(running(pid) for pid in pids)
+    process.stop()
+
+
+def test_kill_ends_a_frozen_server_at_once(stubborn: tuple[KeptProcess, list[int]]) -> None:
+    process, pids = stubborn
+    os.kill(pids[0], signal.SIGSTOP)
+    started = time.monotonic()
+    process.kill()
+    assert time.monotonic() - started < 1.0
+    assert not any(running(pid) for pid in pids)
+    assert process.ending() == "was killed by signal 9 (SIGKILL)"
+
+
+def test_it_runs_only_once_at_a_time_and_again_afterwards(stubborn: tuple[KeptProcess, list[int]]) -> None:
+    process, _ = stubborn
+    with pytest.raises(EngineError, match="server runs already"):
+        process.start(["true"], {})
+    process.kill()
+    process.start([sys.executable, "-c", "print('second')"], dict(os.environ))
+    end = time.monotonic() + 10
+    while process.alive and time.monotonic() < end:
+        time.sleep(0.01)
+    assert process.tail.lines == ("second",)
+    text = process.log.read_text()
+    assert "server, start 1: " in text
+    assert "server, start 2: " in text
+
+
+def test_one_that_was_retired_does_not_start_again(stubborn: tuple[KeptProcess, list[int]]) -> None:
+    process, pids = stubborn
+    process.retire()
+    assert not any(running(pid) for pid in pids)
+    with pytest.raises(EngineError, match="server has been stopped for good"):
+        process.start(["true"], {})
+
+
+def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    process = KeptProcess("server", tmp_path / "log")
+    process.start(["/no/such/program"], {})
+    process.stop()
+    assert "cannot run: " in process.tail.cause
+    assert "No such file" in process.tail.cause
+
+
+def test_it_handles_no_interrupt_from_the_terminal(tmp_path: Path) -> None:
+    process = KeptProcess("server", tmp_path / "log")
+    process.start([sys.executable, "-c", "import time; time.sleep(60)"], dict(os.environ))
+    try:
+        assert process.pid is not None
+        assert os.getsid(process.pid) != os.getsid(0)
+    finally:
+        process.kill()

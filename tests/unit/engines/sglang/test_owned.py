@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from slime_core.config import load_settings
+from slime_core.engines.sglang.flag_list import ROUTER, SERVER, shipped_flags
+from slime_core.engines.sglang.owned import ROUTER_OWNED, SERVER_OWNED, refuse_owned
+from slime_core.errors import ConfigError
+
+THUDM = """
+    model_path config trust_remote_code random_seed enable_memory_saver tp_size port nnodes node_rank dist_init_addr
+    gpu_id_step base_gpu_id nccl_port skip_server_warmup enable_return_routed_experts
+"""
+"""What THUDM/slime does not offer as a flag; --sglang-config is its own file."""
+
+
+@pytest.fixture(autouse=True)
+def _shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_core.engines.sglang.flag_list.find_python", lambda _: None)
+
+
+def load(*argv: str) -> list[str]:
+    return load_settings([*argv, "--rollout-engine", "sglang"], command="show", env={}).warnings
+
+
+def _value(attribute: str) -> list[str]:
+    owner = SERVER if attribute.startswith(SERVER) else ROUTER
+    flag = shipped_flags().field(owner, attribute.removeprefix(owner))
+    assert flag is not None
+    if flag.kind == "switch":
+        return []
+    return [flag.choices[-1] if flag.choices else "7"]
+
+
+def test_everything_thudm_leaves_out_is_owned() -> None:
+    assert set(THUDM.split()) <= set(SERVER_OWNED)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "field", "text"),
+    [(SERVER, f, t) for f, t in SERVER_OWNED.items() if f != "config"]
+    + [(ROUTER, f, t) for f, t in ROUTER_OWNED.items()],
+)
+def test_each_is_refused_saying_what_to_set(prefix: str, field: str, text: str) -> None:
+    flag = shipped_flags().field(prefix, field)
+    if flag is None:
+        assert field == "prefill_round_robin_balance"  # of older versions
+        return
+    harmless = {"trust_remote_code", "skip_server_warmup"}
+    for name in flag.names:
+        words = [f"--{name}", *_value(prefix + field)]
+        if field in harmless:
+            (warning,) = load(*words)
+            assert warning == f"without need, as slime sets the same by itself: --{flag.name} (flag)"
+            continue
+        with pytest.raises(ConfigError) as caught:
+            load(*words)
+        shown = "--" + flag.attribute.replace("_", "-")
+        assert str(caught.value).startswith(shown)
+        assert str(caught.value).endswith(f"(flag) is slime's to set: {text}.")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "--sglang-tp-size 2 --rollout-num-gpus-per-engine 2",
+        "--sglang-tensor-parallel-size 2 --rollout-num-gpus-per-engine 4 --sglang-pp-size 2",
+        "--sglang-model-path /m --hf-checkpoint /m",
+        "--router-request-timeout-secs 5 --sglang-router-request-timeout-secs 5",
+    ],
+)
+def test_what_slime_sets_anyway_is_a_warning(argv: str) -> None:
+    assert [w for w in load(*argv.split()) if w.startswith("without need, as slime sets the same by itself")]
+
+
+def test_another_value_than_slimes_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("--sglang-tp-size", "4", "--rollout-num-gpus-per-engine", "2", "--sglang-port", "1")
+    assert str(caught.value).splitlines() == [
+        "--sglang-tp-size 4 (flag) is slime's to set: set --rollout-num-gpus-per-engine, which is tp_size * pp_size.",
+        "--sglang-port 1 (flag) is slime's to set: slime takes free ports; for servers of your own set"
+        " --rollout-external-engine-addrs.",
+    ]
+
+
+def test_overrides_of_a_group() -> None:
+    refuse_owned({"trust_remote_code": True, "chunked_prefill_size": 4}, "m.yaml:3")
+    with pytest.raises(ConfigError) as caught:
+        refuse_owned({"nnodes": 2, "trust_remote_code": False}, "m.yaml:3")
+    assert str(caught.value).splitlines()[0] == (
+        "m.yaml:3: trust_remote_code False is slime's to set: slime always sets it; remove it."
+    )
+    assert "m.yaml:3: nnodes 2 is slime's to set: slime places engines" in str(caught.value)

@@ -1,0 +1,201 @@
+"""`ServerProcess` and `Service`, with a process that answers as a server does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from slime_core.engines.sglang.plan import ServerPlan
+from slime_core.engines.sglang.server import ServerProcess
+from slime_core.errors import EngineError
+from tests.unit.engines.sglang.conftest import FAKE
+
+Make = Callable[..., ServerProcess]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_ready_means_a_token_and_the_right_model(make_server: Make) -> None:
+    server = make_server(not_ready=2)
+    assert not server.alive
+    await server.launch()
+    assert server.alive
+    with urllib.request.urlopen(f"{server.url}/model_info", timeout=5) as answer:
+        assert json.load(answer)["model_path"] == "/models/m"
+    server.stop()
+    assert not server.alive
+    server.stop()
+
+
+async def test_another_model_is_an_error_at_once(make_server: Make) -> None:
+    server = make_server(model="/models/other")
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"what answers at http://.* serves model '/models/other', not '/models/m'"):
+        await server.launch()
+    assert time.monotonic() - began < 15
+
+
+async def test_somebody_else_at_its_port_keeps_it(make_server: Make) -> None:
+    server = make_server()
+    first = server.port
+    stranger = subprocess.Popen([sys.executable, str(FAKE), str(first), "model=/models/other"])
+    try:
+        while not _listens(first):
+            await asyncio.sleep(0.01)
+        await server.launch()
+        assert server.port != first
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+async def test_running_but_never_ready(make_server: Make) -> None:
+    server = make_server(not_ready=-1, timeout=2.0)
+    with pytest.raises(EngineError) as caught:
+        await server.launch()
+    first, *rest = str(caught.value).splitlines()
+    assert first == (
+        "SGLang server default/0 is running, but not ready after 2 s (--engine-start-timeout); waited for"
+        f" {server.url}/health_generate to generate a token (status 503): listening at {server.port}"
+    )
+    assert rest[0] == f"  last lines of {server.log}:"
+    assert server.alive, "whoever waits decides what becomes of it"
+
+
+async def test_a_server_that_ends_is_not_waited_for(make_server: Make) -> None:
+    server = make_server(die="Traceback (most recent call last):\nValueError: no such model\nbye")
+    began = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        await server.launch()
+    assert time.monotonic() - began < 15
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith("SGLang server default/0 did not come up: after ")
+    assert first.endswith(" s it exited with status 1: ValueError: no such model")
+    assert rest[-1].strip() == "bye"
+
+
+async def test_a_frozen_server_is_alive_and_not_ready(make_server: Make) -> None:
+    server = make_server()
+    await server.launch()
+    for process in psutil.Process(server.pid).children(recursive=True):
+        if "fake_server" in " ".join(process.cmdline()):
+            frozen = process.pid
+    os.kill(frozen, signal.SIGSTOP)
+    with pytest.raises(EngineError, match=r"not ready after 1 s .* to answer \(\w*Timeout"):
+        await server.wait_ready(1.0)
+    assert server.alive
+    await server.restart()
+    assert server.alive
+    assert not psutil.pid_exists(frozen)
+
+
+async def test_restart_keeps_the_address_and_appends_to_the_log(make_server: Make) -> None:
+    server = make_server()
+    await server.launch()
+    url = server.url
+    server.kill()
+    assert server.last_words().startswith("was killed by signal 9 (SIGKILL); last lines of ")
+    await server.restart()
+    assert server.url == url
+    text = server.log.read_text()
+    assert text.count("SGLang server default/0, start ") == 2
+    assert text.count(f"listening at {server.port}") == 2
+
+
+async def test_a_taken_port_is_given_up_for_another(make_server: Make, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    server = make_server(taken=tmp_path / "taken")
+    first = server.url
+    await server.launch()
+    assert server.url != first
+    assert not (tmp_path / "taken").exists()
+
+
+async def test_ports_that_are_always_taken_end_in_an_error(make_server: Make) -> None:
+    server = make_server(die="OSError: [Errno 98] Address already in use")
+    with pytest.raises(EngineError, match="Address already in use"):
+        await server.launch()
+    assert server.log.read_text().count(", start ") == 4
+
+
+async def test_cancelling_the_wait_leaves_the_process_to_its_owner(make_server: Make) -> None:
+    server = make_server(not_ready=-1)
+    waiting = asyncio.create_task(server.launch())
+    while not server.alive:
+        await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    server.close()
+    assert not server.alive
+
+
+async def test_what_it_inherits(make_server: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "3", "MASTER_PORT": "1", "SEEN": "yes", "no_proxy": "other"}.items():
+        monkeypatch.setenv(name, value)
+    server = make_server(environment={"OF_PLAN": "1"})
+    await server.launch()
+    with urllib.request.urlopen(f"{server.url}/model_info", timeout=5) as answer:
+        seen: dict[str, Any] = json.load(answer)["environment"]
+    assert seen["SEEN"] == "yes"
+    assert seen["OF_PLAN"] == "1"
+    assert seen["no_proxy"] == "other,localhost,127.0.0.1"
+    assert "server_side/plugin" in seen["PYTHONPATH"]
+    assert not {"RANK", "MASTER_PORT"} & seen.keys()
+
+
+# -- ports and command lines ---------------------------------------------------------------------------------
+
+
+def command_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, **arguments: Any
+) -> tuple[dict[str, Any], ServerProcess]:
+    fields: dict[str, Any] = {}
+    monkeypatch.setattr("slime_core.engines.sglang.server.to_argv", lambda given, python: fields.update(given) or ["x"])
+    plan = ServerPlan("default/0", kind, {"model_path": "/models/m", **arguments})  # type: ignore[arg-type]
+    python = Path("/env/bin/python")
+    server = ServerProcess(plan, device="cuda", python=python, log=tmp_path / "log", timeout=1.0)
+    try:
+        assert server.command(server._ports) == ["/env/bin/python", "-m", "sglang.launch_server", "x"]
+    finally:
+        server.close()
+    return fields, server
+
+
+def test_every_server_has_its_own_http_and_nccl_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fields, server = command_of(monkeypatch, tmp_path, "regular")
+    assert fields == {
+        "model_path": "/models/m", "host": "127.0.0.1", "port": server.port, "nccl_port": server.port + 1
+    }  # fmt: skip
+    assert server.bootstrap_port is None
+
+
+def test_a_prefill_server_has_a_bootstrap_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fields, server = command_of(monkeypatch, tmp_path, "prefill", language_only=True)
+    assert fields["disaggregation_bootstrap_port"] == server.bootstrap_port == server.port + 2
+    assert fields["encoder_bootstrap_port"] == server.port + 3
+
+
+def test_data_parallel_attention_has_a_block_from_dist_init_addr_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fields, server = command_of(monkeypatch, tmp_path, "regular", enable_dp_attention=True, dp_size=4)
+    assert fields["dist_init_addr"] == f"127.0.0.1:{server.port + 2}"
+    assert len(server._ports) == 2 + 30 + 4

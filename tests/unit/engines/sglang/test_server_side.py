@@ -1,0 +1,64 @@
+"""What is put on the path of the servers, imported as they import it: in another interpreter, without slime."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+import pytest
+
+from slime_core.engines.sglang.environment import CPU_STUBS, SERVER_SIDE
+
+STUBS = sorted(path.name for path in CPU_STUBS.iterdir() if path.name != "__pycache__")
+
+
+def python(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    return subprocess.run([sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True)
+
+
+def test_each_stub_can_be_on_the_path_alone() -> None:
+    assert STUBS == ["sgl_kernel", "torchaudio", "torchvision"]
+    for name in STUBS:
+        assert [path.name for path in (CPU_STUBS / name).iterdir() if path.name != "__pycache__"] == [name]
+
+
+@pytest.mark.parametrize(
+    ("package", "code", "called"),
+    [
+        ("sgl_kernel", "from sgl_kernel import silu_and_mul as f", "sgl_kernel.silu_and_mul"),
+        ("torchvision", "from torchvision.io import decode_jpeg as f", "torchvision.io.decode_jpeg"),
+        ("torchvision", "import torchvision.transforms.v2.functional as t; f = t.crop",
+         "torchvision.transforms.v2.functional.crop"),
+        ("torchaudio", "import torchaudio.functional as t; f = t.resample", "torchaudio.functional.resample"),
+    ],
+)  # fmt: skip
+def test_a_stub_is_imported_and_says_what_was_called(package: str, code: str, called: str) -> None:
+    assert python(code, CPU_STUBS / package).returncode == 0
+    done = python(f"{code}\nf(1)", CPU_STUBS / package)
+    assert f"NotImplementedError: {called} was called, but only slime's stub" in done.stderr
+
+
+def test_names_that_python_asks_for_are_absent() -> None:
+    code = "import sgl_kernel, torchvision, torchaudio\nfor m in (sgl_kernel, torchvision.io, torchaudio.transforms):\n"
+    assert python(code + "    assert not hasattr(m, '__wrapped__')", *(CPU_STUBS / n for n in STUBS)).stderr == ""
+
+
+def test_interpolation_modes_are_an_enum() -> None:
+    code = "from torchvision.transforms import InterpolationMode as m; assert m.BICUBIC.value == 'bicubic'"
+    assert python(code, CPU_STUBS / "torchvision").returncode == 0
+
+
+def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
+    (info,) = (SERVER_SIDE / "plugin").glob("*.dist-info")
+    (entry,) = PathDistribution(info).entry_points
+    assert (entry.group, entry.name) == ("sglang.srt.plugins", "slime")
+    done = python(
+        "from importlib.metadata import entry_points\n"
+        "(entry,) = entry_points(group='sglang.srt.plugins')\nprint(entry.load().__module__)",
+        SERVER_SIDE / "plugin",
+    )
+    assert done.stdout.strip() == entry.module

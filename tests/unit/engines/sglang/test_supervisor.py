@@ -1,0 +1,387 @@
+"""The supervisor over real embedded servers in processes of their own."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core.engines.sglang.incidents import Incidents
+from slime_core.engines.sglang.recovery import Supervised
+from slime_core.engines.sglang.supervisor import Supervisor
+from slime_core.engines.sglang_api.transport import Http
+from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
+from slime_core.errors import EngineError
+from slime_core.observability.events import EventLog, read_events
+from slime_core.testing.tiny import tiny_model
+from tests.engine_processes import EmbeddedServer, SmallRouter
+
+READY, OUT = WorkerState.READY, WorkerState.QUARANTINED
+
+
+class Fleet:
+    """Servers, their pool, and a supervisor over them."""
+
+    def __init__(
+        self, directory: Path, *, count: int = 2, owned: bool = True, frozen: bool = False, routed: bool = False,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        self.directory = directory
+        self.router = SmallRouter() if routed else None
+        if self.router is not None:
+            self.router.start()
+            self.router.wait()
+        self.servers = [EmbeddedServer(f"server {i}", tiny_model()) for i in range(count)]
+        for server in self.servers:
+            server.start()
+        for server in self.servers:
+            server.wait()
+        self.workers = [Worker(s.url, owned=owned, state=READY) for s in self.servers]
+        self.pool = WorkerPool(self.workers)
+        self.caught_up: list[str] = []
+        known = dict(zip(self.workers, self.servers)) if owned else {}
+        self.model = Supervised("default", self.pool, known, catch_up=None if frozen else self._catch_up)
+        if self.router is not None:
+            self.model.router_process, self.model.router_url = self.router, self.router.url
+            for worker in self.workers:
+                self.router.post("/workers", {"url": worker.url})
+        defaults = {
+            "use_fault_tolerance": True, "rollout_health_check_interval": 0.2, "rollout_health_check_timeout": 10.0,
+            "rollout_health_check_first_wait": 0.0, "rollout_max_engine_restarts": 3,
+        }  # fmt: skip
+        self.supervisor = Supervisor(
+            SimpleNamespace(**defaults | settings), [self.model], Incidents(EventLog(directory))
+        )
+
+    async def _catch_up(self, worker: Worker) -> None:
+        """What a weight transport does, with the smallest update there is."""
+        self.caught_up.append(worker.url)
+        http = Http(timeout=20)
+        await http.open()
+        try:
+            await http.send(
+                "POST", worker.url, "/update_weight_version", {"new_version": str(self.pool.version_wanted)}
+            )
+        finally:
+            await http.close()
+
+    def update(self, version: int) -> None:
+        """Bring every ready server to the version."""
+        with self.pool.update_lock:
+            for worker, server in zip(self.workers, self.servers):
+                if worker.state is READY:
+                    server.post("/update_weight_version", {"new_version": str(version)})
+            self.pool.version_wanted = version
+
+    def records(self, number: int | None = 0) -> list[dict[str, Any]]:
+        """What `events.jsonl` says of one server, or of the router."""
+        process = self.router if number is None else self.servers[number]
+        assert process is not None
+        return [line for line in read_events(self.directory) if line["url"] == process.url]
+
+    def events(self, number: int | None = 0) -> list[str]:
+        return [line["event"] for line in self.records(number)]
+
+    def close(self) -> None:
+        self.supervisor.stop()
+        for process in [*self.servers, *([self.router] if self.router is not None else [])]:
+            process.kill()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    made: list[Fleet] = []
+
+    def make(**settings: Any) -> Fleet:
+        made.append(Fleet(tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+
+
+def test_a_killed_server_is_restarted_and_brought_to_the_current_version(fleet: Callable[..., Fleet]) -> None:
+    it = fleet()
+    it.update(4)
+    it.supervisor.start()
+    it.servers[0].send(signal.SIGKILL)
+    until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the worker to be back")
+    assert it.servers[0].get("/model_info")["weight_version"] == "4"
+    assert it.workers[0].weight_version == 4
+    assert it.servers[1].starts == 1
+    until(lambda: "restarted" in it.events(), "the event")
+    assert it.events() == ["quarantined", "restarted"]
+    (first, second) = it.records()
+    assert "signal 9" in first["reason"]
+    assert first["engine"] == "server 0"
+    metrics = it.supervisor.take_metrics()
+    assert metrics.pop("engine/recovery_time") == pytest.approx(second["seconds"], abs=0.001)
+    assert metrics == {"engine/restarts": 1, "engine/router_restarts": 0, "engine/quarantined": 1}
+    assert set(it.supervisor.take_metrics().values()) == {0.0}
+
+
+def test_a_frozen_server_is_found_killed_and_replaced(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(rollout_health_check_timeout=1.5)
+    it.supervisor.start()
+    frozen = it.servers[0].pid
+    it.servers[0].freeze()
+    until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the worker to be back")
+    assert it.servers[0].pid != frozen
+    assert "--rollout-health-check-timeout" in it.records()[0]["reason"]
+
+
+def test_a_server_with_other_weights_is_replaced(fleet: Callable[..., Fleet]) -> None:
+    it = fleet()
+    it.update(7)
+    it.supervisor.start()
+    it.servers[1].post("/update_weight_version", {"new_version": "6"})
+    until(lambda: it.servers[1].starts == 2 and it.workers[1].state is READY, "the worker to be back")
+    assert "serves weight version '6', wanted is 7" in it.records(1)[0]["reason"]
+    assert it.servers[1].get("/model_info")["weight_version"] == "7"
+
+
+def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(count=1, rollout_health_check_timeout=0.6)
+    it.update(1)
+    it.pool.paused = True
+    it.servers[0].post("/pause_generation", {"mode": "in_place"})  # /health_generate now waits for 20 seconds
+    it.supervisor.start()
+    time.sleep(1.5)
+    with it.pool.update_lock:
+        it.servers[0].post("/update_weight_version", {"new_version": "2"})
+        time.sleep(0.6)
+        it.pool.version_wanted = 2
+    time.sleep(0.6)
+    assert it.events() == []
+    it.pool.paused = False
+    until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the paused server to be found hung")
+
+
+def test_an_answer_to_a_client_is_a_sign_of_life(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(count=1, rollout_health_check_timeout=0.6)
+    it.servers[0].post("/pause_generation", {"mode": "in_place"})
+    it.supervisor.start()
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        it.pool.progressed(it.workers[0])
+        time.sleep(0.02)
+    assert it.events() == []
+
+
+def test_the_first_wait_holds_after_every_start(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(count=1, rollout_health_check_first_wait=2.0, rollout_health_check_timeout=0.6)
+    it.update(1)
+    began = time.monotonic()
+    it.supervisor.start()
+    it.servers[0].post("/update_weight_version", {"new_version": "9"})
+    until(lambda: it.workers[0].state is OUT, "the lie to be found")
+    assert time.monotonic() - began >= 2.0
+    until(lambda: it.workers[0].state is READY, "the worker to be back")
+    began = time.monotonic()
+    it.servers[0].post("/update_weight_version", {"new_version": "9"})
+    until(lambda: it.workers[0].state is OUT, "the lie to be found")
+    assert time.monotonic() - began >= 1.7
+
+
+def test_restarts_are_bounded_and_the_reason_is_kept(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(count=1, rollout_max_engine_restarts=2)
+    it.supervisor.start()
+    assert it.pool.recovering
+    it.servers[0].refuse = "no memory left"
+    it.servers[0].send(signal.SIGKILL)
+    until(lambda: not it.pool.recovering, "the supervisor to give up")
+    with pytest.raises(EngineError, match=r"no engine is ready: .*out for good after 2 restarts .*no memory left"):
+        it.pool.acquire()
+    assert it.events() == ["quarantined", "restart_failed", "restart_failed", "lost"]
+
+
+def test_without_fault_tolerance_a_dead_server_is_only_taken_out(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(use_fault_tolerance=False)
+    it.supervisor.start()
+    it.servers[0].send(signal.SIGKILL)
+    until(lambda: it.workers[0].state is OUT, "the worker to be taken out")
+    assert it.workers[0].reason == "was ended by signal 9"
+    assert not it.pool.recovering
+    assert it.servers[0].starts == 1
+    assert it.pool.acquire() is it.workers[1]
+
+
+def test_an_external_server_is_never_restarted_and_comes_back_with_the_wanted_version(
+    fleet: Callable[..., Fleet],
+) -> None:
+    it = fleet(owned=False, rollout_health_check_timeout=1.5)
+    it.update(3)
+    it.supervisor.start()
+    it.servers[0].kill()
+    until(lambda: it.workers[0].state is OUT, "the dead server to be found")
+    time.sleep(1.0)
+    assert it.servers[0].starts == 1
+    assert it.events() == ["quarantined"]
+    it.servers[0].start()  # by hand, on its port, with the weights of the checkpoint
+    it.servers[0].wait()
+    until(lambda: it.workers[0].state is READY, "the server to be readmitted")
+    assert it.servers[0].get("/model_info")["weight_version"] == "3"
+    until(lambda: it.events() == ["quarantined", "readmitted"], "the event")
+
+
+def test_an_external_server_that_a_cut_update_left_paused_comes_back(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(owned=False, rollout_health_check_timeout=3.0)
+    it.update(3)
+    it.servers[0].post("/pause_generation", {"mode": "abort"})
+    it.pool.set_state(it.workers[0], OUT, "it failed an update")
+    it.supervisor.start()
+    until(lambda: it.workers[0].state is READY, "the server to be readmitted")
+    assert it.caught_up == [it.workers[0].url]
+    assert not it.servers[0].get("/server_info")["paused"]
+
+
+def test_a_restart_between_two_beats_is_seen_by_its_version(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(owned=False, rollout_health_check_interval=1.5)
+    it.update(3)
+    it.supervisor.start()
+    it.servers[0].kill()
+    it.servers[0].start()
+    it.servers[0].wait()
+    until(lambda: "readmitted" in it.events(), "the server to be readmitted")
+    assert "serves weight version '0', wanted is 3" in it.records()[0]["reason"]
+    assert it.servers[0].get("/model_info")["weight_version"] == "3"
+
+
+def test_a_model_that_is_never_updated_is_restarted_as_it_is(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(count=1, frozen=True)
+    it.supervisor.start()
+    it.servers[0].send(signal.SIGKILL)
+    until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the worker to be back")
+    assert it.caught_up == []
+
+
+def test_readmission_waits_for_an_update_that_is_under_way(fleet: Callable[..., Fleet]) -> None:
+    it = fleet()
+    it.update(1)
+    it.supervisor.start()
+    with it.pool.update_lock:
+        it.servers[0].send(signal.SIGKILL)
+        until(lambda: it.servers[0].starts == 2, "the restart")
+        time.sleep(1.0)
+        assert it.workers[0].state is OUT
+        it.servers[1].post("/update_weight_version", {"new_version": "2"})
+        it.pool.version_wanted = 2
+    until(lambda: it.workers[0].state is READY, "the worker to be back")
+    assert it.servers[0].get("/model_info")["weight_version"] == "2"
+
+
+def test_stop_ends_the_thread_in_the_middle_of_a_recovery(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(count=1)
+    it.supervisor.start()
+    with it.pool.update_lock:  # holds the recovery up
+        it.servers[0].send(signal.SIGKILL)
+        until(lambda: it.servers[0].starts == 2, "the restart")
+        began = time.monotonic()
+        it.supervisor.stop()
+        assert time.monotonic() - began < 5
+    it.supervisor.stop()
+    assert it.workers[0].state is OUT
+    assert not it.pool.recovering
+
+
+def test_a_dead_router_comes_back_at_its_address_and_knows_every_ready_server(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(routed=True)
+    assert it.router is not None
+    it.supervisor.start()
+    url, everybody = it.router.url, {worker.url for worker in it.workers}
+    it.router.send(signal.SIGKILL)
+    it.supervisor.router_failed()
+    until(lambda: it.router.starts == 2 and it.router.alive, "the router to be back")
+    until(lambda: it.supervisor.take_metrics()["engine/router_restarts"] == 1, "the metric")
+    assert it.router.url == url
+    assert it.router.workers() == everybody
+    assert [line["event"] for line in read_events(it.directory)] == ["router_failed", "router_restarted"]
+    assert it.pool.ready == it.workers
+
+
+def test_a_frozen_router_is_found(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(routed=True, rollout_health_check_timeout=1.5)
+    assert it.router is not None
+    it.supervisor.start()
+    it.router.freeze()
+    until(lambda: it.router.starts == 2 and "router_restarted" in it.events(None), "the router to be back")
+
+
+def test_the_router_never_has_a_server_that_is_out(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(routed=True)
+    assert it.router is not None
+    it.update(1)
+    it.supervisor.start()
+    with it.pool.update_lock:  # holds the recovery up before it ends
+        it.servers[0].send(signal.SIGKILL)
+        until(lambda: it.router.workers() == {it.workers[1].url}, "the router to forget the server")
+        until(lambda: it.servers[0].starts == 2, "the restart")
+        assert it.router.workers() == {it.workers[1].url}
+    until(lambda: it.router.workers() == {w.url for w in it.workers}, "the router to know it again")
+    assert it.workers[0].state is READY
+
+
+def test_the_routers_list_is_corrected_at_a_beat(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(routed=True)
+    assert it.router is not None
+    it.router.post("/workers", {"url": "http://127.0.0.1:9"})
+    it.supervisor.start()
+    until(lambda: it.router.workers() == {w.url for w in it.workers}, "the stranger to be taken out")
+
+
+# -- servers that answer no requests for tokens ------------------------------------------------------------
+
+
+def companion(it: Fleet) -> EmbeddedServer:
+    made = EmbeddedServer("encoder", tiny_model())
+    made.start()
+    made.wait()
+    it.servers.append(made)  # so that it ends with the others
+    it.model.companions = [made]
+    return made
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_companion_that_died_or_hangs_is_restarted_and_nobody_quarantined(
+    fleet: Callable[..., Fleet], how: int
+) -> None:
+    it = fleet(count=1, rollout_health_check_timeout=1.0)
+    encoder = companion(it)
+    it.supervisor.start()
+    encoder.send(how)
+    until(lambda: it.events(1) == ["companion_failed", "restarted"], "the companion to be back")
+    assert encoder.starts == 2
+    assert it.events(0) == []
+    assert it.supervisor.take_metrics()["engine/restarts"] == 1
+
+
+def test_a_companion_is_given_up_like_a_server(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(count=1, rollout_max_engine_restarts=1)
+    encoder = companion(it)
+    encoder.refuse = "no memory"
+    it.supervisor.start()
+    encoder.send(signal.SIGKILL)
+    until(lambda: "lost" in it.events(1), "the companion to be given up")
+    assert it.events(1) == ["companion_failed", "restart_failed", "lost"]
+
+
+def test_without_fault_tolerance_a_dead_companion_is_told_of(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(count=1, use_fault_tolerance=False)
+    encoder = companion(it)
+    it.supervisor.start()
+    encoder.send(signal.SIGKILL)
+    until(lambda: it.events(1) == ["companion_failed"], "the event")
+    assert encoder.starts == 1

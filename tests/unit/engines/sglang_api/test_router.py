@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime_core.engines.sglang_api.router import FORWARDED, Router
+from slime_core.engines.sglang_api.transport import Http
+from slime_core.engines.sglang_api.worker import Worker
+from slime_core.errors import EngineError
+from slime_core.rollout.generate import train_sampling_params
+from tests.unit.engines.sglang_api.servers import Server, servers
+
+W = "http://127.0.0.1:1234"
+
+
+class NewApi:
+    """`/workers`, which does what it is told two looks later."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, dict[str, Any]] = {}
+        self.coming: list[Any] = []
+
+    async def __call__(self, server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/workers" and request.method == "POST":
+            self.coming = [body, body]
+            return 202, {"status": "accepted"}
+        if request.path == "/workers":
+            if self.coming:
+                body = self.coming.pop()
+                self.workers[body["url"]] = {**body, "id": "u-1", "is_healthy": not self.coming}
+            return {"workers": list(self.workers.values()), "total": len(self.workers)}
+        if request.path == "/workers/u-1" and request.method == "DELETE":
+            self.workers.clear()
+            return 202, {}
+        return 404, {"error": "no such path"}
+
+
+class OldApi:
+    """`/add_worker?url=` and its kin."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+
+    async def __call__(self, server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/list_workers":
+            return {"urls": self.urls}
+        if request.path == "/add_worker":
+            self.urls.append(request.query["url"])
+            return 200, b"added"
+        if request.path == "/remove_worker":
+            self.urls.remove(request.query["url"])
+            return 200, b"removed"
+        return 404, {}
+
+
+@pytest.mark.parametrize("api", [NewApi, OldApi])
+async def test_adding_listing_and_removing(api: type[NewApi | OldApi]) -> None:
+    http = Http()
+    await http.open()
+    async with servers(api()) as (front,):
+        router = Router(http, front.url)
+        assert await router.list_workers() == []
+        await router.add_worker(Worker(W, role="prefill"))
+        assert await router.list_workers() == [W]
+        if api is NewApi:
+            assert front.asked("/workers")[1] == {"url": W, "worker_type": "prefill"}
+        await router.remove_worker(W)
+        assert await router.list_workers() == []
+        if api is NewApi:
+            await router.remove_worker(W)
+            await router.add_worker(W, "prefill", 8998)
+            assert front.asked("/workers")[-2 if front.asked("/workers")[-1] else -1] is None
+            sent = [body for body in front.asked("/workers") if body]
+            assert sent[-1] == {"url": W, "worker_type": "prefill", "bootstrap_port": 8998}
+    await http.close()
+
+
+async def test_a_worker_that_never_gets_healthy() -> None:
+    async def never(server: Server, request: Any, body: Any, before: int) -> Any:
+        return (202, {}) if request.method == "POST" else {"workers": [{"url": W, "is_healthy": False, "id": "u"}]}
+
+    http = Http()
+    await http.open()
+    async with servers(never) as (front,):
+        with pytest.raises(EngineError, match=f"worker {W}: the router has not found it healthy after 0 s"):
+            await Router(http, front.url).add_worker(W, timeout=0.2)
+        with pytest.raises(EngineError, match="the router still has it"):
+            await Router(http, front.url).remove_worker(W, timeout=0.2)
+    await http.close()
+
+
+async def test_what_is_no_router_and_what_is_not_there() -> None:
+    async def server_only(server: Server, request: Any, body: Any, before: int) -> Any:
+        return (200, {}) if request.path == "/health" else (404, {})
+
+    async def nonsense(server: Server, request: Any, body: Any, before: int) -> Any:
+        return {"hello": 1}
+
+    http = Http()
+    await http.open()
+    async with servers(server_only, nonsense) as (one, other):
+        router = Router(http, one.url)
+        assert await router.list_workers() is None
+        assert await router.is_alive()
+        with pytest.raises(EngineError, match="not a router's list of workers"):
+            await Router(http, other.url).list_workers()
+        await one.stop()
+        assert not await router.is_alive()
+    await http.close()
+
+
+def request(**fields: Any) -> dict[str, Any]:
+    return {"input_ids": [1], "rid": "r", "return_logprob": True, "sampling_params": {}} | fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "dropped"),
+    [
+        ({}, ""),
+        ({"stream": True}, ""),
+        ({"return_routed_experts": True}, "return_routed_experts"),
+        ({"return_routed_experts": None}, ""),
+        ({"image_data": ["x"]}, ""),
+        ({"sampling_params": {"sampling_seed": 1, "top_k": 5, "n": 1}}, ""),
+        ({"sampling_params": {"custom_params": {"a": 1}}}, "sampling_params.custom_params"),
+        ({"sampling_params": {"custom_params": None, "logit_bias": {"1": 2.0}}}, "sampling_params.logit_bias"),
+        ({"sampling_params": {"spaces_between_special_tokens": False}}, ""),
+        ({"sampling_params": None}, ""),
+    ],
+)
+def test_what_version_0_3_2_drops(fields: dict[str, Any], dropped: str) -> None:
+    router = Router(Http(), W, "0.3.2")
+    assert router.dropped(request(**fields)) == dropped
+    assert router.forwards(request(**fields)) is not dropped or not dropped
+
+
+def test_other_versions_get_no_more_than_old_ones_pass_on() -> None:
+    for version in ("", "0.3.3", "9"):
+        router = Router(Http(), W, version)
+        assert router.forwards(request(sampling_params={"temperature": 0.5, "stop": ["a"]}))
+        assert router.dropped(request(sampling_params={"sampling_seed": 1})) == "sampling_params.sampling_seed"
+        assert router.dropped(request(image_data=["x"])) == "image_data"
+    assert list(FORWARDED) == ["0.3.2"]
+
+
+def test_a_training_rollout_goes_through_the_router() -> None:
+    class Args:
+        def __getattr__(self, name: str) -> Any:
+            return 1
+
+    params = train_sampling_params(Args()) | {"sampling_seed": 7}
+    assert Router(Http(), W, "0.3.2").forwards(request(sampling_params=params))

@@ -1,0 +1,138 @@
+"""Memory that other processes open: it is what was written, and it is gone afterwards."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing
+
+from slime_core.engines.sglang_api.shared_memory import SHM, SharedBuffer, message
+from slime_core.engines.sglang_api.shared_register import remove_leftovers
+from slime_core.errors import WeightSyncError
+
+
+def mine() -> list[str]:
+    return [name for name in os.listdir(SHM) if name.startswith(f"torch_{os.getpid()}_")]
+
+
+READER = """
+import base64, pickle, sys
+bucket = pickle.loads(base64.b64decode(sys.stdin.read()))
+print(bucket["flattened_tensor"].tolist(), bucket["metadata"][0].name)
+"""
+
+
+def test_another_process_reads_it_and_nothing_is_left() -> None:
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    buffer = SharedBuffer(3)
+    buffer.tensor.copy_(torch.tensor([1, 2, 3]))
+    buffer.lend(1)
+    text = message(buffer.tensor, [types.SimpleNamespace(name="w")])
+    read = subprocess.run([sys.executable, "-c", READER], input=text, text=True, capture_output=True, check=True)
+    assert read.stdout == "[1, 2, 3] w\n"
+    assert mine()
+    buffer.free()
+    assert not mine()
+    assert torch.multiprocessing.get_sharing_strategy() == strategy
+
+
+def test_readers_that_never_read_leave_nothing_behind() -> None:
+    buffer = SharedBuffer(3)
+    buffer.lend(5)
+    view = buffer.tensor[1:]
+    buffer.free()
+    assert mine(), "somebody here still looks at it"
+    del view
+    assert not mine()
+    buffer.free()
+
+
+def test_a_reader_may_outlive_it() -> None:
+    buffer = SharedBuffer(3)
+    buffer.tensor.fill_(7)
+    buffer.lend(1)
+    read = pickle.loads(base64.b64decode(message(buffer.tensor, [])))["flattened_tensor"]
+    buffer.free()
+    assert read.tolist() == [7, 7, 7]
+    del read
+    assert not mine()
+
+
+def test_memory_that_is_not_there_is_an_error_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(SHM)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(WeightSyncError, match="--shm-size"):
+        SharedBuffer(11)
+
+
+def test_a_pipe_that_reads_our_output_ends_with_us(tmp_path: Path) -> None:
+    """torch's manager process lives on while a reader is alive; holding our output, it would keep the pipe open."""
+    script = (
+        "import subprocess, sys\n"
+        "from slime_core.engines.sglang_api.shared_memory import SharedBuffer\n"
+        "buffer = SharedBuffer(8)\n"
+        "import os\n"
+        "managers = [p for p in os.listdir('/proc') if p.isdigit() and int(p) != os.getpid()\n"
+        "            and os.path.exists(f'/proc/{p}/comm')\n"
+        "            and open(f'/proc/{p}/comm').read().startswith('torch_shm')]\n"
+        "out = {os.readlink(f'/proc/self/fd/{n}') for n in (1, 2)}\n"
+        "held = {os.readlink(f'/proc/{p}/fd/{n}') for p in managers for n in os.listdir(f'/proc/{p}/fd')}\n"
+        "assert managers\n"
+        "print(sorted(out & held))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+    assert done.stderr == ""
+
+
+HOLDER = """
+import os, time
+from slime_core.engines.sglang_api.shared_memory import SharedBuffer
+buffer = SharedBuffer(8)
+buffer.lend(2)
+parents = {}
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        name, _, rest = open(f"/proc/{pid}/stat").read().rpartition(")")
+        parents[int(pid)] = (name.split("(")[1], int(rest.split()[1]))
+    except FileNotFoundError:
+        pass
+(manager,) = [pid for pid, (name, parent) in parents.items() if name.startswith("torch_shm") and parent == os.getpid()]
+print(buffer._handle, manager, flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("manager_too", [False, True])
+def test_memory_of_a_killed_process_goes_at_once_or_with_the_next_run(manager_too: bool) -> None:
+    """torch's manager removes it; when everything was killed, as by a batch system, the next run does."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        handle, manager = process.stdout.readline().split()
+        assert (SHM / handle).exists()
+        if manager_too:
+            os.kill(int(manager), signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    if manager_too:
+        assert (SHM / handle).exists()
+        remove_leftovers(SHM)
+        assert not (SHM / handle).exists()
+    else:
+        deadline = time.monotonic() + 60
+        while (SHM / handle).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -1,0 +1,83 @@
+"""Which protocol a server speaks, and that the other one is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime_core.engines.sglang_api.transport import Http
+from slime_core.engines.sglang_api.weight_protocol import (
+    Protocol,
+    ServerFacts,
+    begin_update,
+    call,
+    end_update,
+    protocol_of,
+    served_version,
+    server_facts,
+)
+from slime_core.errors import EngineError
+from tests.unit.engines.sglang_api.servers import servers
+from tests.unit.engines.sglang_api.weight_servers import WeightServer
+
+
+@pytest.mark.parametrize(
+    ("software", "protocol", "sglang"),
+    [("0.5.20", "simple", True), ("0.5.20.post1", "simple", True), ("0.5.9", "simple", True),
+     ("0.5.21", "session", True), ("0.5.21rc1", "session", True), ("v0.6.0", "session", True), ("1.0", "session", True),
+     ("slime 9.9.9", "simple", False), ("", "simple", False)],
+)  # fmt: skip
+def test_protocol_by_version(software: str, protocol: str, sglang: bool) -> None:
+    assert protocol_of(software) is Protocol(protocol)
+    assert ServerFacts(software).is_sglang is sglang
+
+
+@pytest.mark.parametrize("software", ["0.5.20", "0.5.23"])
+async def test_the_chosen_protocol_is_taken_and_the_other_refused(software: str) -> None:
+    rules = WeightServer(software)
+    async with servers(rules) as (server,):
+        http = Http()
+        await http.open()
+        facts = await server_facts(http, server.url)
+        other = ServerFacts("0.5.20" if software == "0.5.23" else "0.5.23")
+        await begin_update(http, server.url, facts, timeout=5)
+        assert rules.session == (facts.protocol is Protocol.SESSION)
+        await end_update(http, server.url, facts, timeout=5)
+        assert not rules.session
+        rules.paused = "abort"
+
+        async def _update_as(facts: ServerFacts) -> None:
+            body: dict[str, Any] = {"serialized_named_tensors": [""], "weight_version": None}
+            await begin_update(http, server.url, facts, timeout=5)
+            await call(http, server.url, "/update_weights_from_tensor", body, timeout=5)
+
+        with pytest.raises(EngineError, match=r"session|must run between"):
+            await _update_as(other)
+        await http.close()
+
+
+async def test_an_old_server_without_the_new_addresses() -> None:
+    async def old(server: Any, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/get_server_info":
+            return {"version": "0.4.9", "tp_size": 2, "device": "cuda"}
+        return {"weight_version": "7"} if request.path == "/get_model_info" else (404, {})
+
+    async with servers(old) as (server,):
+        http = Http()
+        await http.open()
+        assert await server_facts(http, server.url) == ServerFacts("0.4.9", 2, 1, "cuda", "")
+        assert await served_version(http, server.url) == "7"
+        await http.close()
+
+
+async def test_a_server_that_tells_no_version_is_an_error() -> None:
+    async def silent(server: Any, request: Any, body: Any, before: int) -> Any:
+        return {}
+
+    async with servers(silent) as (server,):
+        http = Http()
+        await http.open()
+        with pytest.raises(EngineError, match="does not say which weight version"):
+            await served_version(http, server.url)
+        await http.close()

@@ -1,0 +1,59 @@
+"""Experts of a batch on their way to a trainer; how one follows them: tests/unit/trainers/embedded/test_routing.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import orjson
+import pytest
+
+from slime_core.errors import TrainError
+from slime_core.learning.routing import routing_arrays
+from slime_core.models.config import ModelConfig, load_model_config
+from slime_core.routed_experts import FREE, RoutedExperts, json_default
+from slime_core.testing.tiny import tiny_moe_model
+from slime_core.types import TrainBatch
+
+
+@pytest.fixture(scope="module")
+def config() -> ModelConfig:
+    return load_model_config(tiny_moe_model())
+
+
+def batch(*rows: object) -> TrainBatch:
+    """One sample of four tokens per row."""
+    n = len(rows)
+    return TrainBatch(
+        rollout_id=2, tokens=[[1, 2, 3, 4]] * n, response_lengths=[2] * n, loss_masks=[[1, 1]] * n, rewards=[0.0] * n,
+        raw_rewards=[0.0] * n, truncated=[0] * n, sample_indices=list(range(n)), group_indices=[0] * n,
+        rollout_ids=list(range(n)), rollout_mask_sums=[2] * n, routed_experts=list(rows),
+    )  # fmt: skip
+
+
+GIVEN = np.array([[[0, 3], [0, 0], [5, 1]], [[2, 2], [0, 0], [7, 6]], [[FREE, FREE], [0, 0], [1, 0]]], np.int32)
+KEPT = GIVEN.copy()
+KEPT[:, 1] = FREE  # a dense layer
+KEPT[1, 0] = FREE  # twice the same expert is none
+
+
+def test_rows_in_every_form(config: ModelConfig) -> None:
+    stored = orjson.loads(orjson.dumps(RoutedExperts.of(GIVEN), default=json_default))  # from another process
+    found = routing_arrays(batch(GIVEN, GIVEN.tolist(), RoutedExperts.of(GIVEN), stored, None), config)
+    for array in found[:4]:
+        np.testing.assert_array_equal(array, KEPT)
+        assert array.dtype == np.int32
+    assert (found[4] == FREE).all()
+    assert found[0] is not GIVEN, "the trainer fills them in"
+
+
+def test_a_batch_without_the_column_gets_empty_ones(config: ModelConfig) -> None:
+    found = routing_arrays(replace(batch(None, None), routed_experts=None), config)
+    assert [array.shape for array in found] == [(3, 3, 2)] * 2
+    assert all((array == FREE).all() for array in found)
+
+
+@pytest.mark.parametrize("wrong", [GIVEN[:2], GIVEN[:, :2], GIVEN[:, :, :1], np.where(GIVEN == 7, 8, GIVEN)])
+def test_another_models_experts_are_named(config: ModelConfig, wrong: np.ndarray) -> None:
+    with pytest.raises(TrainError, match=r"sample 1 of rollout 2: .*3 layers and 2 of 8 experts per token"):
+        routing_arrays(batch(None, wrong), config)

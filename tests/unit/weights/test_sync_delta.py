@@ -1,0 +1,162 @@
+"""`WeightSync` with deltas: what is written, told to the user's function and loaded, and when that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from slime_core.errors import ConfigError, WeightSyncError
+from slime_core.models.hf_io import read_weights
+from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.delta_apply import apply
+from slime_core.weights.delta_format import read_version, versions_in
+from slime_core.weights.sync import WeightSync, choose_transport
+
+
+class Trainer:
+    """float32 masters of a bfloat16 checkpoint."""
+
+    def __init__(self) -> None:
+        self.tensors = {"a": torch.linspace(-1, 1, 3000), "b": torch.ones(2, 2)}
+
+    def named_weights(self) -> Any:
+        return self.tensors.items()
+
+    def train(self) -> None:
+        self.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        self.tensors["a"][:30] += 0.5
+
+
+class Receiver:
+    """An engine in process, which computes in float32."""
+
+    weight_transports = ("tensor", "disk", "delta")
+    engines = ("the engine",)
+
+    def __init__(self, local: Path) -> None:
+        self.local, self.fails, self.served, self.version = local, False, {}, 0
+
+    def update_weights(self, weights: Any, version: int) -> None:
+        self.served, self.version = {n: t.clone() for n, t in weights}, version
+
+    def update_weights_from_disk(self, path: Path, version: int) -> None:
+        self.update_weights(read_weights(path), version)
+
+    def update_weights_from_delta(self, root: Path, version: int) -> None:
+        apply(root, self.local, version)
+        if self.fails:
+            raise WeightSyncError("the engine died")
+        self.update_weights(((n, t.float()) for n, t in read_weights(self.local)), version)
+
+    def differing_weights(self, weights: Any) -> None:
+        return None
+
+    def weight_checksums(self) -> dict[str, str]:
+        return {name: tensor_checksum(tensor) for name, tensor in self.served.items()}
+
+
+def make(tmp_path: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> tuple[WeightSync, Trainer, Receiver]:
+    trainer, model = Trainer(), tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    save_file({n: t.to(dtype) for n, t in trainer.tensors.items()}, model / "model.safetensors")
+    (model / "config.json").write_text("{}")
+    args = {
+        "update_weight_start_version": 0, "update_weight_mode": "delta", "update_weight_transport": "auto",
+        "update_weight_disk_dir": None, "run_dir": tmp_path / "run", "update_weight_disk_keep_files": False,
+        "check_weight_update_equal": True, "hf_checkpoint": model, "update_weight_delta_encoding": "xor",
+        "update_weight_delta_checksum": "xxh3-128", "update_weight_buffer_size": 2**20, "true_on_policy_mode": False,
+    }  # fmt: skip
+    receiver = Receiver(tmp_path / "local")
+    post_write = changes.pop("post_write", None)
+    sync = WeightSync(SimpleNamespace(**(args | changes)), trainer, receiver, post_write=post_write)
+    return sync, trainer, receiver
+
+
+def test_deltas_are_pushed_and_checked(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def post_write(args: Any, version_dir: str, engines: list[Any]) -> None:
+        files = sorted(p.name for p in Path(version_dir).iterdir())
+        seen.append((Path(version_dir).name, receiver.version, engines, files))
+
+    sync, trainer, receiver = make(tmp_path, post_write=post_write)
+    assert sync.push()["perf/update_weights_density"] == 0
+    trainer.train()
+    metrics = sync.push()
+    assert metrics["perf/update_weights_density"] == pytest.approx(30 / 3004)
+    assert 0 < metrics["perf/update_weights_wire_bytes"] < 1000
+    assert torch.equal(receiver.served["a"], trainer.tensors["a"].bfloat16().float())
+    # Complete, and before the engine has it.
+    assert [s[:3] for s in seen] == [("weight_v000001", 0, ["the engine"]), ("weight_v000002", 1, ["the engine"])]
+    assert seen[1][3] == ["model-00001-of-00001.safetensors", "model.safetensors.index.json"]
+
+
+def test_a_served_tensor_that_differs_is_found(tmp_path: Path) -> None:
+    sync, _, receiver = make(tmp_path)
+    sync.push()
+    receiver.served["a"][5] += 1
+    with pytest.raises(WeightSyncError, match=r"1 of 2 tensors served differ .*\(a\)"):
+        sync.verify()
+
+
+def test_an_engine_that_failed_gets_the_number_again_as_a_full_version(tmp_path: Path) -> None:
+    sync, trainer, receiver = make(tmp_path)
+    sync.push()
+    trainer.train()
+    receiver.fails = True
+    with pytest.raises(WeightSyncError, match="the engine died"):
+        sync.push()
+    assert (sync.version, receiver.version) == (1, 1)
+    assert list(versions_in(tmp_path / "run" / "weights")) == [1, 2]
+    receiver.fails = False
+    trainer.train()
+    sync.push()
+    assert read_version(tmp_path / "run" / "weights", 2).base_version is None
+    assert torch.equal(receiver.served["a"], trainer.tensors["a"].bfloat16().float())
+    assert list(versions_in(tmp_path / "run" / "weights")) == [2]
+
+
+def test_a_function_that_raises_stops_the_push_before_the_engine(tmp_path: Path) -> None:
+    def post_write(args: Any, version_dir: str, engines: list[Any]) -> None:
+        raise RuntimeError("no upload")
+
+    sync, _, receiver = make(tmp_path, post_write=post_write)
+    with pytest.raises(RuntimeError, match="no upload"):
+        sync.push()
+    assert (sync.version, receiver.version) == (0, 0)
+
+
+def test_the_function_is_told_of_full_versions_too(tmp_path: Path) -> None:
+    seen: list[str] = []
+    sync, *_ = make(
+        tmp_path, update_weight_mode="full", update_weight_transport="disk", check_weight_update_equal=False,
+        post_write=lambda args, version_dir, engines: seen.append(version_dir),
+    )  # fmt: skip
+    sync.push()
+    assert seen == [str(tmp_path / "run" / "weights" / "weight_v000001")]
+
+
+def test_without_files_the_function_is_said_to_be_without_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, update_weight_mode="full", post_write=lambda *_: None)[0].push()
+    assert "without effect, since weights go by tensor" in caplog.text
+
+
+def test_bitwise_runs_need_a_float32_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs a float32 --hf-checkpoint.*a is torch\.bfloat16"):
+        make(tmp_path, true_on_policy_mode=True)
+    make(tmp_path, torch.float32, true_on_policy_mode=True)
+
+
+def test_choice() -> None:
+    assert choose_transport("auto", ("tensor", "disk", "delta"), "delta") == "delta"
+    assert choose_transport("disk", ("disk", "delta")) == "disk"
+    assert choose_transport("auto", (), "delta") == "none"
+    with pytest.raises(ConfigError, match="--update-weight-puller-addrs"):
+        choose_transport("auto", ("disk",), "delta")
