@@ -324,7 +324,8 @@ def test_training_against_a_served_engine(tiny: TinyRun, tmp_path: Path, slime, 
     slime("train", *tiny.argv(tmp_path / "inline", num_rollout=2))
     over_http, inline = _lines(tmp_path / "http"), _lines(tmp_path / "inline")
     for first, second in zip(over_http, inline, strict=True):
-        assert {name for name in first.keys() - second.keys() if not name.startswith("engine/")} == set()
+        of_servers = {name for name in first.keys() - second.keys() if not name.startswith("engine/")}
+        assert of_servers <= {"perf/update_weights_pause_time"}
         if "rollout/raw_reward" in first:
             assert first["rollout/raw_reward"] == pytest.approx(second["rollout/raw_reward"], rel=1e-4)
 

@@ -611,9 +611,12 @@ def test_description() -> None:
 
 def test_the_files_of_the_page_have_plans() -> None:
     page = Path(__file__).parents[4] / "docs" / "engines" / "sglang-config.md"
-    (text,) = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
-    plan = make("--colocate --num-gpus-per-node 12", gpus=12, yaml=text)
+    files = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    plan = make("--colocate --num-gpus-per-node 12", gpus=12, yaml=files[0])
     assert [(m.name, len(m.servers), m.updates_weights) for m in plan.models] == [
         ("actor", 3, True),
         ("judge", 2, False),
     ]
+    for text in files[1:]:
+        plan = make("--rollout-num-gpus 2", yaml=text)
+        assert [(len(m.servers), m.updates_weights) for m in plan.models] == [(1, True), (1, False)]
