@@ -136,3 +136,4 @@ def test_memory_of_a_killed_process_goes_at_once_or_with_the_next_run(manager_to
         while (SHM / handle).exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        remove_leftovers(SHM)
