@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -303,7 +304,9 @@ def test_restart_by_hand_at_the_same_port(rig: Rig, events: Callable[[], list[st
     stranger._port = port
 
     def usurp() -> None:
+        killed = [psutil.Process(pid) for pid in processes(rig.server(0))]
         send(rig.server(0), signal.SIGKILL)
+        psutil.wait_procs(killed, timeout=30)  # until then the port is theirs
         stranger.start()
         stranger.wait()
 
