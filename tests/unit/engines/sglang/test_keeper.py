@@ -22,6 +22,8 @@ PARENT = """
     from pathlib import Path
     from slime_core.engines.sglang.process import KeptProcess
 
+    for number in (signal.SIGINT, signal.SIGHUP):  # which these tests may have been started without, as by nohup
+        signal.signal(number, signal.SIG_DFL)
     process = KeptProcess("server", Path(sys.argv[2]), grace=0.2)
     # In a thread that ends: whose death a server must not take for that of its parent.
     thread = threading.Thread(
@@ -198,6 +200,9 @@ def test_one_that_was_retired_does_not_start_again(stubborn: tuple[KeptProcess, 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     process = KeptProcess("server", tmp_path / "log")
     process.start(["/no/such/program"], {})
+    end = time.monotonic() + 30
+    while process.alive and time.monotonic() < end:
+        time.sleep(0.02)
     process.stop()
     assert "cannot run: " in process.tail.cause
     assert "No such file" in process.tail.cause
