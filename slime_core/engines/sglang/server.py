@@ -109,7 +109,7 @@ class ServerProcess(Service):
 
 def _port_fields(plan: ServerPlan) -> list[str]:
     fields = ["port", "nccl_port"]
-    if plan.worker_type == "prefill":
+    if plan.needs_bootstrap_port:
         fields.append("disaggregation_bootstrap_port")
     return fields + [port for switch, port in _OPTIONAL_PORTS.items() if plan.arguments.get(switch)]
 

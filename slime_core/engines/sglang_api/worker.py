@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,15 +53,6 @@ class Worker:
     """`time.monotonic()` of the last answer, or part of one; a busy server that answers is not hung."""
 
 
-@dataclass(frozen=True)
-class PoolEvent:
-    """A change of state that operators want to see."""
-
-    url: str
-    state: WorkerState
-    reason: str
-
-
 class WorkerPool:
     """The workers of one model."""
 
@@ -83,7 +74,6 @@ class WorkerPool:
         self._workers = list(workers)
         self._lock = threading.Lock()
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
-        self._events: deque[PoolEvent] = deque(maxlen=1000)
         self._listeners: list[Callable[[Worker], None]] = []
 
     @property
@@ -109,7 +99,6 @@ class WorkerPool:
             if known:
                 return
             worker.state = state
-            self._events.append(PoolEvent(worker.url, state, reason))
         for listener in self._listeners:
             listener(worker)
 
@@ -117,13 +106,6 @@ class WorkerPool:
         """Say that requests are about to be ended for the sake of an update; whoever waits for them goes on."""
         with self._lock:
             self.interruptions += 1
-
-    def take_events(self) -> list[PoolEvent]:
-        """Changes since the last call, oldest first."""
-        with self._lock:
-            events = list(self._events)
-            self._events.clear()
-        return events
 
     def acquire(self, session_id: str | None = None, *, avoid: Collection[Worker] = ()) -> Worker:
         """The session's worker if it is ready, else the least busy one; counts a request, which `release` takes back.
