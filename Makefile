@@ -9,7 +9,7 @@ SGLANG_BIN := $(SGLANG_VENV)/bin
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := $(addprefix slime_core/engines/sglang/,requirements-cpu.txt requirements-cpu-no-deps.txt)
 
-.PHONY: install sglang demo test test-backends lint types docs benchmarks clean
+.PHONY: install sglang demo demo-tools test test-backends lint types docs benchmarks clean
 
 install: $(STAMP)
 
@@ -36,12 +36,16 @@ $(SGLANG_STAMP): $(SGLANG_NEEDS)
 demo: install
 	$(BIN)/slime train --config configs/demo.yaml $(ARGS)
 
+demo-tools: install
+	$(BIN)/slime train --config configs/demo-tools.yaml $(ARGS)
+
 test: install
 	$(BIN)/python -m pytest -n auto -m "not backends" $(ARGS)
 
-# An environment that SLIME_ENGINE_PYTHON names already is taken as it is.
+# An environment that SLIME_ENGINE_PYTHON names already is taken as it is. Files that share a server or a cluster go to
+# one of the two workers (tests/conftest.py): each test may start several processes, so more cores need no more workers.
 test-backends: install $(if $(SLIME_ENGINE_PYTHON),,sglang)
-	SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python) $(BIN)/python -m pytest -m backends $(ARGS)
+	SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python) $(BIN)/python -m pytest -n 2 --dist loadgroup -m backends $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -53,10 +57,11 @@ types: install
 
 docs: install
 	$(BIN)/python scripts/generate_docs.py --check
+	$(BIN)/python scripts/generate_models.py --check
 
 # benchmarks/README.md says what each one needs and prints.
 benchmarks: install
-	for script in overhead startup engine trainer; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in overhead startup engine trainer trainers; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

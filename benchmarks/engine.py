@@ -6,7 +6,11 @@ Two workloads. "equal": every sequence has the same prompt length and produces t
 groups of 8 samples of one prompt with log-normal output lengths; transformers generates the whole batch until the
 longest is done, as its users do, and only wanted tokens count. Each figure is the best of `--repeat` runs, taken in
 turns so that a busy machine hurts both; `--clock cpu` counts processor seconds instead of wall time. Ratios are
-printed; absolute numbers belong to the machine they were made on.
+printed; absolute numbers belong to the machine they were made on. "mfu" is model FLOP utilisation: the FLOPs of these
+tokens through the model, over the time and the speed of one large matrix product (or `--peak-tflops`). Peak memory is
+that of the GPU, or of this process, in which both sides are. For a GPU:
+
+    python benchmarks/engine.py --device cuda --dtypes bfloat16 --sizes 0.6B --concurrency 1 64 256 --tokens 256
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import Any
 
 import torch
 import transformers
+from _measure import PeakMemory, decode_flops, matmul_flops_per_second
 
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.models.config import load_model_config
@@ -35,8 +40,11 @@ SIZES = {
     "0.5M": (128, 3, 4, 2, 32, 320),
     "2M": (256, 3, 8, 4, 32, 640),
     "10M": (384, 6, 8, 4, 48, 1024),
+    "0.6B": (1024, 28, 16, 8, 128, 3072),
 }
 VOCAB = 512
+VOCABS = {"0.6B": 151_936}
+"""Of published shapes; prompts use the first `VOCAB` ids."""
 
 
 @dataclass
@@ -47,13 +55,17 @@ class Row:
     concurrency: int
     ours: float
     hf: float
+    mfu: float
+    """Of `ours`."""
+    mib: float
+    """Peak memory while `ours` ran."""
 
 
 def build(size: str, directory: Path) -> int:
     hidden, layers, heads, kv_heads, dim, inner = SIZES[size]
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
-        vocab_size=VOCAB, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        vocab_size=VOCABS.get(size, VOCAB), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=dim, intermediate_size=inner, tie_word_embeddings=True,
         max_position_embeddings=2048, eos_token_id=1, pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
@@ -97,15 +109,18 @@ def timed(run: Callable[[], None], options: argparse.Namespace) -> float:
     return clock() - start
 
 
-def compare(pair: tuple[Callable[[], None], Callable[[], None]], options: argparse.Namespace) -> tuple[float, float]:
-    """Best seconds of each, in turns, after one warm-up."""
+def compare(
+    pair: tuple[Callable[[], None], Callable[[], None]], options: argparse.Namespace
+) -> tuple[float, float, float]:
+    """Best seconds of each, in turns, after one warm-up; and peak MiB of the first side."""
     best = [math.inf, math.inf]
-    for run in pair:
-        run()
+    with PeakMemory(options.device) as memory:
+        pair[0]()
+    pair[1]()
     for _ in range(options.repeat):
         for i, run in enumerate(pair):
             best[i] = min(best[i], timed(run, options))
-    return best[0], best[1]
+    return best[0], best[1], memory.total
 
 
 def log_normal_lengths(n: int, mean: float, sigma: float, longest: int, seed: int = 0) -> list[int]:
@@ -151,18 +166,33 @@ def measure(
     lengths: list[int],
     options: argparse.Namespace,
 ) -> Row:
-    ours, hf = compare(
+    ours, hf, mib = compare(
         (lambda: run_ours(core, prompts, lengths), lambda: run_hf(model, prompts, lengths, options.device)),
         options,
     )
     total = sum(lengths)
-    row = Row(workload, size, dtype, n, total / ours, total / hf)
+    flops = decode_flops(model.config.to_dict(), [len(prompt) for prompt in prompts], lengths)
+    row = Row(workload, size, dtype, n, total / ours, total / hf, flops / ours / peak_flops(dtype, options), mib)
     print(
         f"{row.workload:>6} {row.size:>5} {row.dtype:>9} x{row.concurrency:<4}"
-        f" slime {row.ours:>9,.0f} tok/s   transformers {row.hf:>9,.0f} tok/s   ratio {row.ours / row.hf:5.2f}",
+        f" slime {row.ours:>9,.0f} tok/s   transformers {row.hf:>9,.0f} tok/s   ratio {row.ours / row.hf:5.2f}"
+        f"   mfu {row.mfu:6.2%}   peak {row.mib:,.0f} MiB",
         flush=True,
     )
     return row
+
+
+PEAKS: dict[str, float] = {}
+
+
+def peak_flops(dtype: str, options: argparse.Namespace) -> float:
+    """Per second, of all threads."""
+    if options.peak_tflops:
+        return float(options.peak_tflops) * 1e12
+    if dtype not in PEAKS:
+        threads = 1 if options.device.startswith("cuda") or options.clock == "cpu" else options.threads
+        PEAKS[dtype] = matmul_flops_per_second(options.device, DTYPES[dtype]) * threads
+    return PEAKS[dtype]
 
 
 def summary(rows: list[Row]) -> None:
@@ -170,15 +200,15 @@ def summary(rows: list[Row]) -> None:
     base = {(r.workload, r.size, r.concurrency): r.hf for r in rows if r.dtype == "float32"}
     print(
         "\n| workload | model | dtype | concurrent | slime tok/s | transformers tok/s"
-        " | ratio | to float32 transformers |"
+        " | ratio | to float32 transformers | mfu | peak MiB |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for r in rows:
         reference = base.get((r.workload, r.size, r.concurrency))
         second = f"{r.ours / reference:.2f}" if reference else "-"
         print(
             f"| {r.workload} | {r.size} | {r.dtype} | {r.concurrency} | {r.ours:,.0f} | {r.hf:,.0f}"
-            f" | {r.ours / r.hf:.2f} | {second} |"
+            f" | {r.ours / r.hf:.2f} | {second} | {r.mfu:.2%} | {r.mib:,.0f} |"
         )
 
 
@@ -199,7 +229,8 @@ def main() -> None:
         "--clock", choices=("wall", "cpu"), default="wall",
         help="cpu: seconds of processor time, steadier on a machine that others use too (with one thread, on CPU)",
     )  # fmt: skip
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--peak-tflops", type=float, help="of the device, for mfu; without, a matrix product's")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()

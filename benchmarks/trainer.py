@@ -6,6 +6,7 @@ weights, samples, micro-batches, loss and optimizer settings; the losses are com
 forward and backward through an output layer of 151,936 tokens, chunked against full logits.
 
     python benchmarks/trainer.py [--rounds 3] [--threads 1] [--tiny]
+    python benchmarks/trainer.py --device cuda --dtype bfloat16 --large
 
 Every measurement is a process of its own, sides taking turns, so that peaks are separate and noise shows.
 """
@@ -25,10 +26,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from _measure import PeakMemory, matmul_flops_per_second, step_flops, wait_for
 from _table import spread, table
 
 SPEED_AIM, MEMORY_AIM = 2.0, 0.25
 MEDIUM = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 8192}
+LARGE = {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "vocab_size": 151_936,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "initializer_range": 0.02,
+}  # fmt: skip
 TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 264}
 HF = {
     "model_type": "qwen3",
@@ -43,7 +49,7 @@ STEPS, MICRO_BATCH, LR = 3, 8, 1e-4
 HEAD_TOKENS, HEAD_HIDDEN, HEAD_VOCAB = 1024, 64, 151_936
 
 
-def make_model(directory: Path, shape: dict[str, int]) -> None:
+def make_model(directory: Path, shape: dict[str, Any]) -> None:
     from slime_core.models.config import ModelConfig
     from slime_core.models.decoder import init_weights
     from slime_core.models.hf_io import write_config, write_weights
@@ -67,47 +73,12 @@ def micro_batches(count: int) -> list[list[int]]:
     return [list(range(i, min(i + MICRO_BATCH, count))) for i in range(0, count, MICRO_BATCH)]
 
 
-class PeakMemory:
-    """Growth of the resident set at its highest, in MiB (Linux: the kernel's own high-water mark)."""
-
-    def __enter__(self) -> PeakMemory:
-        Path("/proc/self/clear_refs").write_text("5")
-        self._before = self._read("VmRSS")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.mib = (self._read("VmHWM") - self._before) / 1024
-
-    @staticmethod
-    def _read(key: str) -> int:
-        line = next(ln for ln in Path("/proc/self/status").read_text().splitlines() if ln.startswith(key + ":"))
-        return int(line.split()[1])
-
-
-def timed(step: Callable[[], float]) -> dict[str, Any]:
-    """Run one warm-up and `STEPS` timed steps; wall and processor seconds of the median one, peak memory, losses."""
-    seconds, processor, losses = [], [], []
-    with PeakMemory() as memory:
-        for _ in range(STEPS + 1):
-            start, used = time.perf_counter(), time.process_time()
-            losses.append(step())
-            seconds.append(time.perf_counter() - start)
-            processor.append(time.process_time() - used)
-    wall, cpu = statistics.median(seconds[1:]), statistics.median(processor[1:])
-    return {"seconds": wall, "cpu": cpu, "mib": memory.mib, "losses": losses}
-
-
-def slime_step(model: str, samples: list[tuple[list[int], int]]) -> Callable[[], float]:
-    import torch
-
-    from slime_core.protocols import MicroBatchOutput
-    from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+def train_batch(samples: list[tuple[list[int], int]]) -> Any:
+    """The samples as a trainer of slime's gets them, every response token trained."""
     from slime_core.types import TrainBatch
 
-    settings = {"lr": LR, "lr_decay_style": "constant", "clip_grad": 1.0, "weight_decay": 0.0}
-    trainer = EmbeddedTrainer(SimpleNamespace(hf_checkpoint=model, device="cpu", **settings))
     count, responses = len(samples), [response for _, response in samples]
-    batch = TrainBatch(
+    return TrainBatch(
         rollout_id=0,
         tokens=[tokens for tokens, _ in samples],
         response_lengths=responses,
@@ -121,18 +92,46 @@ def slime_step(model: str, samples: list[tuple[list[int], int]]) -> Callable[[],
         rollout_mask_sums=responses,
     )
 
+
+def timed(step: Callable[[], float], device: str) -> dict[str, Any]:
+    """Run one warm-up and `STEPS` timed steps; wall and processor seconds of the median one, peak memory, losses."""
+    seconds, processor, losses = [], [], []
+    with PeakMemory(device) as memory:
+        for _ in range(STEPS + 1):
+            start, used = time.perf_counter(), time.process_time()
+            losses.append(step())
+            wait_for(device)
+            seconds.append(time.perf_counter() - start)
+            processor.append(time.process_time() - used)
+    wall, cpu = statistics.median(seconds[1:]), statistics.median(processor[1:])
+    return {"seconds": wall, "cpu": cpu, "mib": memory.mib, "losses": losses}
+
+
+def slime_step(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> Callable[[], float]:
+    import torch
+
+    from slime_core.protocols import MicroBatchOutput
+    from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+
+    settings = {"lr": LR, "lr_decay_style": "constant", "clip_grad": 1.0, "weight_decay": 0.0}
+    place = {"hf_checkpoint": job["model"], "device": job["device"], "dtype": job["dtype"]}
+    trainer = EmbeddedTrainer(SimpleNamespace(**place, **settings))
+    batch, total = train_batch(samples), sum(response for _, response in samples)
+
     def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        loss = -output.log_probs.sum() / sum(responses)
+        loss = -output.log_probs.sum() / total
         return loss, {"loss": loss}
 
-    return lambda: trainer.train_step(batch, micro_batches(count), loss_fn)["loss"]
+    return lambda: trainer.train_step(batch, micro_batches(len(samples)), loss_fn).metrics["loss"]
 
 
-def plain_step(model: str, samples: list[tuple[list[int], int]]) -> Callable[[], float]:
+def plain_step(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> Callable[[], float]:
+    """bfloat16 is autocast over float32 weights, as in slime."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    device = job["device"]
+    network = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=LR, weight_decay=0.0, fused=True)
     total = sum(response for _, response in samples)
     # slime's gradients and moments exist before its first step; without these, only this side's would be counted.
@@ -151,14 +150,15 @@ def plain_step(model: str, samples: list[tuple[list[int], int]]) -> Callable[[],
             ids[row, : len(tokens)] = torch.tensor(tokens)
             attention[row, : len(tokens)] = 1
             mask[row, len(tokens) - response : len(tokens)] = 1
-        return ids, attention, mask
+        return ids.to(device), attention.to(device), mask.to(device)
 
     def step() -> float:
         optimizer.zero_grad()
         value = 0.0
         for positions in micro_batches(len(samples)):
             ids, attention, mask = padded(positions)
-            logits = network(input_ids=ids, attention_mask=attention, use_cache=False).logits
+            with torch.autocast(device, torch.bfloat16, enabled=job["dtype"] == "bfloat16"):
+                logits = network(input_ids=ids, attention_mask=attention, use_cache=False).logits
             log_probs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
             chosen = log_probs.gather(-1, ids[:, 1:, None]).squeeze(-1)
             loss = -(chosen * mask[:, 1:]).sum() / total
@@ -171,23 +171,24 @@ def plain_step(model: str, samples: list[tuple[list[int], int]]) -> Callable[[],
     return step
 
 
-def head_memory(side: str) -> dict[str, Any]:
+def head_memory(side: str, device: str) -> dict[str, Any]:
     """Forward and backward of the log-prob step alone: hidden states to log-probs and back."""
     import torch
 
     from slime_core.ops.logprobs import token_log_probs
 
     torch.manual_seed(0)
-    hidden = torch.randn(HEAD_TOKENS, HEAD_HIDDEN, requires_grad=True)
-    weight = (0.02 * torch.randn(HEAD_VOCAB, HEAD_HIDDEN)).requires_grad_()
-    targets = torch.randint(0, HEAD_VOCAB, (HEAD_TOKENS,))
+    hidden = torch.randn(HEAD_TOKENS, HEAD_HIDDEN).to(device).requires_grad_()
+    weight = (0.02 * torch.randn(HEAD_VOCAB, HEAD_HIDDEN)).to(device).requires_grad_()
+    targets = torch.randint(0, HEAD_VOCAB, (HEAD_TOKENS,)).to(device)
     start, used = time.perf_counter(), time.process_time()
-    with PeakMemory() as memory:
+    with PeakMemory(device) as memory:
         if side == "slime":
             log_probs, _ = token_log_probs(hidden, weight, targets)
         else:
             log_probs = torch.log_softmax(hidden @ weight.T, dim=-1).gather(-1, targets[:, None])
         log_probs.mean().backward()
+        wait_for(device)
     seconds, cpu = time.perf_counter() - start, time.process_time() - used
     return {"seconds": seconds, "cpu": cpu, "mib": memory.mib, "losses": [log_probs.mean().item()]}
 
@@ -198,10 +199,10 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_num_threads(job["threads"])
     if job["what"] == "head":
-        return head_memory(job["side"])
+        return head_memory(job["side"], job["device"])
     samples = make_samples(job["samples"], job["vocab"])
-    step = (slime_step if job["side"] == "slime" else plain_step)(job["model"], samples)
-    return timed(step)
+    step = (slime_step if job["side"] == "slime" else plain_step)(job, samples)
+    return timed(step, job["device"])
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
@@ -218,13 +219,15 @@ def compare(job: dict[str, Any], rounds: int) -> dict[str, list[dict[str, Any]]]
         for side, found in results.items():
             found.append(child({**job, "side": side}))
     ours, theirs = (results[side][0]["losses"] for side in results)
+    close = 1e-3 if job["dtype"] == "float32" else 3e-2
     for a, b in zip(ours, theirs, strict=True):
-        if abs(a - b) > 1e-3 * abs(b):
+        if abs(a - b) > close * abs(b):
             raise SystemExit(f"the sides computed different losses: {ours} and {theirs}")
     return results
 
 
-def report(name: str, results: dict[str, list[dict[str, Any]]], tokens: int) -> None:
+def report(name: str, results: dict[str, list[dict[str, Any]]], tokens: int) -> dict[str, dict[str, float]]:
+    """Prints the table; the medians of each side."""
     rows, medians = [], {}
     for side, found in results.items():
         medians[side] = {key: statistics.median(r[key] for r in found) for key in ("seconds", "cpu", "mib")}
@@ -235,6 +238,17 @@ def report(name: str, results: dict[str, list[dict[str, Any]]], tokens: int) -> 
     ours, theirs = medians["slime"], medians["plain"]
     speed, per_cpu = theirs["seconds"] / ours["seconds"], theirs["cpu"] / ours["cpu"]
     print(f"speed x{speed:.2f}, per processor second x{per_cpu:.2f}, peak memory x{ours['mib'] / theirs['mib']:.2f}")
+    return medians
+
+
+def utilisation(medians: dict[str, dict[str, float]], flops: int, job: dict[str, Any], peak: float | None) -> None:
+    """Of each side's step; on CPU of processor seconds, so that other load does not count."""
+    import torch
+
+    peak = peak or matmul_flops_per_second(job["device"], getattr(torch, job["dtype"])) / 1e12
+    clock = "seconds" if job["device"] == "cuda" else "cpu"
+    shares = ", ".join(f"{side} {flops / found[clock] / peak / 1e12:.1%}" for side, found in medians.items())
+    print(f"model FLOP utilisation, of {peak:.3g} TFLOP/s: {shares}")
 
 
 def main() -> None:
@@ -242,20 +256,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--tiny", action="store_true", help="the demo's 331k-parameter model instead of one of 5M")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--tiny", action="store_true", help="the demo's 331k-parameter model instead of one of 5M")
+    size.add_argument("--large", action="store_true", help="Qwen3-0.6B's shape, for a GPU")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of matrix products")
+    parser.add_argument("--peak-tflops", type=float, help="of the device, for utilisation; without, a matrix product's")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(measure(json.loads(options.child))))
         return
-    shape = TINY if options.tiny else MEDIUM
+    import torch
+
+    torch.set_num_threads(options.threads)
+    shape = TINY if options.tiny else LARGE if options.large else MEDIUM
+    place = {"threads": options.threads, "device": options.device, "dtype": options.dtype}
     with tempfile.TemporaryDirectory() as directory:
         make_model(Path(directory), shape)
-        job = {"model": directory, "samples": options.samples, "vocab": shape["vocab_size"], "threads": options.threads}
-        tokens = sum(len(t) for t, _ in make_samples(options.samples, shape["vocab_size"]))
+        job = {**place, "model": directory, "samples": options.samples, "vocab": shape["vocab_size"]}
+        lengths = [len(tokens) for tokens, _ in make_samples(options.samples, shape["vocab_size"])]
+        tokens = sum(lengths)
         name = f"optimizer step, {options.samples} samples, {tokens} tokens (aim: speed x{SPEED_AIM:g})"
-        report(name, compare({**job, "what": "step"}, options.rounds), tokens)
-    head = compare({"what": "head", "threads": options.threads}, options.rounds)
+        medians = report(name, compare({**job, "what": "step"}, options.rounds), tokens)
+        utilisation(medians, step_flops({**HF, **shape}, lengths), place, options.peak_tflops)
+    head = compare({**place, "what": "head", "dtype": "float32"}, options.rounds)
     name = f"log-prob step, {HEAD_TOKENS} tokens, vocabulary {HEAD_VOCAB:,} (aim: peak memory x{MEMORY_AIM:g})"
     report(name, head, HEAD_TOKENS)
 

@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/weight_sync.py [--millions 1 10 100] [--repeat 5] [--engine-python VENV/bin/python]
 
-Random Qwen3-shaped weights in float32. The embedded engine takes them in this process (tensor) and from files (disk);
-with --engine-python one SGLang server on CPU takes them by every transport of full weights, 64 MiB at a time. Each
-transport takes turns with the copy, `torch.Tensor.copy_` of all weights into memory that is already there; the last
-columns are medians and their ratio. Deltas have a script of their own, weight_delta.py.
+Random Qwen3-shaped weights in float32 (or `--dtype bfloat16`), on CPU or, with `--device cuda`, in a GPU's memory. The
+embedded engine takes them in this process (tensor) and from files (disk); with --engine-python one SGLang server on
+the same device takes them by every transport of full weights, 64 MiB at a time. Each transport takes turns with the
+copy, `torch.Tensor.copy_` of all weights into memory that is already there; the last columns are medians, the update's
+rate and the ratio. Deltas have a script of their own, weight_delta.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from _measure import wait_for
 from _table import spread, table
 
 from slime_core.config import load_settings
@@ -29,11 +31,11 @@ from slime_core.quickstart.model import write_random_model
 
 Weights = dict[str, torch.Tensor]
 Update = Callable[[Weights, int], Awaitable[object]]
-HEADER = ("engine", "transport", "parameters", "MiB", "copy s", "update s", "noise", "update / copy")
+HEADER = ("engine", "transport", "parameters", "MiB", "copy s", "update s", "noise", "GB/s", "update / copy")
 
 
-def build(folder: Path, millions: float, dtype: torch.dtype) -> Weights:
-    """A model directory of about so many parameters, and its weights."""
+def build(folder: Path, millions: float, dtype: torch.dtype, device: str) -> Weights:
+    """A model directory of about so many parameters, and its weights on the device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     write_random_model(folder, seed=0)
@@ -50,7 +52,7 @@ def build(folder: Path, millions: float, dtype: torch.dtype) -> Weights:
         path.unlink()
     model.save_pretrained(folder)
     tied = config.tie_word_embeddings
-    return {n: p.detach() for n, p in model.named_parameters() if not (tied and n == "lm_head.weight")}
+    return {n: p.detach().to(device) for n, p in model.named_parameters() if not (tied and n == "lm_head.weight")}
 
 
 async def measure(weights: Weights, update: Update, repeat: int, first_version: int) -> tuple[list[float], list[float]]:
@@ -61,8 +63,10 @@ async def measure(weights: Weights, update: Update, repeat: int, first_version: 
         began = time.perf_counter()
         for name, tensor in weights.items():
             room[name].copy_(tensor)
+        wait_for(next(iter(room.values())).device.type)
         copied = time.perf_counter()
         await update(weights, first_version + turn)
+        wait_for(next(iter(room.values())).device.type)
         ended = time.perf_counter()
         if turn:
             copies.append(copied - began)
@@ -96,12 +100,12 @@ def transports(engine: Any, model: Path, folder: Path) -> dict[str, Update]:
     return ways
 
 
-def make_engine(name: str, model: Path, folder: Path, python: str | None, dtype: str) -> Any:
+def make_engine(name: str, model: Path, folder: Path, options: Any) -> Any:
     """An engine that is not yet started."""
-    argv = ["--hf-checkpoint", str(model), "--rollout-engine", name, "--device", "cpu", "--save", str(folder / "run")]
-    argv += ["--update-weight-buffer-size", str(64 * 1024**2), "--dtype", dtype]
+    argv = ["--hf-checkpoint", str(model), "--rollout-engine", name, "--save", str(folder / "run")]
+    argv += ["--update-weight-buffer-size", str(64 * 1024**2), "--dtype", options.dtype, "--device", options.device]
     if name == "sglang":
-        argv += ["--engine-python", str(python), "--no-engine-router", "--rollout-num-gpus", "1"]
+        argv += ["--engine-python", str(options.engine_python), "--no-engine-router", "--rollout-num-gpus", "1"]
     args = load_settings(argv, command="serve", env={}).args
     args.run_dir = str(folder / "run")
     if name == "sglang":
@@ -117,10 +121,10 @@ async def rows(name: str, millions: float, options: Any) -> list[tuple[str, ...]
     """The table's rows of one engine and size."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        weights = build(folder / "model", millions, getattr(torch, options.dtype))
+        weights = build(folder / "model", millions, getattr(torch, options.dtype), options.device)
         count = sum(tensor.numel() for tensor in weights.values())
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-        engine = make_engine(name, folder / "model", folder, options.engine_python, options.dtype)
+        engine = make_engine(name, folder / "model", folder, options)
         await engine.start()
         try:
             found = []
@@ -129,7 +133,7 @@ async def rows(name: str, millions: float, options: Any) -> list[tuple[str, ...]
                 copy, pushed = statistics.median(copies), statistics.median(updates)
                 found.append((
                     name, transport, f"{count / 1e6:.1f}M", f"{nbytes / 2**20:.0f}", f"{copy:.4f}", f"{pushed:.4f}",
-                    spread(updates), f"{pushed / copy:.1f}",
+                    spread(updates), f"{nbytes / pushed / 1e9:.2f}", f"{pushed / copy:.1f}",
                 ))  # fmt: skip
             return found
         finally:
@@ -141,6 +145,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--millions", type=float, nargs="+", default=[1, 10, 100], help="parameters, in millions")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--engine-python", help="interpreter of SGLang's environment; without, only the embedded engine"
     )

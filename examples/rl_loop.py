@@ -244,7 +244,7 @@ def optimize(args: Any, trainer: EmbeddedTrainer, estimator: EstimatorBase, batc
 
     positions = sorted(range(len(batch)), key=lambda p: len(batch.tokens[p]))  # neighbours of similar length pad less
     micro_batches = [positions[i : i + MICRO_BATCH] for i in range(0, len(positions), MICRO_BATCH)]
-    return trainer.train_step(batch, micro_batches, loss_fn)
+    return trainer.train_step(batch, micro_batches, loss_fn).metrics
 
 
 async def push_weights(trainer: EmbeddedTrainer, engine: EmbeddedEngine, version: int) -> int:

@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slime_core.buffer import BufferBase
+    from slime_core.data.observations import Observations
+    from slime_core.data.prompts import DatasetSource
+    from slime_core.data.tokenizer import encode_prompt
+    from slime_core.data.tools import run_tools, told_tools, tool_parser
+    from slime_core.data.turns import turn_delta
     from slime_core.engines.model_urls import get_model_url, planned_models
+    from slime_core.environments.dialogue import Dialogue
+    from slime_core.environments.session import EnvironmentSession
     from slime_core.errors import SlimeError
     from slime_core.estimator import EstimatorBase, GroupEstimator
+    from slime_core.fan_out import execution_rewards, executions
     from slime_core.learning.corrections import CorrectionInputs, CorrectionOutputs
     from slime_core.plugins.adapters import RewardCaller
+    from slime_core.plugins.answers import answer_extractor, answer_of
     from slime_core.plugins.boxed import last_boxed
+    from slime_core.plugins.candidates import Candidate, candidate_rewards, sample_candidates
     from slime_core.plugins.hookspecs import hookimpl
     from slime_core.plugins.json_client import JsonClient
     from slime_core.plugins.options import PluginOptions, options
@@ -23,11 +33,16 @@ if TYPE_CHECKING:
     from slime_core.protocols import (
         AdvantageInputs,
         Advantages,
+        Environment,
         GenerateContext,
         LossInputs,
         LossOutputs,
         RewardInputs,
+        Step,
+        Turn,
     )
+    from slime_core.provenance import Source, Span
+    from slime_core.trajectory import Trajectory
     from slime_core.types import (
         DynamicFilterOutput,
         FilterDecision,
@@ -46,9 +61,14 @@ _EXPORTS = {
     "AdvantageInputs": "slime_core.protocols",
     "Advantages": "slime_core.protocols",
     "BufferBase": "slime_core.buffer",
+    "Candidate": "slime_core.plugins.candidates",
     "CorrectionInputs": "slime_core.learning.corrections",
     "CorrectionOutputs": "slime_core.learning.corrections",
+    "DatasetSource": "slime_core.data.prompts",
+    "Dialogue": "slime_core.environments.dialogue",
     "DynamicFilterOutput": "slime_core.types",
+    "Environment": "slime_core.protocols",
+    "EnvironmentSession": "slime_core.environments.session",
     "EstimatorBase": "slime_core.estimator",
     "FilterDecision": "slime_core.types",
     "GenerateContext": "slime_core.protocols",
@@ -58,6 +78,7 @@ _EXPORTS = {
     "JsonClient": "slime_core.plugins.json_client",
     "LossInputs": "slime_core.protocols",
     "LossOutputs": "slime_core.protocols",
+    "Observations": "slime_core.data.observations",
     "PluginOptions": "slime_core.plugins.options",
     "RewardCaller": "slime_core.plugins.adapters",
     "RewardInputs": "slime_core.protocols",
@@ -66,22 +87,43 @@ _EXPORTS = {
     "Sample": "slime_core.types",
     "SampleStatus": "slime_core.types",
     "SlimeError": "slime_core.errors",
+    "Source": "slime_core.provenance",
+    "Span": "slime_core.provenance",
+    "Step": "slime_core.protocols",
     "TrainBatch": "slime_core.types",
+    "Trajectory": "slime_core.trajectory",
+    "Turn": "slime_core.protocols",
+    "answer_extractor": "slime_core.plugins.answers",
+    "answer_of": "slime_core.plugins.answers",
+    "candidate_rewards": "slime_core.plugins.candidates",
+    "execution_rewards": "slime_core.fan_out",
+    "executions": "slime_core.fan_out",
+    "encode_prompt": "slime_core.data.tokenizer",
     "get_model_url": "slime_core.engines.model_urls",
     "hookimpl": "slime_core.plugins.hookspecs",
     "last_boxed": "slime_core.plugins.boxed",
     "options": "slime_core.plugins.options",
     "planned_models": "slime_core.engines.model_urls",
     "resolve": "slime_core.plugins.resolve",
+    "run_tools": "slime_core.data.tools",
+    "sample_candidates": "slime_core.plugins.candidates",
+    "told_tools": "slime_core.data.tools",
+    "tool_parser": "slime_core.data.tools",
+    "turn_delta": "slime_core.data.turns",
 }
 
 __all__ = [
     "AdvantageInputs",
     "Advantages",
     "BufferBase",
+    "Candidate",
     "CorrectionInputs",
     "CorrectionOutputs",
+    "DatasetSource",
+    "Dialogue",
     "DynamicFilterOutput",
+    "Environment",
+    "EnvironmentSession",
     "EstimatorBase",
     "FilterDecision",
     "GenerateContext",
@@ -91,6 +133,7 @@ __all__ = [
     "JsonClient",
     "LossInputs",
     "LossOutputs",
+    "Observations",
     "PluginOptions",
     "RewardCaller",
     "RewardInputs",
@@ -99,14 +142,30 @@ __all__ = [
     "Sample",
     "SampleStatus",
     "SlimeError",
+    "Source",
+    "Span",
+    "Step",
     "TrainBatch",
+    "Trajectory",
+    "Turn",
     "__version__",
+    "answer_extractor",
+    "answer_of",
+    "candidate_rewards",
+    "execution_rewards",
+    "executions",
+    "encode_prompt",
     "get_model_url",
     "hookimpl",
     "last_boxed",
     "options",
     "planned_models",
     "resolve",
+    "run_tools",
+    "sample_candidates",
+    "told_tools",
+    "tool_parser",
+    "turn_delta",
 ]
 
 

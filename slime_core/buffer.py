@@ -18,6 +18,12 @@ from slime_core.types import Group, Sample
 class BufferBase:
     """Groups that were given back, oldest first; every fresh prompt is used and nothing is kept for reuse."""
 
+    replays: bool | int = False
+    """How often a group may be trained on again because this buffer gives it out once more; True: without limit. What
+    `slime ledger verify` holds the run to."""
+    drops: bool = False
+    """Whether a group that was given back may go without ever being drawn again (too old, no room)."""
+
     def __init__(self, args: Any) -> None:
         self.args = args
         self.rollout_id: int | None = None

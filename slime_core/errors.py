@@ -44,8 +44,21 @@ class PluginIncompatibleError(PluginError, RuntimeError):
     """The plugin's distribution requires another version of slime."""
 
 
+class EnvironmentTimeoutError(PluginError, TimeoutError):
+    """An environment did not answer within its deadline; nothing more may be asked of it."""
+
+
 class RolloutError(SlimeError, RuntimeError):
     """The rollout as a whole cannot go on (a single bad sample is data, not an error)."""
+
+
+class RolloutInterrupted(SlimeError, RuntimeError):
+    """The run is to end, so this rollout was not finished; what it had drawn is back in the data source."""
+
+    def __init__(self, drew: bool = True) -> None:
+        super().__init__(drew)
+        self.drew = drew
+        """False: it had not begun, so nothing has changed since the step before."""
 
 
 class EngineError(SlimeError, RuntimeError):
@@ -65,6 +78,10 @@ class WeightSyncError(SlimeError, RuntimeError):
 
 class CheckpointError(SlimeError, RuntimeError):
     """A checkpoint is torn, foreign, or does not fit this run."""
+
+
+class RecordError(SlimeError, OSError):
+    """What a run records beside its checkpoints cannot be written: no space, no permission, no directory."""
 
 
 class TrainError(SlimeError, RuntimeError):

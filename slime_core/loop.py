@@ -7,13 +7,16 @@
 
 A launcher (`slime_core/launch`) builds the stages and decides where each one lives; the loop cannot tell. `step`
 counts finished rollouts: metrics of rollout r are logged at step r + 1, an evaluation before training at step 0.
+With `--offload`, learner and weights also see to it that either the trainer or the engines have the devices' memory
+(`slime_core/launch/offload.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slime_core.errors import RolloutInterrupted
 from slime_core.types import TrainBatch
 
 
@@ -21,10 +24,10 @@ class Rollout(Protocol):
     """The generation side."""
 
     def generate(self, rollout_id: int) -> Any:
-        """-> object with `.batch: TrainBatch` and `.metrics`."""
+        """-> object with `.batch: TrainBatch` and `.metrics`. Raises RolloutInterrupted when the run is to end."""
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
-        """`eval/...` metrics."""
+        """`eval/...` metrics. Raises RolloutInterrupted when the run is to end."""
 
 
 class Learning(Protocol):
@@ -62,22 +65,52 @@ class Stages:
     learner: Learning
     weights: Weights
     journal: Journal
+    unfinished: list[int] = field(default_factory=list)
+    """Step of an evaluation that the run's end interrupted; none or one. The commit remembers it, and a resumed run
+    gives it in here to have it done first."""
 
 
-def train(args: Any, stages: Stages, start: int) -> None:
-    """Run rollouts `start` to `args.num_rollout`."""
+def train(args: Any, stages: Stages, start: int) -> int:
+    """Run rollouts `start` to `args.num_rollout`; returns how many are done, fewer when the run was to end early."""
     stages.weights.push()
     if start == 0 and args.eval_interval and not args.skip_eval_before_train:
-        stages.journal.log(0, stages.rollout.evaluate(0))
+        stages.unfinished[:] = [0]
+    for step in list(stages.unfinished):
+        metrics = _evaluate(stages, step)
+        if stages.unfinished:
+            return start
+        stages.journal.log(step, metrics)
+    saved = None
     for rollout_id in range(start, args.num_rollout):
-        rollout = stages.rollout.generate(rollout_id)
+        try:
+            rollout = stages.rollout.generate(rollout_id)
+        except RolloutInterrupted as interrupted:
+            # What is given back changes the data cursor, so the commit of the last step is made again.
+            if rollout_id > 0 and (interrupted.drew or saved != rollout_id - 1):
+                stages.journal.save(rollout_id - 1)
+            return rollout_id
         metrics = {**rollout.metrics, **stages.learner.train(rollout_id, rollout.batch)}
         metrics |= stages.weights.push()
         if is_due(args.eval_interval, rollout_id, args.num_rollout):
-            metrics |= stages.rollout.evaluate(rollout_id)
+            metrics |= _evaluate(stages, rollout_id + 1)
         stages.journal.step_end(rollout_id, metrics)
-        if is_due(args.save_interval, rollout_id, args.num_rollout):
+        if stages.unfinished or is_due(args.save_interval, rollout_id, args.num_rollout):
             stages.journal.save(rollout_id)
+            saved = rollout_id
+        if stages.unfinished:
+            return rollout_id + 1
+    return int(max(start, args.num_rollout))
+
+
+def _evaluate(stages: Stages, step: int) -> dict[str, float]:
+    """Metrics of the weights after `step` rollouts; when the run is to end none, and `stages.unfinished` says so."""
+    stages.unfinished[:] = [step]
+    try:
+        metrics = stages.rollout.evaluate(max(step - 1, 0))
+    except RolloutInterrupted:
+        return {}
+    stages.unfinished.clear()
+    return metrics
 
 
 def is_due(interval: int | None, rollout_id: int, num_rollout: int) -> bool:

@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from slime_core.multimodal import TrainInputs
+
 FREE = -1
 """In place of every expert number of a token whose routing nobody knows: there the trainer's router decides."""
 
@@ -131,8 +133,8 @@ class RoutedExperts:
 
 
 def json_default(value: object) -> dict[str, Any]:
-    """For JSON writers that meet a `RoutedExperts`. Raises TypeError for anything else."""
-    if isinstance(value, RoutedExperts):
+    """For JSON writers that meet a `RoutedExperts` or a `TrainInputs`. Raises TypeError for anything else."""
+    if isinstance(value, RoutedExperts | TrainInputs):
         return value.to_json()
     raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
 

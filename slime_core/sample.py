@@ -10,6 +10,7 @@ One response of three sampled tokens, one tool token and two sampled tokens::
     loss_mask                       |  1  1  1  0  1  1
     rollout_log_probs               | -.1 -.7 -.2 0. -.4 -.1
     token_weight_versions           |  7  7  7 -1  8  8      (weights were updated between the turns)
+    spans                  USER 3     SAMPLED 3  TOOL 1  SAMPLED 2
     response_length = 6
 """
 
@@ -22,10 +23,12 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from slime_core import provenance
+from slime_core.call_counters import PrefixCacheInfo as PrefixCacheInfo
+from slime_core.call_counters import SpecInfo as SpecInfo
+from slime_core.multimodal import IMAGES, TrainInputs, image_ref, image_url, inputs_to_json
+from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
 from slime_core.routed_experts import RoutedExperts, routed_experts_after_call
-
-NOT_SAMPLED = -1
-"""`token_weight_versions` of a response token that no policy sampled (tool output, template)."""
 
 
 class SampleStatus(StrEnum):
@@ -41,52 +44,6 @@ class SampleStatus(StrEnum):
     """Interrupted by the framework; its tokens are kept and it can be continued."""
     FAILED = "failed"
     """Generation or scoring raised; `metadata["failure"]` says where and why."""
-
-
-@dataclass
-class SpecInfo:
-    """Speculative decoding counters, summed over the engine calls of one sample."""
-
-    spec_accept_token_num: int = 0
-    spec_draft_token_num: int = 0
-    spec_verify_ct: int = 0
-    completion_token_num: int = 0
-
-    @property
-    def spec_accept_rate(self) -> float:
-        """Accepted over drafted tokens."""
-        return self.spec_accept_token_num / self.spec_draft_token_num if self.spec_draft_token_num else 0.0
-
-    @property
-    def spec_accept_length(self) -> float:
-        """Tokens produced per verification step."""
-        return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
-
-    def add(self, meta_info: Mapping[str, Any], response_length: int) -> None:
-        """Add the counters of one engine answer, as older SGLang or 0.5.20 names them; absent ones add nothing."""
-        accepted, drafted = meta_info.get("spec_num_correct_drafts", 0), meta_info.get("spec_num_proposed_drafts", 0)
-        self.spec_accept_token_num += int(meta_info.get("spec_accept_token_num", accepted))
-        self.spec_draft_token_num += int(meta_info.get("spec_draft_token_num", drafted))
-        self.spec_verify_ct += int(meta_info.get("spec_verify_ct", 0))
-        self.completion_token_num += int(meta_info.get("completion_tokens", response_length))
-
-
-@dataclass
-class PrefixCacheInfo:
-    """How many prompt tokens the engine found in its cache, summed over the calls of one sample."""
-
-    cached_tokens: int = 0
-    total_prompt_tokens: int = 0
-
-    @property
-    def prefix_cache_hit_rate(self) -> float:
-        """Cached over all prompt tokens."""
-        return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
-
-    def add(self, meta_info: Mapping[str, Any]) -> None:
-        """Add the counters of one engine answer."""
-        self.cached_tokens += int(meta_info.get("cached_tokens", 0))
-        self.total_prompt_tokens += int(meta_info.get("prompt_tokens", 0))
 
 
 _LONGEST_REASON = 2000
@@ -113,7 +70,9 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     """[prompt + response] token ids."""
     multimodal_inputs: dict[str, Any] | None = None
-    multimodal_train_inputs: dict[str, Any] | None = None
+    """`{"images": [...]}`, in the order of the prompt: a path or a `data:` URL each (`multimodal.image_ref`)."""
+    multimodal_train_inputs: Any = None
+    """What the model takes besides the tokens: a `TrainInputs`, or a mapping of arrays that it can be made of."""
     multimodal_train_input_id: str | None = None
     apply_chat_template_kwargs: dict[str, Any] | None = None
     response: str = ""
@@ -156,6 +115,9 @@ class Sample:
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
     row: int | None = None
     """Which row of `--prompt-data` the prompt is: its identity over the epochs."""
+    spans: list[Span] | None = None
+    """Who wrote each of `tokens`, prompt included. None, or spans of the prompt only: nobody told, and `door.settled`
+    derives the rest from the other fields."""
 
     Status = SampleStatus
     SpecInfo = SpecInfo
@@ -178,6 +140,20 @@ class Sample:
         """Response tokens that are trained on."""
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
 
+    @property
+    def is_lost(self) -> bool:
+        """Failed or aborted without a reward: nothing can be learned from it. One that has a reward is trained on."""
+        return self.status in (SampleStatus.FAILED, SampleStatus.ABORTED) and self.reward is None
+
+    @property
+    def is_removed(self) -> bool:
+        """Not trained on: lost, or taken out by a filter (`remove_sample`); what counts trained tokens goes by this."""
+        return self.remove_sample or self.is_lost
+
+    def image_data(self) -> list[str]:
+        """The prompt's images as `data:` URLs, for engines. Raises ValueError where a file cannot be read any more."""
+        return [image_url(image_ref(image)) for image in (self.multimodal_inputs or {}).get(IMAGES) or ()]
+
     def get_reward_value(self, args: Any) -> float:
         """The scalar reward: `reward` itself, or `reward[args.reward_key]` when a key is set."""
         key = getattr(args, "reward_key", None)
@@ -194,8 +170,9 @@ class Sample:
         meta_info: Mapping[str, Any] | None = None,
         text: str | None = None,
         update_terminal_info: bool = True,
+        source: str | None = None,
     ) -> None:
-        """Append response tokens, keeping tokens, log-probs, loss mask and weight versions aligned.
+        """Append response tokens, keeping tokens, spans, log-probs, loss mask and weight versions aligned.
 
         Args:
             args: The run's arguments; unused here, kept for THUDM/slime's call.
@@ -206,16 +183,21 @@ class Sample:
                 `routed_experts`, ...).
             text: Text to append to `response`.
             update_terminal_info: False leaves `status` and the per-call counters alone (stream chunks).
+            source: Who wrote them (`provenance.Source`): SAMPLED when `trainable`, otherwise TOOL unless told.
 
         Raises:
             ValueError: The tokens cannot be aligned with what the sample already holds; it is unchanged.
         """
         meta_info = meta_info or {}
+        writer = _writer(source, trainable)
         new_log_probs, versions = self._checked_extension(list(tokens), log_probs, trainable, meta_info)
         total = len(self.tokens) + len(tokens)
         routed = routed_experts_after_call(self.rollout_routed_experts, meta_info if trainable else {}, total, args)
+        spans = self.told_spans()
         if self.loss_mask is None:
             self.loss_mask = [1] * self.response_length
+        provenance.add_span(spans, writer, len(tokens), "" if writer != Source.DEMONSTRATION else "context")
+        self.spans = spans
         self.tokens.extend(tokens)
         self.response_length += len(tokens)
         self.loss_mask.extend([int(trainable)] * len(tokens))
@@ -227,8 +209,40 @@ class Sample:
         if text is not None:
             self.response += text
         if update_terminal_info and meta_info:
-            self._take_meta_info(meta_info, len(tokens))
+            self.take_meta_info(meta_info, len(tokens))
         self.validate()
+
+    def told_spans(self) -> Spans:
+        """A copy of `spans`, completed from the other fields where nobody told more than the prompt's.
+
+        Raises:
+            ValueError: `spans` holds what is no span.
+        """
+        prompt_length = len(self.tokens) - self.response_length
+        told = self._untold_prompt(prompt_length) if self.spans is None else provenance.checked(self.spans)
+        if self.response_length and provenance.num_tokens(told) == prompt_length:
+            told += provenance.response_spans(
+                self.response_length, self.loss_mask, self.token_weight_versions, self.rollout_log_probs
+            )
+        return told
+
+    def _untold_prompt(self, length: int) -> Spans:
+        source = Source.USER if isinstance(self.prompt, str) else Source.TEMPLATE  # of chat messages: a mixture
+        return [Span(source, length)] if length else []
+
+    def withhold(self, first: int, last: int, reason: str) -> None:
+        """Train on none of the response tokens [first, last), counted from the response's start; says why in `spans`.
+
+        Raises:
+            ValueError: There are no such tokens, or `reason` is empty.
+        """
+        if not 0 <= first <= last <= self.response_length:
+            raise ValueError(f"{self._name()}: no response tokens {first} to {last}; it has {self.response_length}")
+        prompt_length = len(self.tokens) - self.response_length
+        self.spans = provenance.withhold(self.told_spans(), prompt_length + first, prompt_length + last, reason)
+        mask = [1] * self.response_length if self.loss_mask is None else list(self.loss_mask)
+        mask[first:last] = [0] * (last - first)
+        self.loss_mask = mask
 
     def _checked_extension(
         self,
@@ -258,12 +272,13 @@ class Sample:
             )
         versions = meta_info.get("token_weight_versions")
         if versions is None:
-            versions = [_version_number(meta_info.get("weight_version"))] * n
+            versions = [provenance.version_number(meta_info.get("weight_version"))] * n
         if len(versions) != n:
             raise ValueError(f"{self._name()}: {n} sampled tokens but {len(versions)} token_weight_versions")
         return [float(p) for p in log_probs], [int(v) for v in versions]
 
-    def _take_meta_info(self, meta_info: Mapping[str, Any], num_tokens: int) -> None:
+    def take_meta_info(self, meta_info: Mapping[str, Any], num_tokens: int) -> None:
+        """Take status, weight version and counters of one engine answer of `num_tokens` tokens."""
         reason = meta_info.get("finish_reason")
         kind = reason.get("type") if isinstance(reason, Mapping) else reason
         self.status = _FINISH_STATUS.get(str(kind), self.status)
@@ -330,6 +345,9 @@ class Sample:
     def reset_for_retry(self) -> None:
         """Forget the response, so the prompt can be generated afresh."""
         self.tokens = self.prompt_tokens
+        told = provenance.part(self.spans or (), 0, len(self.tokens))
+        complete = provenance.num_tokens(told) == len(self.tokens)
+        self.spans = told if complete and told != self._untold_prompt(len(self.tokens)) else None
         self.response, self.response_length, self.reward = "", 0, None
         self.loss_mask = self.rollout_log_probs = self.teacher_log_probs = None
         self.rollout_top_p_token_ids = self.rollout_top_p_token_offsets = self.rollout_routed_experts = None
@@ -341,13 +359,19 @@ class Sample:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; `from_dict` restores them, unknown attributes included."""
-        special = {
+        special: dict[str, Any] = {
             "status": self.status.value,
             "spec_info": dict(self.spec_info.__dict__),
             "prefix_cache_info": dict(self.prefix_cache_info.__dict__),
         }
         if self.rollout_routed_experts is not None:
             special["rollout_routed_experts"] = RoutedExperts.of(self.rollout_routed_experts).to_json()
+        if self.spans is not None:
+            special["spans"] = provenance.to_json(self.spans)
+        if self.multimodal_inputs is not None:
+            special["multimodal_inputs"] = inputs_to_json(self.multimodal_inputs)
+        if self.multimodal_train_inputs is not None:
+            special["multimodal_train_inputs"] = TrainInputs.of(self.multimodal_train_inputs).to_json()
         return {
             k: special[k] if k in special else v if type(v) in _PLAIN else _copied(v) for k, v in self.__dict__.items()
         }
@@ -359,8 +383,7 @@ class Sample:
         data["status"] = SampleStatus(data.get("status", SampleStatus.PENDING))
         data["spec_info"] = SpecInfo(**data.get("spec_info", {}))
         data["prefix_cache_info"] = PrefixCacheInfo(**data.get("prefix_cache_info", {}))
-        if data.get("rollout_routed_experts") is not None:
-            data["rollout_routed_experts"] = RoutedExperts.of(data["rollout_routed_experts"])
+        data |= {name: of(data[name]) for name, of in _READERS.items() if data.get(name) is not None}
         known = {f.name for f in fields(cls)}
         sample = cls(**{k: v for k, v in data.items() if k in known})
         for key in data.keys() - known:
@@ -372,6 +395,9 @@ Group: TypeAlias = list[Sample]
 """The samples of one prompt."""
 
 
+_READERS: Mapping[str, Any] = {
+    "rollout_routed_experts": RoutedExperts.of, "spans": provenance.from_json, "multimodal_train_inputs": TrainInputs.of
+}  # fmt: skip
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
@@ -384,9 +410,11 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _version_number(version: Any) -> int:
-    """An engine's weight version as a number; engines report strings, "default" before any update."""
-    try:
-        return int(version)
-    except (TypeError, ValueError):
-        return 0
+def _writer(source: str | None, trainable: bool) -> Source:
+    """The source of appended tokens. Raises ValueError where it contradicts `trainable`."""
+    if source is None:
+        return Source.SAMPLED if trainable else Source.TOOL
+    writer = Source(source)
+    if (writer == Source.SAMPLED) != trainable:
+        raise ValueError(f"source {writer.value!r} with trainable={trainable}; exactly sampled tokens are trainable")
+    return writer

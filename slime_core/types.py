@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from slime_core.sample import NOT_SAMPLED, Group, PrefixCacheInfo, Sample, SampleStatus, SpecInfo
+from slime_core.fan_out import sibling_counts
+from slime_core.provenance import NOT_SAMPLED
+from slime_core.sample import Group, PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 
 __all__ = [
     "NOT_SAMPLED",
@@ -101,6 +103,9 @@ class TrainBatch:
     """Fan-out siblings share one; the unit that `global_batch_size` counts."""
     rollout_mask_sums: list[int]
     """Sum of the loss masks of all samples with the same rollout id, repeated per sample."""
+    sibling_counts: list[int] = field(default_factory=list)
+    """Samples with the same rollout id that have a token to train on, at least 1, repeated per sample. Left out, they
+    are counted."""
     rollout_log_probs: list[list[float]] | None = None
     teacher_log_probs: list[list[float]] | None = None
     source_names: list[str | None] | None = None
@@ -110,10 +115,17 @@ class TrainBatch:
     routed_experts: list[Any] | None = None
     """[n] experts that the trainer uses instead of its router's choice, [len(tokens) - 1, layers, top_k], -1 where the
     router decides: what `RoutedExperts.of` reads, or None; int32 arrays by the time a trainer gets them."""
+    multimodal_train_inputs: list[Any] | None = None
+    """[n] what a vision-language model takes besides the tokens (`multimodal.TrainInputs.of` reads it), or None; None
+    where no sample has any."""
     weight_version: int = 0
     """Version of the weights that this batch updates."""
     extras: dict[str, list[Any]] = field(default_factory=dict)
     """Further per-sample columns from `--custom-convert-samples-to-train-data-path`."""
+
+    def __post_init__(self) -> None:
+        if not self.sibling_counts:
+            self.sibling_counts = sibling_counts(self.rollout_ids, [any(mask) for mask in self.loss_masks])
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,8 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.zygote import Zygote
+from tests.zygote import MEGATRON, Zygote
 
+# A shell that runs the tests in the background has them ignore ctrl-C, and so would every command they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
 SLIME = str(Path(sys.executable).with_name("slime"))
 
 REWARD = '''
@@ -24,6 +30,37 @@ def reward(args, sample, **kwargs):
     text = sample.response
     return sum(c.isdigit() for c in text) / max(len(text), 1)
 '''
+
+
+SHARED = ("cluster", "started_pair", "sglang_server")
+"""Session fixtures of `tests/backends` that cost seconds and memory: files that use one go to the same worker."""
+MEASURED = "measured"
+"""Property of a test (`record_property`) that is shown at the end of the session."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For `--dist loadgroup`: a file stays together, and so do files that share a fixture; these come first."""
+    if not config.getoption("loadgroup", False):
+        return
+    groups: dict[Path, str] = {}
+    for item in items:
+        mark, used = item.get_closest_marker("xdist_group"), set(getattr(item, "fixturenames", ()))
+        found = mark.args[0] if mark else next((name for name in SHARED if name in used), None)
+        if found:
+            groups.setdefault(item.path, found)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(groups.get(item.path, item.path.stem)))
+    items.sort(key=lambda item: item.path not in groups)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What passed tests have measured, also those of other processes."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == MEASURED:
+                terminalreporter.write_line(f"{report.nodeid}: {value}")
 
 
 @dataclass
@@ -105,11 +142,28 @@ def zygote() -> Iterator[Zygote]:
 
 
 @pytest.fixture
-def slime(zygote: Zygote) -> Callable[..., subprocess.CompletedProcess[str]]:
+def slime(zygote: Zygote) -> Slime:
     """Run the command: `slime("train", *flags)`; a non-zero exit fails the test unless `check=False`."""
+    return _command(zygote, None)
 
+
+@pytest.fixture(scope="session")
+def rank_zygote() -> Iterator[Zygote]:
+    """`zygote` with Megatron imported, too."""
+    forking = Zygote(MEGATRON)
+    yield forking
+    forking.close()
+
+
+@pytest.fixture
+def slime_ranks(rank_zygote: Zygote) -> Slime:
+    """`slime` for runs on several ranks or on Megatron: the ranks are forks as well (`tests.forked_ranks`)."""
+    return _command(rank_zygote, "tests.forked_ranks:install")
+
+
+def _command(zygote: Zygote, before: str | None) -> Slime:
     def run(*argv: Any, check: bool = True, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
-        done = zygote.run([str(word) for word in argv], {**os.environ, **env}, timeout)
+        done = zygote.run([str(word) for word in argv], {**os.environ, **env}, timeout, before)
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
         return done

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from slime_core.ops.logprobs import log_probs_from_logits
-from slime_core.protocols import LossFn, MicroBatchOutput
+from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
 from slime_core.types import TrainBatch
 
 VOCAB = 11
@@ -47,6 +47,7 @@ class ToyTrainer:
         shape = (VOCAB, VOCAB) if role == "actor" else (VOCAB,)
         self.weight = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
         self.reference, self.teacher = (torch.randn(shape, generator=generator).double() for _ in range(2))
+        self.old_actor = self.weight.detach().clone()
         self.calls: list[str] = []
         self.forced: dict[str, float] = {}
 
@@ -85,10 +86,11 @@ class ToyTrainer:
         batch: TrainBatch,
         micro_batches: Sequence[Sequence[int]],
         *,
-        role: Literal["actor", "ref", "teacher"] = "actor",
+        role: Literal["actor", "ref", "teacher", "old_actor"] = "actor",
     ) -> list[torch.Tensor]:
         self.calls.append(f"log_probs {role} {len(batch)}")
-        weight = {"actor": self.weight, "ref": self.reference, "teacher": self.teacher}[role]
+        frozen = {"ref": self.reference, "teacher": self.teacher, "old_actor": self.old_actor}
+        weight = self.weight if role == "actor" else frozen[role]
         return self._over(weight, batch, micro_batches, "log_probs")
 
     def log_probs_and_entropy(
@@ -110,12 +112,15 @@ class ToyTrainer:
         *,
         with_entropy: bool = False,
         with_logits: bool = False,
-    ) -> dict[str, float]:
+    ) -> StepResult:
         self.calls.append("train_step")
-        gradient, sums = torch.zeros_like(self.weight), {}
+        gradient, sums, log_probs = torch.zeros_like(self.weight), {}, {}
         for positions in micro_batches:
             output = self.output(self.weight, batch, positions, with_logits)
             output.entropy = output.entropy if with_entropy else None
+            if self.role == "actor":
+                parts = output.log_probs.detach().split([batch.response_lengths[p] for p in positions])
+                log_probs.update(zip(positions, parts))
             loss, metrics = loss_fn(output)
             gradient += torch.autograd.grad(loss, self.weight)[0]
             for name, value in metrics.items():
@@ -124,7 +129,8 @@ class ToyTrainer:
         totals = self.all_reduce(torch.stack(list(sums.values()))).tolist()
         with torch.no_grad():
             self.weight -= self.lr * gradient
-        return {**dict(zip(sums, totals)), "grad_norm": gradient.norm().item(), "lr": self.lr, **self.forced}
+        metrics = {**dict(zip(sums, totals)), "grad_norm": gradient.norm().item(), "lr": self.lr, **self.forced}
+        return StepResult(metrics, log_probs)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.ranks.sum(self.rank, tensor)
@@ -139,6 +145,10 @@ class ToyTrainer:
     def update_reference(self) -> None:
         self.calls.append("update_reference")
         self.reference = self.weight.detach().clone()
+
+    def update_old_actor(self) -> None:
+        self.calls.append("update_old_actor")
+        self.old_actor = self.weight.detach().clone()
 
     def save(self, directory: Path) -> None:
         torch.save(self.weight, directory / "weight.pt")
@@ -162,6 +172,7 @@ def make_args(**changes: Any) -> SimpleNamespace:
         "eps_clip_c": None,
         "eps_clip_high": 0.28,
         "global_batch_size": 8,
+        "keep_old_actor": False,
         "kl_coef": 0.0,
         "kl_loss_coef": 0.0,
         "kl_loss_type": "k3",

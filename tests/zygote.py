@@ -1,13 +1,14 @@
 """`slime ...` as a process of its own, without the three seconds that importing torch and transformers take.
 
 One process imports what every run imports and forks for each command; the child has its own memory, working directory,
-environment and output, as a fresh one would. Runs `python -m tests.zygote SOCKET`; `Zygote` is the tests' side. Tests
-about start-up, signals and kills start real processes instead.
+environment and output, as a fresh one would. Runs `python -m tests.zygote SOCKET [MODULE ...]`; `Zygote` is the tests'
+side. Tests about start-up, signals and kills start real processes instead.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import signal
@@ -18,32 +19,68 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+IMPORTED = (
+    "numpy.random", "packaging.requirements", "packaging.tags", "torch.utils._device", "transformers",
+    "transformers.models.auto", "transformers.models.auto.auto_factory", "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto", "transformers.models.encoder_decoder",
+    "transformers.models.qwen3.configuration_qwen3", "transformers.tokenization_utils_tokenizers",
+    "slime_core.cli.main", "slime_core.cli.train", "slime_core.config.load", "slime_core.data.prompts",
+    "slime_core.engines.embedded.engine", "slime_core.engines.embedded.loading", "slime_core.launch.inline",
+    "slime_core.launch.rollout_only", "slime_core.learning.learner", "slime_core.observability.trackers.jsonl",
+    "slime_core.observability.trackers.progress", "slime_core.observability.trackers.tensorboard",
+    "slime_core.plugins.presets", "slime_core.rollout.evaluate", "slime_core.trainers.embedded.trainer",
+)  # fmt: skip
+"""What a run imports."""
+MEGATRON = (
+    "megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.pipeline_parallel",
+    "slime_core.trainers.megatron.trainer", "torch.distributed.launcher.api",
+)  # fmt: skip
+"""What a run on several ranks imports besides, on either trainer."""
+START_S, ANSWER_S = 180.0, 30.0
+"""For the imports, and for a killed process to be gone, on a machine with much else to do."""
 
 
 class Zygote:
-    """Starts the process when first used; `close` ends it."""
+    """Starts the process when first used; `close` ends it.
 
-    def __init__(self) -> None:
+    Args:
+        more: Modules to import besides.
+    """
+
+    def __init__(self, more: Sequence[str] = ()) -> None:
+        self._more = more
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
 
-    def run(self, argv: list[str], env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
-        """Run one command to its end. Raises TimeoutExpired, and kills it, when it takes longer."""
+    def run(
+        self, argv: list[str], env: dict[str, str], timeout: float, before: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end. Raises TimeoutExpired, and kills it, when it takes longer.
+
+        Args:
+            argv: Words after `slime`.
+            env: The whole environment.
+            timeout: Seconds.
+            before: `module:function` that the fork calls before it becomes the command.
+        """
         connection = self._connected()
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
             order = {"argv": argv, "env": env, "cwd": os.getcwd(), "out": str(out), "err": str(err)}
+            order |= {"before": before} if before else {}
             connection.sendall(json.dumps(order).encode() + b"\n")
-            pid = int(self._line(10))
+            pid = int(self._line(START_S))  # the first answer waits for the imports
             try:
                 status = int(self._line(timeout))
             except TimeoutError:
                 os.kill(pid, signal.SIGKILL)
-                self._line(10)
+                self._line(ANSWER_S)
                 raise subprocess.TimeoutExpired(["slime", *argv], timeout, out.read_bytes(), err.read_bytes()) from None
             return subprocess.CompletedProcess(
                 ["slime", *argv], status, out.read_text(errors="replace"), err.read_text(errors="replace")
@@ -53,22 +90,23 @@ class Zygote:
         """Hang up, which ends the process."""
         if self._connection is not None and self._process is not None:
             self._connection.close()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=ANSWER_S)
 
     def _connected(self) -> socket.socket:
         if self._connection is None:
             self._connection, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.zygote", str(theirs.fileno())], cwd=ROOT, pass_fds=[theirs.fileno()]
+                    [sys.executable, "-m", "tests.zygote", str(theirs.fileno()), *self._more],
+                    cwd=ROOT,
+                    pass_fds=[theirs.fileno()],
                 )
         return self._connection
 
     def _line(self, timeout: float) -> str:
         """One line of an answer, read byte by byte since there is never more than one."""
         assert self._connection is not None
-        self._connection.settimeout(timeout + 60)  # the first answer waits for the imports
-        deadline, line = time.monotonic() + timeout + (60 if timeout == 10 else 0), b""
+        deadline, line = time.monotonic() + timeout, b""
         while not line.endswith(b"\n"):
             self._connection.settimeout(max(0.01, deadline - time.monotonic()))
             byte = self._connection.recv(1)
@@ -77,32 +115,29 @@ class Zygote:
         return line.decode()
 
 
-def _serve(descriptor: int) -> None:
-    import transformers  # noqa: F401
-
-    import slime_core.cli.main
-    import slime_core.engines.embedded.engine
-    import slime_core.launch.inline
-    import slime_core.learning.learner
-    import slime_core.trainers.embedded.trainer  # noqa: F401
-
+def _serve(descriptor: int, more: Sequence[str]) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        for module in (*IMPORTED, *more):
+            importlib.import_module(module)
     connection = socket.socket(fileno=descriptor)
     with connection, connection.makefile("rb") as orders:
         for line in orders:
             pid = os.fork()
             if pid == 0:
                 connection.detach()
-                _be_the_command(json.loads(line))
+                be_the_command(json.loads(line))
             connection.sendall(f"{pid}\n".encode())
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             connection.sendall(f"{status}\n".encode())
 
 
-def _be_the_command(order: dict[str, Any]) -> None:
-    """Never returns."""
+def be_the_command(order: dict[str, Any]) -> None:
+    """Turn this fork into the command; never returns."""
     status = 1
     try:
-        for target, path in ((1, order["out"]), (2, order["err"])):
+        for target, path in ((1, order.get("out")), (2, order.get("err"))):
+            if path is None:
+                continue
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(file, target)
             os.close(file)
@@ -115,6 +150,9 @@ def _be_the_command(order: dict[str, Any]) -> None:
         # As the console script has it: the folder it lies in, not the repository.
         sys.path[0] = str(Path(sys.executable).parent)
         sys.path[1:1] = [folder for folder in order["env"].get("PYTHONPATH", "").split(os.pathsep) if folder]
+        if "before" in order:
+            module, function = order["before"].split(":")
+            getattr(importlib.import_module(module), function)()
         from slime_core.cli.main import main
 
         status = int(main(order["argv"]) or 0)
@@ -132,4 +170,5 @@ def _be_the_command(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    _serve(int(sys.argv[1]), sys.argv[2:])
+    os._exit(0)  # it takes seconds to take all modules apart

@@ -70,7 +70,7 @@ def test_every_module_says_what_it_is_and_exports_what_it_has() -> None:
         ("import slime.ray.rollout", "no slime.ray; nearest: there is no Ray"),
         (
             "from slime.rollout import fully_async_rollout",
-            "fully_async_rollout; nearest: leave --rollout",
+            "fully_async_rollout; nearest: --async --async-mode full",
         ),
         (
             "from slime.utils.misc import exec_command",

@@ -3,17 +3,21 @@
     <root>/rollout_0000019/           HF layout at the top (config.json, model.safetensors, tokenizer)
         trainer/                      optimizer moments, schedule, RNG
         data_source.json state.json   data cursor with buffer; versions, settings, plugin provenance
+        ledger.json                   every open group, and the newest segment of <root>/ledger
         manifest.json                 format, and size and digest of every other file
+    <root>/ledger/                    what became of every prompt group (`data.ledger_files`), shared by the commits
     <root>/latest                     name of the newest commit
 
 A commit is built in a hidden directory, flushed to disk and renamed; a run killed at any instant leaves either the
-whole commit or none of it.
+whole commit or none of it. One that is made again (a run that ended early inside the next rollout) is a new directory
+with a number behind its name, `rollout_0000019.01`, and the one it stands for goes after it is complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,11 +27,16 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from slime_core.data.ledger_files import SEGMENTS, SegmentRef, read_commit, remove_orphans
 from slime_core.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "slime-checkpoint-1"
 MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
-_NAME = re.compile(r"rollout_(\d+)")
+_NAME = re.compile(r"rollout_(\d+)(\.\d+)?")
+_MOST_TIMES = 100
+"""How often a commit can be made again, as the names sort."""
 
 
 class CheckpointStore:
@@ -55,7 +64,8 @@ class CheckpointStore:
         Raises:
             CheckpointError: The file system refused; earlier commits are intact.
         """
-        target = self.root / f"rollout_{rollout_id:07d}"
+        before = self._of(rollout_id)
+        target = self._next(rollout_id, before)
         partial = self.root / f".partial-{target.name}"
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -71,16 +81,32 @@ class CheckpointStore:
             _write_json(partial / MANIFEST, {"format": FORMAT, "rollout_id": rollout_id, "files": files})
             for path in [*partial.rglob("*"), partial]:
                 _flush(path)
-            replaced = self.root / f".replaced-{target.name}"
-            if target.exists():
-                os.rename(target, replaced)
             os.rename(partial, target)
             self._point_to(target.name)
-            shutil.rmtree(replaced, ignore_errors=True)
+            for path in before:
+                shutil.rmtree(path)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot save to {target}: {error}; earlier checkpoints are intact") from error
+            shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
+            raise CheckpointError(
+                f"cannot save to {target}: {error}; earlier checkpoints are intact: make space there, or"
+                " name another --save, and go on with --load"
+            ) from error
         self._prune(keep)
         return target
+
+    def _of(self, rollout_id: int) -> list[Path]:
+        """The commits after that rollout: one, or several when a run was killed while it made one again."""
+        return [path for path in self.commits() if _rollout_of(path) == rollout_id]
+
+    def _next(self, rollout_id: int, before: list[Path]) -> Path:
+        """Where its next commit goes. Raises CheckpointError."""
+        target = self.root / f"rollout_{rollout_id:07d}"
+        if not before:
+            return target
+        times = int(before[-1].suffix.removeprefix(".") or 0) + 1
+        if times == _MOST_TIMES:
+            raise CheckpointError(f"{before[-1]}: has been made again {times - 1} times; rename it to {target.name}")
+        return target.with_suffix(f".{times:02d}")
 
     def _point_to(self, name: str) -> None:
         partial = self.root / f".{LATEST}.partial"
@@ -89,24 +115,52 @@ class CheckpointStore:
         os.replace(partial, self.root / LATEST)
         _flush(self.root)
 
-    def rewind(self, commit: Path) -> None:
-        """Forget what lies after `commit`: its rollouts are about to be done again."""
-        self._point_to(commit.name)
-        for path in self.commits():
-            if path.name > commit.name:
-                shutil.rmtree(path)
+    def rewind(self, commit: Path, *, keep: int | None = None) -> None:
+        """Forget what lies after `commit`: its rollouts are about to be done again. Also ledger segments that no commit
+        needs: those of later commits, and one that a killed run wrote for a commit that did not come about.
+
+        Args:
+            commit: The one to go on from.
+            keep: As `commit`'s: a run that was killed right after a commit had not deleted the oldest one yet.
+
+        Raises:
+            CheckpointError: The file system refused; `commit` is intact.
+        """
+        try:
+            self._point_to(commit.name)
+            older = [path for path in self.commits() if _rollout_of(path) < _rollout_of(commit)]
+            for path in [*reversed(self.commits()), *self.root.glob(".partial-rollout_*")]:
+                if path not in (*older, self.root / commit.name):
+                    shutil.rmtree(path)
+            ledgers = [read_commit(path) for path in self.commits()]
+            remove_orphans(self.root / SEGMENTS, [SegmentRef.of(found["segment"]) for found in ledgers if found])
+        except OSError as error:
+            raise CheckpointError(f"cannot go on from {commit}: {error}; it is intact") from error
+        self._prune(keep)
 
     def _prune(self, keep: int | None) -> None:
+        """Delete old commits. One that cannot be deleted costs space and nothing else, so the run goes on."""
         if keep is None:
             return
         for path in self.commits()[:-keep]:
-            shutil.rmtree(path)
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                logger.warning("%s is not needed any more (--keep-checkpoints) and cannot be deleted: %s", path, error)
 
     def commits(self) -> list[Path]:
         """All commits, oldest first."""
         if not self.root.is_dir():
             return []
         return sorted(p for p in self.root.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
+
+    def at(self, rollout_id: int) -> Path:
+        """The commit after that rollout, not verified. Raises CheckpointError naming those that are there."""
+        commits = {_rollout_of(path): path for path in self.commits()}
+        if rollout_id not in commits:
+            there = ", ".join(map(str, commits)) or "none"
+            raise CheckpointError(f"{self.root}: no commit after rollout {rollout_id}; there are: {there}")
+        return commits[rollout_id]
 
     def latest(self) -> Path | None:
         """The newest commit, verified; None when there is none yet.
@@ -126,26 +180,35 @@ class CheckpointStore:
         return None
 
 
+def _rollout_of(commit: Path) -> int:
+    return int(commit.stem.removeprefix("rollout_"))
+
+
 def verify(directory: Path) -> Path:
     """The directory, if every file is as the manifest says. Raises CheckpointError naming what is wrong."""
-    path = directory / MANIFEST
-    if not path.is_file():
-        raise CheckpointError(
-            f"{directory}: not a slime checkpoint (no {MANIFEST}): torn, or written by something else"
-        )
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: torn: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {manifest.get('format')!r}; this version reads {FORMAT!r}")
-    for name, described in manifest["files"].items():
+    for name, described in read_manifest(directory)["files"].items():
         file = directory / name
         if not file.is_file():
             raise CheckpointError(f"{directory}: torn: {name} is missing")
         if _describe(file) != described:
             raise CheckpointError(f"{directory}: torn: {name} is not what was saved (size or digest differs)")
     return directory
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """What `commit` has written beside its files. Raises CheckpointError when there is none of this format."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(
+            f"{directory}: not a slime checkpoint (no {MANIFEST}): torn, or written by something else"
+        )
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: torn: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {manifest.get('format')!r}; this version reads {FORMAT!r}")
+    return manifest
 
 
 def read_state(directory: Path) -> dict[str, Any]:
@@ -159,16 +222,30 @@ def is_checkpoint(directory: str | Path) -> bool:
     return (Path(directory) / MANIFEST).is_file()
 
 
-def find(load: str | Path) -> Path | None:
-    """The commit that `--load` means: a commit itself, a store, or a run directory with `checkpoints/`.
+def find(load: str | Path, step: int | None = None) -> Path | None:
+    """The commit that `--load` means: a commit itself, or of a store, or of a run directory with `checkpoints/`.
 
-    None when there is no commit. Raises CheckpointError for a torn or foreign one.
+    Args:
+        load: What the user named.
+        step: `--ckpt-step`: the number of a rollout; without, the newest.
+
+    Returns:
+        The commit, verified; None when there is none at all.
+
+    Raises:
+        CheckpointError: It is torn or foreign, or there is none of that number.
     """
     load = Path(load)
     if is_checkpoint(load):
+        if step is not None:
+            raise CheckpointError(
+                f"{load}: is one commit, so there is no step {step} to choose; name its run directory"
+            )
         return verify(load)
-    for root in (load, load / "checkpoints"):
-        found = CheckpointStore(root).latest()
+    for store in (CheckpointStore(load), CheckpointStore(load / "checkpoints")):
+        if step is not None and store.commits():
+            return verify(store.at(step))
+        found = store.latest()
         if found is not None:
             return found
     return None

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from typing import Any
 
 
 def run(argv: list[str]) -> int:
     """Print a table, write `eval.json` and the samples below the run directory."""
     from slime_core.config import load_settings
-    from slime_core.data.dumps import write_samples
     from slime_core.errors import ConfigError
+    from slime_core.launch.evaluation import REPORT, evaluate, resumed_argv
+    from slime_core.launch.launchers import tell_inline_only
     from slime_core.launch.prepare import prepare
-    from slime_core.observability.run_dir import run_dir_of, write_text
+    from slime_core.observability.run_dir import run_dir_of
 
-    settings = load_settings(argv, command="eval")
+    settings = load_settings(resumed_argv(argv), command="eval")
     args = settings.args
+    tell_inline_only(settings, "slime eval")
     if not args.eval_datasets:
         raise ConfigError("slime eval: no data set; type --eval-prompt-data NAME PATH (or --eval-config FILE)")
-    stage = prepare(settings, learn=False).rollout_stage(draws=False)
-    try:
-        stage.start()
-        data, timing = stage.evaluate_samples(0)
-    finally:
-        stage.stop()
-    metrics = {k: v for k, v in stage.eval_metrics(0, data, dict(timing)).items() if k != "perf/eval_time"}
-    run_dir = run_dir_of(args)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    for name, columns in data.items():
-        write_samples(run_dir / "eval" / f"{name}.jsonl", columns["samples"])
-    result = {"hf_checkpoint": args.hf_checkpoint, "metrics": metrics, "seconds": timing["perf/eval_time"]}
-    write_text(run_dir / "eval.json", json.dumps(result, indent=2) + "\n")
-    width = max(map(len, metrics), default=0)
-    for name, value in metrics.items():
+    report = evaluate(prepare(settings, learn=False))
+    width = max(map(len, report["metrics"]), default=0)
+    for name, value in report["metrics"].items():
         print(f"{name:<{width}}  {value:.4f}")
-    print(f"written to {run_dir / 'eval.json'}")
+    print_table(report)
+    print(f"written to {run_dir_of(args) / REPORT}")
     return 0
+
+
+def print_table(report: Mapping[str, Any]) -> None:
+    """One row per data set and score, with its interval."""
+    from rich.console import Console
+    from rich.table import Table
+
+    percent = f"{100 * report['confidence']:g}% interval"
+    table = Table("data set", "prompts", "n", "score", "value", percent, "method")
+    for name, of_set in report["datasets"].items():
+        first = [name, str(of_set["prompts"]), str(of_set["samples_per_prompt"])]
+        for score, found in of_set["scores"].items():
+            interval = "-" if found["low"] is None else f"{found['low']:.4f} to {found['high']:.4f}"
+            table.add_row(*first, score, f"{found['value']:.4f}", interval, found["method"])
+            first = ["", "", ""]
+        table.add_section()
+    console = Console(soft_wrap=True)
+    console.print(table)

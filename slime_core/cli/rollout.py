@@ -7,11 +7,13 @@ from typing import Any
 
 def run(argv: list[str]) -> int:
     """Write one JSONL file per rollout, one sample a line, readable by `Sample.from_dict`."""
+    from slime_core.launch.launchers import tell_inline_only
     from slime_core.launch.prepare import prepare
     from slime_core.launch.rollout_only import generate
     from slime_core.plugins.presets import load_settings
 
     settings = load_settings(argv, command="rollout")
+    tell_inline_only(settings, "slime rollout")
     template = str(settings.args.save_debug_rollout_data)
 
     def report(_: Any, rollout_id: int, groups: list[Any], metrics: dict[str, float]) -> None:

@@ -1,5 +1,6 @@
 """SIGTERM (docker stop, a scheduler, `kill`) ends a command the way ctrl-C does: engines, workers and hooks are told.
 
+A run that trains gets the first one as a request to drain instead (`launch/drain.py`). For all else,
 `cli.main` runs every command inside `Termination`. The signal is handed to whoever handles SIGINT at the time, so an
 event loop cancels its tasks first. What a reader would get wrong: a command started with `&` in a script ignores
 SIGINT, and children that a user's code forks inherit the handler; neither may change what SIGTERM does to them.
@@ -13,6 +14,8 @@ import threading
 import time
 from types import FrameType, TracebackType
 from typing import Any
+
+from slime_core.launch import drain
 
 _SAME_REQUEST = 1.0
 """Seconds: `timeout` and schedulers signal a process and then its group, which is one request and not two."""
@@ -46,9 +49,13 @@ class Termination:
             signal.raise_signal(number)
             return
         now = time.monotonic()
-        if now - self._last < _SAME_REQUEST:
+        training = drain.current()
+        if now - self._last < _SAME_REQUEST and not (training is not None and training.late):
             return
-        self.asked, self._last = True, now
+        self._last = now
+        if training is not None and training.ask("SIGTERM"):
+            return
+        self.asked = True
         interrupt = signal.getsignal(signal.SIGINT)
         if callable(interrupt):
             interrupt(signal.SIGINT, frame)

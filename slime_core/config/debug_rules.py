@@ -18,8 +18,11 @@ def half_a_loop(s: Settings) -> None:
     """Only generating, or only training on saved samples."""
     a = s.args
     loads = a.load_debug_rollout_data is not None
-    if a.debug_train_only and not loads:
-        raise ConfigError(f"{s.cite('debug_train_only')} needs --load-debug-rollout-data FILE: nothing is generated.")
+    if a.debug_train_only and not loads and a.rollout_function_path is None:
+        raise ConfigError(
+            f"{s.cite('debug_train_only')} needs --load-debug-rollout-data FILE, or a rollout function that needs no"
+            " engine, such as --rollout-function-path sft: nothing is generated."
+        )
     if a.load_debug_rollout_data_subsample is not None and not loads:
         raise ConfigError(f"{s.cite('load_debug_rollout_data_subsample')} needs --load-debug-rollout-data FILE.")
     if loads and s.command not in ("train", "sft", "show"):

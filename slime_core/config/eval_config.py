@@ -25,6 +25,7 @@ from slime_core.errors import ConfigError
 
 _ARG_FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "custom_generate_function_path": ("custom_generate_function_path",),
+    "answer_path": ("eval_answer_path",),
     "rm_type": ("rm_type",),
     "custom_rm_path": ("custom_rm_path",),
     "input_key": ("eval_input_key", "input_key"),
@@ -160,6 +161,8 @@ def _make(args: Args, entry: Mapping[str, Any], defaults: Mapping[str, Any], whe
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].replace("Input should be", "must be")
+        if not first["loc"]:  # about several of its settings
+            raise ConfigError(f"{where}: {reason.removeprefix('Value error, ')}") from None
         raise ConfigError(f"{where}: {first['loc'][0]} {first['input']!r}: {reason}") from None
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from slime_core.config.foreign import Given
 from slime_core.config.origins import FLAG, Entry
-from slime_core.config.passthrough import ForeignFlag, ForeignFlags
+from slime_core.config.passthrough import ForeignFlag, ForeignFlags, find_foreign
 from slime_core.config.spec import FlagSpec, did_you_mean, flag_specs
 from slime_core.errors import ConfigError
 
@@ -121,6 +121,7 @@ def build_parser(foreign: Sequence[ForeignFlags], *, prog: str = "slime train") 
     )
     for owner in foreign:
         names = [f"--{f.name}" for f in owner.flags] + [f"--{p}*" for p in owner.prefixes]
+        names += [*(f"--{name}" for name in owner.examples), "..."] if owner.examples else []
         names += [f"(--{owner.help_flag} lists them)"] if owner.help_flag else []
         users = ", ".join(owner.used_by) or "none in this version"
         group = parser.add_argument_group(f"{owner.owner} (taken by: {users})", " ".join(names))
@@ -145,22 +146,24 @@ def _is_flag(token: str) -> bool:
     return token.startswith("-") and len(token) > 1 and not re.match(r"^-\.?\d", token)
 
 
-def _is_open(token: str, foreign: Sequence[ForeignFlags]) -> bool:
-    """Whether a token is a flag known by its prefix only."""
-    name = token[2:].partition("=")[0]
-    attribute = name.replace("-", "_")
-    if not token.startswith("--") or "_" in name or attribute in flag_specs():
+def _is_open(token: str, foreign: Sequence[ForeignFlags], options: Collection[str]) -> bool:
+    """Whether a token is a flag of somebody else's that the parser, which has `options`, does not know."""
+    flag = token.partition("=")[0]
+    attribute = flag[2:].replace("-", "_")
+    if not flag.startswith("--") or "_" in flag or flag in options or attribute in flag_specs():
         return False
-    return any(name.startswith(owner.prefixes) and attribute not in owner.by_attribute for owner in foreign)
+    return find_foreign(foreign, attribute) is not None
 
 
-def _take_open_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags]) -> tuple[list[str], list[Given]]:
-    """Split off the flags known by prefix only: (the rest, those with their value tokens)."""
+def _take_open_flags(
+    argv: Sequence[str], foreign: Sequence[ForeignFlags], options: Collection[str]
+) -> tuple[list[str], list[Given]]:
+    """Split off the flags that the parser does not know: (the rest, those with their value tokens)."""
     rest: list[str] = []
     taken: list[Given] = []
     values: list[str] | None = None
     for token in argv:
-        if _is_open(token, foreign):
+        if _is_open(token, foreign, options):
             name, equals, inline = token[2:].partition("=")
             values = [inline] if equals else []
             taken.append(Given(name.replace("-", "_"), values, FLAG))
@@ -177,10 +180,12 @@ def _take_open_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags]) -> tu
 def parse_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> ParsedFlags:
     """Read a command line. Raises ConfigError; prints help and raises SystemExit on `--help`."""
     parser = build_parser(foreign, prog=prog)
-    rest, opened = _take_open_flags(argv, foreign)
+    options = {option for action in parser._actions for option in action.option_strings}
+    rest, opened = _take_open_flags(argv, foreign, options)
     namespace, unknown = parser.parse_known_args(rest)
     if unknown:
-        raise ConfigError(_unknown_message(unknown[0], parser, prog))
+        listed = [f"--{name}" for o in foreign if o.has_open_names for flag in o.listed.flags for name in flag.names]
+        raise ConfigError(_unknown_message(unknown[0], [*options, *listed], prog))
     parsed = ParsedFlags()
     for dest, value in vars(namespace).items():
         if dest == "set":
@@ -195,11 +200,10 @@ def parse_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags], *, prog: s
     return parsed
 
 
-def _unknown_message(token: str, parser: argparse.ArgumentParser, prog: str) -> str:
+def _unknown_message(token: str, known: Sequence[str], prog: str) -> str:
     if not token.startswith("-"):
         return f"unexpected argument {token!r}; every setting is a flag, see `{prog} --help`."
     word = token.partition("=")[0]
-    known = [option for action in parser._actions for option in action.option_strings]
     hint = did_you_mean(word, known)
     return (
         f"unknown flag {word}.{hint or f' `{prog} --help` lists all; keys of your own go into --custom-config-path.'}"

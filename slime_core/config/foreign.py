@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_core.config.foreign_values import convert, convert_words
 from slime_core.config.origins import Entry, Origin
-from slime_core.config.passthrough import BUILT_IN, FlagList, ForeignFlag, ForeignFlags
+from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignFlags, find_foreign
 from slime_core.config.spec import did_you_mean, flag_specs
 from slime_core.errors import ConfigError
 
@@ -56,7 +56,7 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
 
     `--no-plugins` and SLIME_PLUGINS leave out those of other distributions, as they do other plugins.
     """
-    owners, warnings = list(BUILT_IN), list[str]()
+    owners, warnings = list[ForeignFlags](), list[str]()
     allowed = _allowed(argv, env)
     for name, entry, distribution in _entry_points():
         own = re.sub(r"[-_.]+", "-", distribution).lower() == _OWN_DISTRIBUTION
@@ -122,7 +122,9 @@ def resolve(given: Sequence[Given], owners: Sequence[ForeignFlags], settings: Ma
     listed: dict[str, FlagList] = {}
     in_files: dict[tuple[str, str], Given] = {}
     for item in given:
-        owner = next(o for o in owners if o.find(item.attribute))
+        found = find_foreign(owners, item.attribute)
+        assert found is not None
+        owner = found[0]
         flag, off = _flag(owner, item, listed, settings)
         try:
             words = item.origin.kind == "flag" and isinstance(item.value, list)
@@ -159,6 +161,8 @@ def _flag(
     flags = listed[owner.owner]
     if item.attribute in flags.by_name:
         return flags.by_name[item.attribute], False
+    if item.attribute in flags.by_off_name:
+        return flags.by_off_name[item.attribute], True
     prefix = next(p for p in owner.prefixes if item.attribute.replace("_", "-").startswith(p))
     positive = item.attribute.removeprefix("no_")
     if positive == item.attribute:

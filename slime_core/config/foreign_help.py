@@ -26,7 +26,7 @@ def flags_text(owners: Sequence[ForeignFlags], settings: Mapping[str, Any]) -> s
 
 def _entry(flag: ForeignFlag, width: int) -> str:
     value = _value(flag)
-    head = "  " + ", ".join(f"--{name}" for name in flag.names) + (f" {value}" if value else "")
+    head = "  " + ", ".join(f"--{name}" for name in (*flag.names, *flag.off[:1])) + (f" {value}" if value else "")
     text = " ".join(flag.help.split())
     if flag.default not in (None, False, [], {}) and "default" not in text.lower():
         text += f" (default: {flag.default if isinstance(flag.default, str) else json.dumps(flag.default)})"

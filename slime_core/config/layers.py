@@ -20,11 +20,19 @@ from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
 from slime_core.config.passthrough import ForeignFlags, find_foreign
 from slime_core.config.schema import Args
 from slime_core.config.settings import CUSTOM_KEY
-from slime_core.config.spec import did_you_mean, flag_specs, switched_off
+from slime_core.config.spec import did_you_mean, flag_specs, respelled, switched_off
 from slime_core.config.yaml_file import Item, read_scalar, read_yaml
 from slime_core.errors import ConfigError
 
-_OTHER_ENV = ("SLIME_PLUGINS", "SLIME_TRACE_PLUGINS", "SLIME_CONTRACT_", "SLIME_TEST_", "SLIME_SCRIPT_")
+_OTHER_ENV = (
+    "SLIME_PLUGINS",
+    "SLIME_TRACE_PLUGINS",
+    "SLIME_CONTRACT_",
+    "SLIME_TEST_",
+    "SLIME_SCRIPT_",
+    "SLIME_CLUSTER_GPUS",
+    "SLIME_HOST_IP",
+)
 """Environment variables of other parts; they are not settings."""
 
 _NO_PRESET = ("config", "custom_config_path", "advantage_estimator", "plugin_dir", "no_plugins")
@@ -120,7 +128,7 @@ def _refuse_repeats(items: Mapping[str, Item], foreign: Sequence[ForeignFlags]) 
     seen: dict[str, tuple[str, str]] = {}
     for key, where in pairs:
         name = key.replace("-", "_")
-        name = switched_off().get(name, name)
+        name = switched_off().get(name, respelled().get(name, name))
         if name not in flag_specs() and not find_foreign(foreign, name):
             continue
         if name in seen:
@@ -131,6 +139,7 @@ def _refuse_repeats(items: Mapping[str, Item], foreign: Sequence[ForeignFlags]) 
 
 def _add_file_key(layered: Layered, key: str, item: Item, foreign: Sequence[ForeignFlags], *, open_keys: bool) -> None:
     name, origin = key.replace("-", "_"), Origin("file", item.where)
+    name = respelled().get(name, name)
     if name in ("config", "set"):
         raise ConfigError(f"{item.where}: {key!r} can only be given as a flag.")
     if name in flag_specs():
@@ -154,7 +163,7 @@ def _add_file_key(layered: Layered, key: str, item: Item, foreign: Sequence[Fore
 
 def _add_custom(layered: Layered, key: str, item: Item, foreign: Sequence[ForeignFlags]) -> None:
     name = key.replace("-", "_")
-    if name in flag_specs() or name in switched_off() or find_foreign(foreign, name):
+    if name in flag_specs() or name in switched_off() or name in respelled() or find_foreign(foreign, name):
         _add_file_key(layered, key, item, foreign, open_keys=False)
     elif hasattr(BaseModel, key):
         raise ConfigError(f"{item.where}: {key!r} cannot be an attribute of args; rename it.")
@@ -163,7 +172,9 @@ def _add_custom(layered: Layered, key: str, item: Item, foreign: Sequence[Foreig
 
 
 def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
-    known = [*flag_specs(), *switched_off(), CUSTOM_KEY, *(a for owner in foreign for a in owner.by_attribute)]
+    known = [*flag_specs(), *switched_off(), *respelled(), CUSTOM_KEY]
+    known += [a for owner in foreign for a in owner.by_attribute]
+    known += [name for owner in foreign if owner.has_open_names for name in owner.listed.by_name]
     hint = did_you_mean(name, known)
     return hint or f" Keys of your own go under {CUSTOM_KEY!r}: or into --custom-config-path."
 
@@ -178,11 +189,12 @@ def read_env(
     """
     entries: dict[str, Entry] = {}
     given: list[Given] = []
-    names = [*flag_specs(), *switched_off()]
+    names = [*flag_specs(), *switched_off(), *respelled()]
     for variable in sorted(env):
         if not variable.startswith("SLIME_") or variable.startswith(_OTHER_ENV):
             continue
         name, origin = variable.removeprefix("SLIME_").lower(), Origin("env", variable)
+        name = respelled().get(name, name)
         if name in flag_specs():
             if flag_specs()[name].kind == "bool" and not env[variable].strip():
                 continue  # `SLIME_NO_PLUGINS= slime ...` is how a shell unsets one

@@ -15,8 +15,10 @@ from slime_core.config.flags import parse_flags
 from slime_core.config.foreign import find_owners, resolve
 from slime_core.config.foreign_help import flags_text
 from slime_core.config.layers import Layered, collect, lay_below, validate
+from slime_core.config.named_model import flags_of_named_model
 from slime_core.config.origins import Origin
-from slime_core.config.passthrough import ForeignFlags
+from slime_core.config.passthrough import ForeignFlags, find_foreign
+from slime_core.config.role_settings import check_role_settings
 from slime_core.config.rules import apply_rules
 from slime_core.config.schema import Args
 from slime_core.config.settings import Settings
@@ -61,6 +63,7 @@ def load_settings(
         print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
         raise SystemExit(0)
     layered.warnings += unusable
+    layered.given[:0] = flags_of_named_model(layered.values.get("model"), foreign)
     layered.foreign = resolve(layered.given, foreign, given)
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")
@@ -68,12 +71,19 @@ def load_settings(
         lay_below(layered, brought, where)
         args, origins = validate(layered)
     settings = Settings(
-        args, origins, command, list(layered.warnings), foreign=tuple(layered.foreign), custom=tuple(layered.custom)
+        args,
+        origins,
+        command,
+        list(layered.warnings),
+        tuple(argv),
+        foreign=tuple(layered.foreign),
+        custom=tuple(layered.custom),
     )
     settings.warnings += check_support(args, origins)
     settings.warnings += _unused_foreign(layered, args, foreign)
     apply_rules(settings)
     settings.warnings += _checked_foreign(layered, args, foreign)
+    settings.warnings += check_role_settings(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return settings
@@ -83,10 +93,16 @@ def _checked_foreign(layered: Layered, args: Args, foreign: Sequence[ForeignFlag
     """What owners have to say about the values of their flags. Raises ConfigError."""
     warnings: list[str] = []
     for owner in foreign:
-        own = {name: entry for name, entry in layered.foreign.items() if owner.find(name)}
+        own = {name: entry for name, entry in layered.foreign.items() if _owner(foreign, name) is owner}
         if own and owner.check is not None:
             warnings += owner.check(args, own)
     return warnings
+
+
+def _owner(foreign: Sequence[ForeignFlags], name: str) -> ForeignFlags:
+    found = find_foreign(foreign, name)
+    assert found is not None
+    return found[0]
 
 
 def _unused_foreign(layered: Layered, args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:
@@ -94,7 +110,9 @@ def _unused_foreign(layered: Layered, args: Args, foreign: Sequence[ForeignFlags
     parts = (args.train_backend, args.rollout_engine)
     unused = []
     for name, entry in layered.foreign.items():
-        owner = next(o for o in foreign if o.find(name))
+        if entry.origin.kind == "preset":
+            continue  # `--model` names the model for every trainer
+        owner = _owner(foreign, name)
         if set(parts).isdisjoint(owner.used_by):
             value = "" if entry.value is True else f" {dump_value(entry.value)}"
             unused.append(f"--{name.replace('_', '-')}{value} ({entry.origin})")

@@ -41,6 +41,9 @@ def off_policy(s: Settings) -> None:
         raise ConfigError(
             f"{s.cite('proximal_policy')} and {s.cite('use_rollout_logprobs')} both name the old policy; use one."
         )
+    for other in ("use_rollout_logprobs", "proximal_policy"):
+        if a.keep_old_actor and getattr(a, other) not in (False, "recompute"):
+            raise ConfigError(f"{s.cite('keep_old_actor')} and {s.cite(other)} both name the old policy; use one.")
     if a.use_rs and not a.use_tis:
         raise ConfigError(f"{s.cite('use_rs')} needs --use-tis.")
     if s.is_given("opsm_delta") and not a.use_opsm:

@@ -13,7 +13,7 @@ class Origin:
     kind: Literal["default", "file", "env", "flag", "derived", "preset"]
     where: str = ""
     """file: "run.yaml:14"; env: "SLIME_LR"; derived: what it was derived from;
-    preset: "default of --advantage-estimator dapo"."""
+    preset: "default of --advantage-estimator dapo", "--model qwen3-4B"."""
 
     def __str__(self) -> str:
         if self.kind == "env":

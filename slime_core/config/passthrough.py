@@ -1,4 +1,4 @@
-"""Flags that belong to somebody else: Megatron's own, an engine's server's (`--sglang-*`), its router's (`--router-*`).
+"""Flags that belong to somebody else: Megatron's, an engine's server's (`--sglang-*`), its router's (`--router-*`).
 
 They are collected as attributes of `args` under their own names and change nothing in the core. A `ForeignFlags`
 object is one owner's list; an engine or trainer brings its own by an entry point of the group `slime.foreign_flags`
@@ -41,6 +41,8 @@ class ForeignFlag:
     default: Any = None
     """The other program's own, for the help text; nothing is stored when the flag is not given."""
     help: str = ""
+    off: tuple[str, ...] = ()
+    """Names that store false, of a toggle; for those of the form `--no-x` it needs none."""
 
     @property
     def attribute(self) -> str:
@@ -52,10 +54,16 @@ class ForeignFlag:
         """Every spelling that stores the value, without dashes."""
         return (self.name, *self.aliases)
 
+    def show(self, value: Any) -> str:
+        """The command line's spelling of a value, for messages."""
+        if isinstance(value, bool):
+            return f"--{self.name}" if value or not self.off else f"--{self.off[0]}"
+        return f"--{self.name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+
 
 @dataclass(frozen=True)
 class FlagList:
-    """Every flag of an owner whose flags are known by prefix, as one version of the program has them."""
+    """Every flag of an owner whose flags are looked up only when given, as one version of the program has them."""
 
     flags: tuple[ForeignFlag, ...]
     version: str
@@ -66,6 +74,11 @@ class FlagList:
         """Every name, with underscores, and every attribute -> flag."""
         names = {name.replace("-", "_"): flag for flag in self.flags for name in flag.names}
         return {flag.attribute: flag for flag in self.flags} | names
+
+    @cached_property
+    def by_off_name(self) -> dict[str, ForeignFlag]:
+        """Every name that stores false, with underscores -> flag."""
+        return {name.replace("-", "_"): flag for flag in self.flags for name in flag.off}
 
 
 @dataclass(frozen=True)
@@ -80,9 +93,13 @@ class ForeignFlags:
     """Names of the trainers and engines that take these flags."""
     listing: Callable[[Mapping[str, Any]], FlagList] | None = None
     """All flags behind the prefixes, asked for only when one is given; the argument is what was given of slime's own
-    settings, as it was spelled. Without it such a flag may have any name and value. May raise ConfigError."""
+    settings, as it was spelled. Without it such a flag may have any name and value. With it and without prefixes, the
+    owner's flags have names of any form: a name that is nobody else's is looked up in the list, which is then asked
+    for with nothing given. May raise ConfigError."""
     help_flag: str = ""
     """Prints that list, such as "help-sglang"."""
+    examples: Sequence[str] = ()
+    """Names out of that list for `--help`, which does not open it."""
     check: Callable[[Any, Mapping[str, Entry]], Sequence[str]] | None = None
     """Called with the finished `args` and the owner's entries (by attribute) when there are any; returns warnings and
     may raise ConfigError."""
@@ -92,95 +109,32 @@ class ForeignFlags:
         """Attribute on `args`, or another name with underscores -> flag, of those that need no listing."""
         return FlagList(self.flags, self.owner).by_name
 
+    @property
+    def has_open_names(self) -> bool:
+        """Whether its flags are known only by looking into the list."""
+        return self.listing is not None and not self.prefixes
+
+    @cached_property
+    def listed(self) -> FlagList:
+        """The list of an owner with open names. May raise ConfigError."""
+        assert self.listing is not None
+        return self.listing({})
+
     def find(self, attribute: str) -> ForeignFlag | None:
         """The flag behind an attribute name, if it is this owner's; of any kind when only its prefix is known."""
         if attribute in self.by_attribute:
             return self.by_attribute[attribute]
+        if self.has_open_names:
+            listed = self.listed
+            return listed.by_name.get(attribute) or listed.by_off_name.get(attribute)
         dashed = attribute.replace("_", "-")
         return ForeignFlag(dashed) if any(dashed.startswith(p) for p in self.prefixes) else None
 
 
 def find_foreign(foreign: Sequence[ForeignFlags], attribute: str) -> tuple[ForeignFlags, ForeignFlag] | None:
-    """Owner and flag of an attribute name."""
-    for owner in foreign:
+    """Owner and flag of an attribute name; lists of open names are looked into last, as that takes milliseconds."""
+    for owner in sorted(foreign, key=lambda o: o.has_open_names):
         flag = owner.find(attribute)
         if flag is not None:
             return owner, flag
     return None
-
-
-def _flags(kind: ForeignKind, names: str, *, is_list: bool = False) -> tuple[ForeignFlag, ...]:
-    return tuple(ForeignFlag(name, kind, is_list) for name in names.split())
-
-
-MEGATRON = ForeignFlags(
-    owner="Megatron",
-    flags=(
-        *_flags(
-            "int",
-            """
-            tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size expert-model-parallel-size
-            expert-tensor-parallel-size decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers
-            num-layers-per-virtual-pipeline-stage empty-unused-memory-level virtual-pipeline-model-parallel-size
-            recompute-num-layers num-layers hidden-size ffn-hidden-size num-attention-heads num-query-groups kv-channels
-            max-position-embeddings seq-length rotary-base rotary-scaling-factor vocab-size make-vocab-size-divisible-by
-            num-experts moe-layer-recompute-interval moe-router-topk moe-router-num-groups moe-router-group-topk
-            moe-ffn-hidden-size moe-shared-expert-intermediate-size moe-deepep-num-sms
-            q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim
-            rampup-batch-size train-iters train-samples lr-warmup-samples lr-decay-samples log-interval num-workers
-            timing-log-level manual-gc-interval exit-interval exit-duration-in-mins
-            linear-key-head-dim linear-value-head-dim linear-num-key-heads linear-num-value-heads
-            linear-conv-kernel-dim window-size full-attention-interval
-            """,
-        ),
-        *_flags(
-            "float",
-            """
-            norm-epsilon rotary-percent attention-dropout hidden-dropout init-method-std
-            moe-aux-loss-coeff moe-z-loss-coeff moe-router-bias-update-rate moe-router-topk-scaling-factor
-            moe-input-jitter-eps moe-expert-capacity-factor optimizer-offload-fraction start-weight-decay
-            end-weight-decay decoupled-min-lr decoupled-lr sgd-momentum loss-scale initial-loss-scale min-loss-scale
-            mscale mscale-all-dim beta-fast beta-slow softmax-scale
-            """,
-        ),
-        *_flags(
-            "str",
-            """
-            recompute-method normalization position-embedding-type attention-backend transformer-impl
-            moe-router-load-balancing-type moe-token-dispatcher-type moe-router-score-function moe-router-dtype
-            moe-flex-dispatcher-backend
-            weight-decay-incr-style main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype
-            tokenizer-type tokenizer-model vocab-file merge-file ckpt-format dist-ckpt-format
-            pretrained-checkpoint rope-type cp-comm-type pipeline-model-parallel-layout fp8-format fp8-recipe
-            moe-layer-freq hybrid-override-pattern mamba-state-dim params-dtype tensorboard-dir 
-            experimental-attention-variant
-            """,
-        ),
-        *_flags("any", "spec recompute-modules", is_list=True),
-        *_flags(
-            "switch",
-            """
-            sequence-parallel group-query-attention use-rotary-position-embeddings rotary-interleaved swiglu
-            disable-bias-linear add-qkv-bias add-bias-linear qk-layernorm untie-embeddings-and-output-weights
-            accumulate-allreduce-grads-in-fp32 attention-softmax-in-fp32 apply-layernorm-1p squared-relu
-            optimizer-cpu-offload overlap-cpu-optimizer-d2h-h2d use-precision-aware-optimizer use-distributed-optimizer
-            overlap-grad-reduce overlap-param-gather no-rope-fusion no-bias-swiglu-fusion no-masked-softmax-fusion
-            no-persist-layer-norm no-gradient-accumulation-fusion no-bias-dropout-fusion 
-            no-check-for-nan-in-loss-and-grad
-            no-initialization no-load-strict moe-grouped-gemm moe-permute-fusion moe-router-pre-softmax
-            moe-router-enable-expert-bias moe-router-force-load-balancing moe-shared-expert-overlap
-            moe-shared-expert-gate moe-use-shared-expert-gate moe-enable-deepep moe-extended-tp
-            multi-latent-attention use-gated-attention attention-output-gate apply-residual-connection-post-layernorm
-            use-rope-scaling post-self-attn-layernorm post-mlp-layernorm use-dist-ckpt use-flash-attn
-            use-mcore-models use-cpu-initialization 
-            use-checkpoint-opt-param-scheduler no-create-attention-mask-in-dataloader
-            distribute-saved-activations align-grad-reduce log-throughput manual-gc variable-seq-lengths
-            ckpt-fully-parallel-save ckpt-fully-parallel-load auto-detect-ckpt-format enable-experimental
-            disable-param-buffers-cpu-backup disable-grad-buffers-cpu-backup
-            """,
-        ),
-    ),
-)
-
-BUILT_IN: tuple[ForeignFlags, ...] = (MEGATRON,)
-"""Known without an entry point."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable
 
+from slime_core.config.async_rules import asynchrony
+from slime_core.config.deadline_rules import group_deadline
 from slime_core.config.debug_rules import dumps, half_a_loop, second_export
 from slime_core.config.distillation_rules import distillation
 from slime_core.config.eval_config import resolve_eval_datasets
@@ -21,6 +23,7 @@ from slime_core.config.objective_rules import (
     routing_replay,
 )
 from slime_core.config.settings import Settings
+from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 
 _OPTIMIZES = ("train", "sft")
@@ -192,6 +195,17 @@ def trained_parameters(s: Settings) -> None:
         raise ConfigError(f"{names[0]} and {names[1]} are both set; use one.")
 
 
+def adapters(s: Settings) -> None:
+    """LoRA is asked for by its rank, and has no dropout."""
+    a = s.args
+    others = ("lora_alpha", "lora_dropout", "lora_target_modules")
+    changed = [s.cite(name) for name in others if getattr(a, name) != flag_specs()[name].default]
+    if changed and a.lora_rank is None:
+        raise ConfigError(f"{', '.join(changed)}: without --lora-rank N there are no adapters.")
+    if a.lora_dropout:
+        raise ConfigError(f"{s.cite('lora_dropout')}: log-probs of two passes over a sample must be equal; only 0.")
+
+
 def schedule(s: Settings) -> None:
     """One way to give the warm-up, and a floor below the peak."""
     a = s.args
@@ -269,6 +283,8 @@ def evaluation(s: Settings) -> None:
     a = s.args
     if a.eval_config and a.eval_prompt_data:
         raise ConfigError(f"{s.cite('eval_config')} and {s.cite('eval_prompt_data')} are both set; use one.")
+    if a.resume is not None and s.command not in ("eval", "show"):
+        raise ConfigError(f"{s.cite('resume')} is for slime eval; slime {s.command} goes on with --load RUN.")
     source = "eval_config" if a.eval_config else "eval_prompt_data"
     datasets, warnings = resolve_eval_datasets(a, str(s.origins[source]))
     a.eval_datasets = datasets
@@ -335,6 +351,24 @@ def _weight_deltas(s: Settings) -> None:
         )
 
 
+def offloading(s: Settings) -> None:
+    """What gives its memory up while the other side works: with `--offload` and `--colocate` both, unless told."""
+    a = s.args
+    idle = None
+    if s.command in ("eval", "rollout") or a.debug_rollout_only:
+        idle = "nothing is trained"
+    elif a.debug_train_only:
+        idle = "nothing is generated"
+    cause = "offload" if a.offload else "colocate" if a.colocate else None
+    if idle is not None and a.offload and s.is_given("offload"):
+        s.warnings.append(f"{s.cite('offload')} has no effect: {idle}.")
+    for name in ("offload_train", "offload_rollout"):
+        if idle is not None and getattr(a, name):
+            s.warnings.append(f"{s.cite(name)} has no effect: {idle}.")
+        if idle is not None or not s.is_given(name):
+            s.derive(name, idle is None and cause is not None, cause or "colocate")
+
+
 Rule = Callable[[Settings], None]
 
 RULES: tuple[Rule, ...] = (
@@ -351,10 +385,12 @@ RULES: tuple[Rule, ...] = (
     batch_sizes,
     over_sampling,
     exhausted_budget,
+    group_deadline,
     micro_batches,
     length_of_run,
     schedule,
     trained_parameters,
+    adapters,
     context_lengths,
     inherited_names,
     evaluation,
@@ -368,6 +404,8 @@ RULES: tuple[Rule, ...] = (
     distillation,
     weight_transport,
     placement,
+    asynchrony,
+    offloading,
 )
 """In this order: later ones read what earlier ones derived."""
 

@@ -15,15 +15,20 @@ from __future__ import annotations
 from pydantic import ConfigDict, Field
 
 from slime_core.config.sections.algorithm import AlgorithmArgs
+from slime_core.config.sections.asynchrony import AsyncArgs
 from slime_core.config.sections.base import Section
 from slime_core.config.sections.cluster import ClusterArgs
 from slime_core.config.sections.data import DataArgs
+from slime_core.config.sections.environment import EnvironmentArgs
 from slime_core.config.sections.evaluation import EvalArgs, EvalDataset
 from slime_core.config.sections.logging import DebugArgs, LoggingArgs
+from slime_core.config.sections.progress import ProgressArgs
 from slime_core.config.sections.reward import RewardArgs
 from slime_core.config.sections.rollout import EngineArgs, ModelArgs, RolloutArgs
 from slime_core.config.sections.run import RunArgs
-from slime_core.config.sections.train import CheckpointArgs, OptimizerArgs, TrainArgs, WeightArgs
+from slime_core.config.sections.sandbox import SandboxArgs
+from slime_core.config.sections.tools import ToolArgs
+from slime_core.config.sections.train import CheckpointArgs, LoraArgs, OptimizerArgs, TrainArgs, WeightArgs
 
 SECTIONS: tuple[type[Section], ...] = (
     RunArgs,
@@ -32,10 +37,16 @@ SECTIONS: tuple[type[Section], ...] = (
     RolloutArgs,
     EngineArgs,
     RewardArgs,
+    EnvironmentArgs,
+    ToolArgs,
+    SandboxArgs,
+    ProgressArgs,
     AlgorithmArgs,
     OptimizerArgs,
+    LoraArgs,
     TrainArgs,
     WeightArgs,
+    AsyncArgs,
     CheckpointArgs,
     EvalArgs,
     LoggingArgs,
@@ -52,10 +63,16 @@ class Args(
     RolloutArgs,
     EngineArgs,
     RewardArgs,
+    EnvironmentArgs,
+    ToolArgs,
+    SandboxArgs,
+    ProgressArgs,
     AlgorithmArgs,
     OptimizerArgs,
+    LoraArgs,
     TrainArgs,
     WeightArgs,
+    AsyncArgs,
     CheckpointArgs,
     EvalArgs,
     LoggingArgs,

@@ -28,6 +28,8 @@ class Settings:
     origins: dict[str, Origin]
     command: str = "train"
     warnings: list[str] = field(default_factory=list)
+    argv: tuple[str, ...] = ()
+    """The flags it was read from, for processes of the same run that read them again."""
     foreign: tuple[str, ...] = ()
     """Attributes set by pass-through flags."""
     custom: tuple[str, ...] = ()
@@ -56,7 +58,8 @@ class Settings:
     def to_yaml(self, *, changed: bool = False) -> str:
         """Every value with its origin; `--config` on the text gives the same settings.
 
-        Derived values and the names of the files read are comments: loading derives them again.
+        Derived values, flags that --model brings, and the names of the files read are comments: loading has them
+        again.
 
         Args:
             changed: Leave out values nobody gave or derived.
@@ -79,4 +82,5 @@ class Settings:
         value, origin = getattr(self.args, name), self.origins[name]
         key = name if name.isidentifier() else json.dumps(name, ensure_ascii=False)
         line = f"{key}: {dump_value(value)}  # {origin}"
-        return f"# {line}" if origin.kind == "derived" or name in _NOT_STORED else line
+        again = origin.kind == "derived" or (origin.kind == "preset" and name in self.foreign)
+        return f"# {line}" if again or name in _NOT_STORED else line

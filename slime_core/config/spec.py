@@ -44,14 +44,14 @@ class FlagSpec:
     @property
     def flag(self) -> str:
         """`--attribute-name`; for a switch this stores True."""
-        return "--" + self.name.replace("_", "-")
+        return "--" + (self.spelling.name or self.name.replace("_", "-"))
 
     @property
     def off_flag(self) -> str | None:
         """The flag that stores False; None when there is none."""
         if self.kind != "bool" or self.name.startswith("no_"):
             return None
-        return self.spelling.off or "--no-" + self.name.replace("_", "-")
+        return self.spelling.off or "--no-" + self.flag.removeprefix("--")
 
     def show(self, value: Any) -> str:
         """The command line's spelling of `value`."""
@@ -135,6 +135,12 @@ def switched_off() -> dict[str, str]:
     """`disable_...` key -> the setting that it turns off."""
     specs = flag_specs().values()
     return {s.spelling.off[2:].replace("-", "_"): s.name for s in specs if s.spelling.off}
+
+
+@cache
+def respelled() -> dict[str, str]:
+    """Key or variable -> attribute, for settings that are not spelled as their attribute is."""
+    return {s.spelling.name.replace("-", "_"): s.name for s in flag_specs().values() if s.spelling.name}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -26,17 +26,8 @@ class Lack(StrEnum):
 
 _REFUSED: Mapping[str, tuple[str, ...]] = {
     "half precision": ("fp16",),
-    "other model builders": ("model_name", "custom_model_provider_path", "padded_vocab_size", "qwen_gdn_backend"),
-    "settings per role": ("megatron_config_path",),
-    "images and audio": ("multimodal_keys",),
-    "old actor": ("keep_old_actor",),
-    "asynchronous training": ("update_weights_interval",),
+    "other model builders": ("model_name", "qwen_gdn_backend"),
     "sparse attention": ("freeze_indexer",),
-    "Megatron hooks": (
-        "custom_megatron_init_path",
-        "custom_megatron_before_log_prob_hook_path",
-        "custom_megatron_before_train_step_hook_path",
-    ),
     "engine kernels in training": (
         "megatron_deepgemm_forward_layers",
         "megatron_deepgemm_forward_modules",
@@ -44,23 +35,16 @@ _REFUSED: Mapping[str, tuple[str, ...]] = {
         "megatron_deepgemm_moe_forward_modules",
     ),
     "multi-token prediction": ("mtp_num_layers", "mtp_loss_scaling_factor", "enable_mtp_training"),
-    "choice of checkpoint step": ("ckpt_step", "ref_ckpt_step", "opd_teacher_ckpt_step"),
-    "other loss masks": ("loss_mask_type",),
     "external rollout buffer": ("rollout_buffer_url", "load_forge_rollout_data"),
 }
 
 _HINTS: Mapping[str, tuple[str, ...]] = {
     "placement": (
-        "offload",
-        "offload_train",
-        "offload_rollout",
         "release_train",
-        "train_env_vars",
         "use_distributed_post",
         "rollout_data_transport",
     ),
     "speed and memory": (
-        "data_pad_size_multiplier",
         "recompute_loss_function",
         "allgather_cp",
         "async_save",
@@ -113,16 +97,29 @@ REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": ("sgd",),
     "recompute_granularity": ("selective",),
 }
-"""Values without an implementation in settings that otherwise work."""
+"""Values of settings that otherwise work, which only components act on whose `uses` has the setting."""
 
 
 BY_COMPONENT: Mapping[str, Lack] = {
     "actor_num_gpus_per_node": Lack.HINT,
     "actor_num_nodes": Lack.HINT,
     "colocate": Lack.HINT,
+    "custom_megatron_before_log_prob_hook_path": Lack.REFUSED,
+    "custom_megatron_before_train_step_hook_path": Lack.REFUSED,
+    "custom_megatron_init_path": Lack.REFUSED,
+    "custom_model_provider_path": Lack.REFUSED,
+    "data_pad_size_multiplier": Lack.HINT,
     "engine_router": Lack.HINT,
     "engine_start_timeout": Lack.HINT,
+    "keep_old_actor": Lack.REFUSED,
+    "lora_alpha": Lack.REFUSED,
+    "lora_dropout": Lack.REFUSED,
+    "lora_rank": Lack.REFUSED,
+    "lora_target_modules": Lack.REFUSED,
     "num_gpus_per_node": Lack.HINT,
+    "offload_rollout": Lack.HINT,
+    "offload_train": Lack.HINT,
+    "padded_vocab_size": Lack.REFUSED,
     "prefill_num_servers": Lack.REFUSED,
     "rollout_health_check_first_wait": Lack.HINT,
     "rollout_health_check_interval": Lack.HINT,
@@ -140,6 +137,12 @@ BY_COMPONENT: Mapping[str, Lack] = {
 """Settings that only some engines and trainers act on, namely those whose class has them in its attribute `uses` ->
 what happens with the others; looked at by the launcher, once it knows the run's components."""
 
+OF_TRAINERS = frozenset(
+    {name for name in BY_COMPONENT if name.startswith(("lora_", "custom_megatron_"))}
+    | {"custom_model_provider_path", "data_pad_size_multiplier", "keep_old_actor", "offload_train", "padded_vocab_size"}
+)
+"""Those of `BY_COMPONENT` that concern training alone; a command without a trainer takes them as they are."""
+
 
 def has_effect(name: str) -> bool:
     """Whether this version acts on the setting."""
@@ -148,7 +151,7 @@ def has_effect(name: str) -> bool:
 
 def check_support(args: Args, origins: Mapping[str, Origin]) -> list[str]:
     """Warnings for hints that are set. Raises ConfigError for refused settings, all of them in one message."""
-    refused, hints = _set_and_lacking(UNSUPPORTED, REFUSED_VALUES, args, origins)
+    refused, hints = _set_and_lacking(UNSUPPORTED, {}, args, origins)
     if refused:
         verb = "is" if len(refused) == 1 else "are"
         raise ConfigError(f"{', '.join(refused)} {verb} not supported by this version; remove to go on.")
@@ -156,7 +159,7 @@ def check_support(args: Args, origins: Mapping[str, Origin]) -> list[str]:
 
 
 def check_component_support(args: Args, origins: Mapping[str, Origin], uses: Collection[str], chosen: str) -> list[str]:
-    """As `check_support`, for the settings `BY_COMPONENT`.
+    """As `check_support`, for the settings `BY_COMPONENT` and the values `REFUSED_VALUES`.
 
     Args:
         args: The run's settings.
@@ -168,7 +171,8 @@ def check_component_support(args: Args, origins: Mapping[str, Origin], uses: Col
         ConfigError: A setting that the results depend on is set, and no component acts on it.
     """
     unused = {name: lack for name, lack in BY_COMPONENT.items() if name not in uses}
-    refused, hints = _set_and_lacking(unused, {}, args, origins)
+    values = {name: refused for name, refused in REFUSED_VALUES.items() if name not in uses}
+    refused, hints = _set_and_lacking(unused, values, args, origins)
     if refused:
         verb = "has" if len(refused) == 1 else "have"
         raise ConfigError(f"{', '.join(refused)} {verb} no effect with {chosen}; remove to go on, or choose others.")

@@ -14,6 +14,7 @@ from typing import Any
 
 from slime_core.buffer import BufferBase
 from slime_core.errors import CheckpointError, RolloutError
+from slime_core.fan_out import executions
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import BufferFilter, GroupBuffer
 from slime_core.types import Group, Sample, SampleStatus
@@ -61,6 +62,16 @@ class SampleBuffer:
         """Groups that a filter function removed without returning them, over the run."""
         return int(getattr(self._plugin, "num_dropped", 0))
 
+    @property
+    def replays(self) -> bool | int:
+        """How often the plugin declares to give out a group again that was trained on."""
+        return getattr(self._plugin, "replays", False)
+
+    @property
+    def drops(self) -> bool:
+        """Whether groups given back may be dropped; a plugin that is silent about it may."""
+        return bool(getattr(self._plugin, "drops", True))
+
     def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
         """Tell the plugin who draws."""
         with self._calling():
@@ -70,13 +81,14 @@ class SampleBuffer:
         """Append groups.
 
         Raises:
-            RolloutError: An unfinished group has not `group_size` samples; none is added then. (In a finished one
-                fan-out may have made it more.)
+            RolloutError: An unfinished group has not `group_size` samples, fan-out siblings counting as one; none is
+                added then.
         """
         for group in groups:
-            if len(group) != self._group_size and not is_finished(group):
+            size = len(executions(group))
+            if size != self._group_size and not is_finished(group):
                 raise RolloutError(
-                    f"add_samples got a group of {len(group)} samples; --n-samples-per-prompt is {self._group_size}"
+                    f"add_samples got a group of {size} samples; --n-samples-per-prompt is {self._group_size}"
                 )
         with self._calling():
             self._plugin.add(groups)
@@ -131,9 +143,12 @@ class SampleBuffer:
                 f" {self._type}. Resume with the buffer of the checkpoint, or start a new run from its weights"
             )
         for group in state["state"].get("groups") or ():
-            if len(group) != self._group_size and not is_finished(BufferBase.unpack([group])[0]):
+            if len(group) == self._group_size:
+                continue
+            (samples,) = BufferBase.unpack([group])
+            if len(executions(samples)) != self._group_size and not is_finished(samples):
                 raise CheckpointError(
-                    f"the checkpoint's buffer holds groups of {len(group)} samples; this run has"
+                    f"the checkpoint's buffer holds groups of {len(executions(samples))} samples; this run has"
                     f" --n-samples-per-prompt {self._group_size}"
                 )
         with self._calling():
@@ -153,6 +168,8 @@ class FilteredList(BufferBase):
     The function may do what it likes to the list, so what it did is checked: by counting and by the ids of the groups
     held, which takes time in the groups taken and not in those waiting.
     """
+
+    drops = True
 
     def __init__(self, args: Any, function: Callable[..., Any], name: str) -> None:
         super().__init__(args)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from slime_core.errors import DataError, RolloutError
+from slime_core.errors import DataError, RecordError, RolloutError
 from slime_core.routed_experts import json_default
 from slime_core.types import Group, RolloutFnTrainOutput, Sample
 
@@ -59,12 +60,20 @@ def newest_version(groups: Iterable[Group], default: int) -> int:
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """The lines as a file, complete or not at all, in a directory that is made when missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """The lines as a file, complete or not at all, in a directory that is made when missing. Raises RecordError."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.writelines(line + b"\n" for line in lines)
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.writelines(line + b"\n" for line in lines)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise RecordError(
+            f"{path} cannot be written: {error}. Checkpoints are intact: make space there or name another place, and"
+            " go on with --load"
+        ) from error
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -141,6 +150,7 @@ class SavedRollout:
     """The rollout function of `--load-debug-rollout-data`: no engine, no data, no reward; what a file holds."""
 
     needs_engine = False
+    replays = True  # a file says what is trained on, twice if it likes
 
     def __call__(self, args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
         """The groups of the rollout's file. Raises DataError."""

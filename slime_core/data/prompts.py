@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.data.buffer import SampleBuffer, resolve_buffer
 from slime_core.data.dataset import Rows, open_rows
+from slime_core.data.ledger import PassedRow
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import CheckpointError, ConfigError, DataError
@@ -52,6 +53,8 @@ class DatasetSource:
         self._epoch = self._offset = self._next_group = self._next_sample = 0
         self.num_skipped = 0
         """Prompts left out for their length, over the run."""
+        self._passed: list[PassedRow] | None = None
+        """Rows that the cursor has passed since the last `take_passed_rows`; None: nobody asks."""
         self._order: tuple[int, NDArray[Any] | None] = (-1, None)
         plugin = resolve_buffer(args) if buffer_filter is None else buffer_filter
         self.buffer = SampleBuffer(args, self.group_size, plugin)
@@ -59,16 +62,25 @@ class DatasetSource:
             self._open()
 
     def _open(self) -> None:
+        self.rows = self.open_rows()
+        if self.tokenizer is None:
+            self.tokenizer = load_tokenizer(self.args.hf_checkpoint)
+        self._reader = PromptReader(self.rows, self.tokenizer, Columns.of_run(self.args), self._named)
+        for index in {0, len(self.rows) - 1}:
+            self._reader.read(index)
+
+    def open_rows(self) -> Rows:
+        """The rows of `--prompt-data`; a subclass may have them from elsewhere. Raises ConfigError, DataError."""
         if not getattr(self.args, "prompt_data", None):
             raise ConfigError(
                 "--prompt-data is not set; name a .jsonl or .parquet file, or --disable-rollout-global-dataset"
             )
-        self.rows = open_rows(self.args.prompt_data)
-        if self.tokenizer is None:
-            self.tokenizer = load_tokenizer(self.args.hf_checkpoint)
-        self._reader = PromptReader(self.rows, self.tokenizer, Columns.of_run(self.args), self.args.prompt_data)
-        for index in {0, len(self.rows) - 1}:
-            self._reader.read(index)
+        return open_rows(self.args.prompt_data)
+
+    @property
+    def _named(self) -> str:
+        """What the rows are called in messages."""
+        return str(self.args.prompt_data or (self.rows.path if self.rows is not None else "--prompt-data"))
 
     def __len__(self) -> int:
         """Rows of one epoch, prompts that are too long included; 0 without a data set."""
@@ -113,13 +125,15 @@ class DatasetSource:
             if sample is None:
                 too_long += 1
                 self.num_skipped += 1
+                self._pass(row, reason="too long")
                 continue
             too_long, sample.row = 0, row
             if self.buffer.wants(sample) or declined >= len(self):
                 return sample
             declined += 1
+            self._pass(row, reason="declined by the buffer")
         raise DataError(
-            f"{self.args.prompt_data}: none of the {len(self)} prompts has at most"
+            f"{self._named}: none of the {len(self)} prompts has at most"
             f" --rollout-max-prompt-len {self.args.rollout_max_prompt_len} tokens"
         )
 
@@ -141,8 +155,41 @@ class DatasetSource:
         for sample in group:
             sample.group_index, sample.index = self._next_group, self._next_sample
             self._next_sample += 1
+        if prompt.row is not None:
+            self._pass(prompt.row, group_index=self._next_group)
         self._next_group += 1
         return group
+
+    # -- for the ledger ------------------------------------------------------------------------------
+
+    def _pass(self, row: int, *, group_index: int | None = None, reason: str | None = None) -> None:
+        if self._passed is not None:
+            self._passed.append(PassedRow(self._epoch, row, group_index, reason))
+
+    def take_passed_rows(self) -> list[PassedRow]:
+        """Rows that have become groups, or were skipped, since the last call; they are kept from the first one on."""
+        passed, self._passed = self._passed or [], []
+        return passed
+
+    @property
+    def cursor(self) -> dict[str, int]:
+        """Where in the data the next prompt comes from."""
+        return {
+            "epoch": self._epoch,
+            "offset": self._offset,
+            "num_rows": len(self),
+            "next_group_index": self._next_group,
+        }
+
+    @property
+    def replays(self) -> bool | int:
+        """See `BufferBase.replays`."""
+        return self.buffer.replays
+
+    @property
+    def drops(self) -> bool:
+        """See `BufferBase.drops`."""
+        return self.buffer.drops
 
     # -- storing -------------------------------------------------------------------------------------
 
@@ -167,7 +214,7 @@ class DatasetSource:
         """
         if state.get("version") != STATE_VERSION:
             raise CheckpointError(f"data source state has version {state.get('version')!r}; this is {STATE_VERSION}")
-        _check_unchanged(state["data"], self._fingerprint(), str(self.args.prompt_data))
+        _check_unchanged(state["data"], self._fingerprint(), self._named)
         self.buffer.load_state_dict(state["buffer"])
         self._epoch, self._offset = int(state["epoch"]), int(state["offset"])
         self._next_group, self._next_sample = int(state["next_group_index"]), int(state["next_sample_index"])
@@ -222,7 +269,7 @@ def eval_samples(args: Any, dataset: Any, tokenizer: Any) -> list[Group]:
     """The groups of one evaluation data set, `dataset.n_samples_per_eval_prompt` samples per prompt.
 
     Args:
-        args: The run's settings; unused, since `dataset` has its fallbacks filled in.
+        args: The run's settings, for its tools; `dataset` has the other fallbacks filled in.
         dataset: `config.eval_config.EvalDataset`.
         tokenizer: HF tokenizer.
 
@@ -230,7 +277,7 @@ def eval_samples(args: Any, dataset: Any, tokenizer: Any) -> list[Group]:
         DataError: A row cannot be used, or every prompt is too long.
     """
     rows = open_rows(dataset.path, origin=f"evaluation data set {dataset.name!r}:")
-    reader = PromptReader(rows, tokenizer, Columns.of_eval(dataset), dataset.path)
+    reader = PromptReader(rows, tokenizer, Columns.of_eval(dataset, args), dataset.path)
     groups: list[Group] = []
     for index in range(len(rows)):
         prompt = reader.read(index)

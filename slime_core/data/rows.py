@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.data.dataset import Row, Rows, split_path
-from slime_core.data.tokenizer import encode_rendered, encode_text, render_prompt
+from slime_core.data.images import ImagePrompts, has_images, load_processor
+from slime_core.data.tokenizer import as_messages, encode_text, render_prompt
+from slime_core.data.tools import told_tools
+from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
+from slime_core.multimodal import IMAGES
 from slime_core.types import Sample
 
 
@@ -27,8 +31,14 @@ class Columns:
     tools: str | None
     apply_chat_template: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    run_tools: tuple[Mapping[str, Any], ...] = ()
+    """Schemas given to the chat template where a row has none of its own."""
     max_prompt_len: int | None = None
     """Longer prompts are left out, counted in tokens."""
+    multimodal: Mapping[str, str] = field(default_factory=dict)
+    """Kind -> column (`--multimodal-keys`); empty: text only."""
+    checkpoint: str | None = None
+    """Whose processor makes tokens of prompts with images."""
 
     @classmethod
     def of_run(cls, args: Any) -> Columns:
@@ -40,12 +50,15 @@ class Columns:
             tools=args.tool_key,
             apply_chat_template=args.apply_chat_template,
             template_kwargs=args.apply_chat_template_kwargs or {},
+            run_tools=tuple(told_tools(args, {})),
             max_prompt_len=args.rollout_max_prompt_len,
+            multimodal=getattr(args, "multimodal_keys", None) or {},
+            checkpoint=getattr(args, "hf_checkpoint", None),
         )
 
     @classmethod
-    def of_eval(cls, dataset: Any) -> Columns:
-        """An evaluation data set's; `config.eval_config.EvalDataset` has its fallbacks filled in."""
+    def of_eval(cls, dataset: Any, args: Any = None) -> Columns:
+        """An evaluation data set's; `config.eval_config.EvalDataset` has its fallbacks filled in, `args` the tools."""
         return cls(
             input=dataset.input_key,
             label=dataset.label_key,
@@ -53,7 +66,10 @@ class Columns:
             tools=dataset.tool_key,
             apply_chat_template=dataset.apply_chat_template,
             template_kwargs=dataset.apply_chat_template_kwargs or {},
+            run_tools=tuple(told_tools(args, {})),
             max_prompt_len=dataset.max_prompt_len,
+            multimodal=getattr(dataset, "multimodal_keys", None) or {},
+            checkpoint=getattr(args, "hf_checkpoint", None),
         )
 
 
@@ -64,7 +80,11 @@ class PromptReader:
         self._rows = rows
         self._tokenizer = tokenizer
         self._columns = columns
-        self._source_name = split_path(str(spec))[0].stem
+        path = split_path(str(spec))[0]
+        self._source_name = path.stem
+        self._images: ImagePrompts | None = None
+        if columns.multimodal:
+            self._images = ImagePrompts(load_processor(columns.checkpoint or ""), columns.multimodal, path.parent)
 
     def read(self, index: int) -> Sample | None:
         """The row's sample without group and index, or None when its prompt is too long.
@@ -94,11 +114,27 @@ class PromptReader:
             custom_rm_path=metadata.get("custom_rm_path"),
             apply_chat_template_kwargs=dict(columns.template_kwargs) or None,
         )
+        if self._images is not None:
+            self._take_images(self._images, sample, row)
+        elif has_images(sample.prompt):
+            raise DataError('the prompt holds images; --multimodal-keys \'{"image": "images"}\' has them read')
         if is_conversation(sample.prompt):
+            if sample.multimodal_inputs:
+                raise DataError(
+                    "a conversation with images that ends with the assistant; images are read in prompts only"
+                )
             return sample
-        self._spell(sample, tools)
+        self._spell(sample, tools or list(columns.run_tools))
         too_long = columns.max_prompt_len is not None and len(sample.tokens) > columns.max_prompt_len
         return None if too_long else sample
+
+    def _take_images(self, images: ImagePrompts, sample: Sample, row: Row) -> None:
+        messages, refs = images.messages(sample.prompt, row)
+        if not refs:
+            return
+        if isinstance(sample.prompt, str) and not self._columns.apply_chat_template:
+            raise DataError("a text prompt with images needs --apply-chat-template, which spells the images")
+        sample.prompt, sample.multimodal_inputs = messages, {IMAGES: refs}
 
     def _spell(self, sample: Sample, tools: list[Any] | None) -> None:
         """Fill in the ids; with --apply-chat-template the prompt becomes the rendered text, as in THUDM/slime."""
@@ -106,7 +142,18 @@ class PromptReader:
             sample.tokens = encode_text(self._tokenizer, sample.prompt)
         else:
             text = render_prompt(self._tokenizer, sample.prompt, tools, self._columns.template_kwargs)
-            sample.tokens = encode_rendered(self._tokenizer, text)
+            if sample.multimodal_inputs and self._images is not None:
+                # Image tokens are the processor's, so nobody's text; the whole prompt is one span.
+                refs = sample.multimodal_inputs[IMAGES]
+                sample.tokens, sample.multimodal_train_inputs = self._images.encode(text, refs)
+            else:
+                sample.tokens, sample.spans = rendered_spans(
+                    self._tokenizer,
+                    as_messages(sample.prompt),
+                    text,
+                    tools=tools,
+                    template_kwargs=self._columns.template_kwargs,
+                )
             if self._columns.apply_chat_template:
                 sample.prompt = text
         if not sample.tokens:

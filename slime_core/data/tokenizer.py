@@ -76,8 +76,14 @@ def render_prompt(
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The chat template's text up to where the assistant begins; plain text is one user message. Raises DataError."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return render_messages(tokenizer, messages, tools, {"add_generation_prompt": True, **(template_kwargs or {})})
+    return render_messages(
+        tokenizer, as_messages(prompt), tools, {"add_generation_prompt": True, **(template_kwargs or {})}
+    )
+
+
+def as_messages(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+    """Chat messages; plain text is one user message."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def render_messages(

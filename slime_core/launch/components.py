@@ -15,13 +15,17 @@ from typing import Any
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.data.dumps import SavedRollout, UnusedSource
+from slime_core.data.tools import AUTO, run_tools
 from slime_core.errors import ConfigError, PluginError
+from slime_core.launch.images import check_images
 from slime_core.launch.objective import Objective, resolve_objective, told_without_effect
 from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.resolve import Resolved
+from slime_core.plugins.answers import named_extractor
+from slime_core.plugins.resolve import Resolved, absolute_spec
 from slime_core.plugins.signatures import declared
+from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks, SampleHook
 
 logger = logging.getLogger(__name__)
@@ -112,8 +116,15 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
     r.setting("buffers", "buffer_filter_path")  # checked here; the data source resolves it again where it lives
     parts.post_process_rewards = r.function("reward_post_processes", "custom_reward_post_process_path")
     parts.convert_samples = r.function("sample_converters", "custom_convert_samples_to_train_data_path")
+    generators: list[GenerateCaller] = []
     if getattr(parts.rollout_function, "needs_engine", True):
-        _resolve_generation(parts, r)
+        if r.args.debug_train_only:
+            raise ConfigError(
+                f"{settings.cite('debug_train_only')} starts no engine, and {settings.cite('rollout_function_path')}"
+                " may need one: load saved samples (--load-debug-rollout-data FILE), or say so on the function:"
+                " fn.needs_engine = False"
+            )
+        generators = _resolve_generation(parts, r)
     if learn:
         parts.trainer = r.setting("trainers", "train_backend")
         parts.objective = resolve_objective(settings, r)
@@ -136,6 +147,7 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
     elif settings.command != "eval" and settings.is_given("advantage_estimator"):
         # Nothing is trained, but the samples may need its greedy baseline when they are trained on later.
         parts.estimator = r.setting("estimators", "advantage_estimator")
+    check_images(settings, parts, generators)
     parts.resolved = r.used
     return parts, r
 
@@ -159,11 +171,14 @@ def _rollout_hooks(r: Resolver, rollout_function: Any) -> RolloutHooks:
     return hooks
 
 
-def _resolve_generation(parts: Components, r: Resolver) -> None:
+def _resolve_generation(parts: Components, r: Resolver) -> list[GenerateCaller]:
+    """Everything between prompt and reward; the generate functions that settings name."""
     args = r.args
     name = "custom_generate_function_path"
     parts.generator = r.generator(r.named(name) or DEFAULTS[name], r.origin(name))
+    parts.generator.check(args, training=r.command != "eval")
     generators = [parts.generator]
+    r.setting("environments", "environment_path")  # checked here; a sample's generator resolves it again
     reward_flag = "custom_rm_path" if args.custom_rm_path else "rm_type"
     spec = r.named(reward_flag)
     if spec:
@@ -176,15 +191,60 @@ def _resolve_generation(parts: Components, r: Resolver) -> None:
         reward = dataset.custom_rm_path or dataset.rm_type
         if reward and reward != spec:
             r.reward(reward, f"evaluation data set {dataset.name!r}")
-        if dataset.custom_generate_function_path:
-            generators.append(
-                r.generator(dataset.custom_generate_function_path, f"evaluation data set {dataset.name!r}")
-            )
+        generators.append(_resolve_dataset(dataset, parts.generator, r))
     rollouts = (parts.rollout_function, parts.eval_function)
     parts.needs_address = not (
         all(g.takes_context for g in generators) and all("context" in inspect.signature(f).parameters for f in rollouts)
     )
+    if args.environment_path and not any(g.uses_environment for g in generators):
+        logger.warning(
+            "%s: without effect, unless a row chooses a generator that uses it; %s does not say so (an attribute"
+            " uses_environment = True); multi_turn does", r.origin("environment_path"), parts.generator.label,
+        )  # fmt: skip
     parts.engine = r.setting("engines", "rollout_engine")
+    if any(g.uses_sandbox for g in generators):
+        _require_isolation(args, r)
+    r.each("tools", "tools_path")
+    if args.tool_call_parser != AUTO:
+        r.setting("tool_parsers", "tool_call_parser")
+    run_tools(args)
+    return generators
+
+
+def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> GenerateCaller:
+    """The data set's generate function, after all that its entry names has been found."""
+    origin = f"evaluation data set {dataset.name!r}"
+    if dataset.custom_generate_function_path:
+        dataset.custom_generate_function_path = absolute_spec(dataset.custom_generate_function_path)
+        generator = r.generator(dataset.custom_generate_function_path, origin)
+    if dataset.environment_path:
+        dataset.environment_path = absolute_spec(dataset.environment_path)
+        r.spec("environments", dataset.environment_path, f"{origin}: environment_path")
+        if not generator.uses_environment:
+            logger.warning(
+                "%s: environment_path %r is without effect, unless a row chooses a generator that uses it; %s does not"
+                " say so", origin, dataset.environment_path, generator.label,
+            )  # fmt: skip
+    if dataset.tools_path is not None:
+        dataset.tools_path = [absolute_spec(spec) for spec in dataset.tools_path]
+        for spec in dataset.tools_path:
+            r.spec("tools", spec, f"{origin}: tools_path")
+    if dataset.answer_path:
+        dataset.answer_path = absolute_spec(dataset.answer_path)
+        named_extractor(dataset.answer_path, f"{origin}: answer_path")
+    own = dataset_args(r.args, dataset)
+    run_tools(own)
+    generator.check(own, training=False)
+    return generator
+
+
+def _require_isolation(args: Any, r: Resolver) -> None:
+    from slime_core.sandbox import SandboxError, require_isolation
+
+    try:
+        require_isolation(args.sandbox_isolation)
+    except SandboxError as error:
+        raise ConfigError(f"{r.origin('sandbox_isolation')}: {error}") from error
 
 
 def _check_same_bits(settings: Settings, parts: Components) -> None:

@@ -16,6 +16,7 @@ from slime_core.checkpoint.export import export_hf
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import PluginError
 from slime_core.observability.run_dir import CHECKPOINTS, versions, write_summary
+from slime_core.waits import named, progress
 
 
 class Journal:
@@ -61,9 +62,11 @@ class Journal:
 
     def step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """One rollout has been trained on."""
+        progress(step=rollout_id + 1)
         self.log(rollout_id + 1, metrics)
         self._hooks.slime_step_end(rollout_id=rollout_id, metrics=metrics)
 
+    @named("checkpoint of rollout {0}", deadline="save_timeout", then="the process ends (--save-timeout)", stop=True)
     def save(self, rollout_id: int) -> None:
         """Commit a checkpoint. Raises CheckpointError."""
         state = {**self._facts(), "evals": self.evals, "seconds": self.seconds(), "plugins": self.plugins}
@@ -83,16 +86,23 @@ class Journal:
         if state.get("plugin_state"):
             self._hooks.slime_load_state(state=state["plugin_state"])
 
+    def rewind(self, commit: Path, state: Mapping[str, Any]) -> None:
+        """`restore` in the middle of a run: its record after the commit is void, the time it took is not."""
+        before = self.seconds_before
+        self.restore(commit, state)
+        self.seconds_before = before
+
     def seconds(self) -> float:
         """Wall time of the run, interruptions left out."""
         return self.seconds_before + time.perf_counter() - self._started
 
-    def finish(self, command: str, rollouts: int, resumed_from: str | None) -> dict[str, Any]:
-        """Write and return `summary.json`."""
+    def finish(self, command: str, rollouts: int, resumed_from: str | None, *, early: bool = False) -> dict[str, Any]:
+        """Write and return `summary.json`; `early`: a drain ended the run, which is not done."""
         first = next(iter(self.evals.values()), {})
         summary: dict[str, Any] = {
             "command": command,
             "rollouts": rollouts,
+            "drained": early,
             "seed": self.args.seed,
             "wall_seconds": round(self.seconds(), 3),
             "eval_before": first.get("before"),

@@ -5,12 +5,17 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from slime_core.errors import ConfigError
 
 _POLL = 0.1
+
+
+def sole_writer(run_dir: Path) -> AbstractContextManager[None]:
+    """Two runs in one directory would mix their checkpoints and metrics. Raises ConfigError at once."""
+    return file_lock(run_dir / ".lock", deadline=0.0, refusal=f"{run_dir}: another run is writing here; choose another")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from slime_core.launch.findings import Finding, Level
 from slime_core.launch.fresh_process import FreshProcess
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.resume import first_rollout, named_commit
-from slime_core.models.config import load_model_config
+from slime_core.models.decoder_shape import decoder_shape
 from slime_core.models.hf_io import weight_files
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.types import Sample
@@ -96,7 +96,7 @@ def _data(run: Prepared) -> tuple[Sample | None, list[Finding]]:
     sets += [(d.path, Columns.of_eval(d), f"evaluation data set {d.name!r}") for d in args.eval_datasets or []]
     for path, columns, origin in sets:
         try:
-            sample, said = _rows(path, columns, origin, tokenizer, load_model_config(args.hf_checkpoint).vocab_size)
+            sample, said = _rows(path, columns, origin, tokenizer, decoder_shape(args.hf_checkpoint).vocab_size)
         except SlimeError as error:
             text = str(error)
             said = [Finding("data", Level.ERROR, text if text.startswith(origin) else f"{origin}: {text}")]

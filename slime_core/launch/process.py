@@ -1,14 +1,17 @@
-"""What every process of a run sets once: threads, seeds, and how often garbage is collected."""
+"""What every process of a run sets once, threads, seeds, and how often garbage is collected; and which one it is."""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import os
 import random
 from typing import Any
 
 import numpy
 import torch
+
+from slime_core.errors import ConfigError
 
 GC_THRESHOLDS = (50_000, 20, 10)
 """Of the cyclic garbage collector, by generation. With Python's 700, scanning the samples and tasks of a large rollout
@@ -30,3 +33,19 @@ def set_up_process(args: Any) -> None:
     random.seed(args.seed)
     numpy.random.seed(args.seed % 2**32)
     torch.manual_seed(args.seed)
+
+
+def is_leader() -> bool:
+    """Whether this process is torch's rank 0, which rolls out and records."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def num_processes() -> int:
+    """Processes that train together, of which this is one. Raises ConfigError when torchrun's word is no number."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"environment variable WORLD_SIZE={text!r}: an integer is needed; torchrun sets it"
+        ) from error

@@ -36,6 +36,7 @@ class Resolver:
     def __init__(self, settings: Settings) -> None:
         self.args = settings.args
         self._settings = settings
+        self.command = settings.command
         self.used: list[Resolved] = []
         self.asked: list[Asked] = []
         """In step with `used`."""
@@ -51,7 +52,8 @@ class Resolver:
     def function(self, kind: str, name: str) -> Any:
         """As `setting`, for a plain function: what it raises later names the setting."""
         found = self.setting(kind, name)
-        return None if found is None else guarded(found, f"{self.origin(name)} {self.named(name)!r}")
+        lasting = kind in ("rollouts", "recipes")
+        return None if found is None else guarded(found, f"{self.origin(name)} {self.named(name)!r}", lasting=lasting)
 
     def each(self, kind: str, name: str) -> list[tuple[Any, str]]:
         """As `setting`, for a flag that may be repeated: (object, how errors call it) in order."""

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_core.checkpoint.sources import source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.errors import CheckpointError
 from slime_core.launch.journal import Journal
+from slime_core.launch.starting_points import no_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +35,15 @@ def named_commit(args: Any) -> Path | None:
     """`commit_to_resume` without a word."""
     if not args.load:
         return None
-    if (Path(args.load) / "config.json").is_file() and not is_checkpoint(args.load):
+    if not is_checkpoint(args.load) and (source := source_in(Path(args.load))) is not None:
+        if args.ckpt_step is not None:
+            raise CheckpointError(f"--ckpt-step {args.ckpt_step}: --load {args.load} is {source}, which has no steps")
         args.finetune = True  # THUDM/slime's `--load` of an HF directory: its weights, nothing else
         return Path(args.load)
-    commit = find(args.load)
+    commit = find(args.load, args.ckpt_step)
     own = {Path(p).resolve() for p in (args.save, args.run_dir) if p}
-    if commit is None and Path(args.load).resolve() not in own:
-        raise CheckpointError(f"--load {args.load}: no slime checkpoint there")
+    if commit is None and (Path(args.load).resolve() not in own or args.ckpt_step is not None):
+        raise CheckpointError(no_checkpoint(args.load))
     return commit
 
 
@@ -50,19 +54,24 @@ def first_rollout(args: Any, commit: Path | None) -> int:
     return int(read_state(commit)["rollout_id"]) + 1
 
 
+def unfinished_evaluations(commit: Path) -> list[int]:
+    """Steps whose evaluation the commit's run had not finished: to be done first, with the commit's weights."""
+    return [int(step) for step in read_state(commit).get("unfinished_evaluations", ())]
+
+
 def restore(
     args: Any, commit: Path, settings: Mapping[str, Any], *, trainer: Any, stage: Any, weights: Any, journal: Journal
 ) -> None:
     """Put every stage into the state of the commit. Raises CheckpointError when it does not fit this run."""
     trainer.load(commit)
     if args.finetune:
-        print(f"weights of {commit}; everything else starts afresh (--finetune)", flush=True)
+        print(f"weights of {commit}, {source_in(commit)}; everything else starts afresh (--finetune)", flush=True)
         return
     state = read_state(commit)
     start = first_rollout(args, commit)
     if commit.parent.resolve() == journal.store.root.resolve():
-        journal.store.rewind(commit)
-    stage.load(commit, start - 1)
+        journal.store.rewind(commit, keep=args.keep_checkpoints)
+    open_groups = stage.load(commit, start - 1)
     # The loop's first push serves the restored weights, under the version they had.
     weights.version = state["weight_version"] - 1
     journal.restore(commit, state)
@@ -70,10 +79,18 @@ def restore(
     note = f"; changed settings: {', '.join(changed)}" if changed else ""
     print(
         f"resumed from {commit}: {start} of {args.num_rollout} rollouts done, continuing with rollout {start};"
-        f" data cursor, buffer and RNG restored{note}",
+        f" {_taken(args)} restored; {open_groups}{note}",
         flush=True,
     )
     _warn_about_plugins(state["plugins"], journal.plugins)
+
+
+def _taken(args: Any) -> str:
+    """What of a commit a run goes on with."""
+    left_out = {"optimizer": args.no_load_optim, "RNG": args.no_load_rng}
+    taken = ["weights", "optimizer", "data cursor", "buffer", "RNG"]
+    names = [name for name in taken if not left_out.get(name)]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -7,14 +7,26 @@ from typing import Any
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.launch.components import Components
 from slime_core.launch.resolver import Resolver
+from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.boundary import user_code
+from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.reward_specs import check_named_rewards
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 
 
-def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any, *, draws: bool = True) -> RolloutStage:
+def build_rollout(
+    args: Any,
+    parts: Components,
+    resolver: Resolver,
+    hooks: Any,
+    *,
+    draws: bool = True,
+    runner: LoopThread | None = None,
+    eval_record: EvalRecord | None = None,
+) -> RolloutStage:
     """Construct data source, tokenizer and (not yet started) engine; without `draws` there is no data source.
 
     Raises:
@@ -43,8 +55,11 @@ def build_rollout(args: Any, parts: Components, resolver: Resolver, hooks: Any, 
             convert_samples=parts.convert_samples,
             needs_address=parts.needs_address and not args.sglang_router_port,
             hooks=hooks,
+            timeline=open_timeline(args) if draws else None,
+            eval_record=eval_record,
             user=parts.user,
         ),
+        LoopThread() if args.async_training else None,
     )
 
 

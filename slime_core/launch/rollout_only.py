@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config import Settings
-from slime_core.launch.inline import is_leader, rollouts_of, sole_writer, told_to_hooks
 from slime_core.launch.journal import Journal
+from slime_core.launch.lead import rollouts_of, told_to_hooks
+from slime_core.launch.lock import sole_writer
 from slime_core.launch.prepare import Prepared, prepare
+from slime_core.launch.process import is_leader
 from slime_core.loop import is_due
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.run_dir import check_run_dir, open_run_dir, run_dir_of
 from slime_core.rollout.stage import RolloutStage
 from slime_core.types import Group
+from slime_core.waits import published
 
 Take = Callable[[RolloutStage, int, list[Group], dict[str, float]], None]
 """(stage, rollout_id, groups, metrics): what to do with one finished rollout."""
@@ -35,6 +38,7 @@ def generate(run: Prepared, take: Take, before: Callable[[RolloutStage], None] |
     """
     args = run.args
     stage = run.rollout_stage()
+    stage.ledger.recording = False  # no commit will ask what became of the groups
     try:
         span = _span(run, stage)
         stage.start()
@@ -65,7 +69,7 @@ def train_without_training(settings: Settings) -> dict[str, Any]:
     run_dir, reuse = run_dir_of(args), {"resume": bool(args.load), "overwrite": args.overwrite}
     check_run_dir(run_dir, **reuse)
     run = prepare(settings, learn=False)
-    with sole_writer(run_dir):
+    with sole_writer(run_dir), published(args, "rollout"):
         open_run_dir(run_dir, **reuse)
         journal = Journal(args, run_dir, run.hooks, [], dict, run.plugins, started)
 

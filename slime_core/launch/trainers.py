@@ -1,7 +1,7 @@
 """The trainers of one process, as the launcher sees them: the actor's and, for estimators with values, the critic's.
 
-Built once per data-parallel process; saved, loaded and closed together. What a reader would get wrong: the actor is
-built first and closed last, since it owns the process group that both use.
+Built once per process; saved, loaded and closed together. What a reader would get wrong: the actor is built first and
+closed last, since it owns the process group that both use.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.role_settings import role_args
 from slime_core.errors import CheckpointError
 from slime_core.protocols import Trainer
 
@@ -21,26 +22,21 @@ class Trainers:
     """One or two trainers.
 
     Args:
-        args: The run's settings.
+        args: The run's settings; each role's trainer gets them with its own of `--megatron-config-path`.
         make: Trainer class or factory, called as `make(args)` and `make(args, role="critic")`.
         with_critic: Whether the estimator needs values.
     """
 
     def __init__(self, args: Any, make: Callable[..., Trainer], *, with_critic: bool) -> None:
         self.args = args
-        self.actor = make(args)
+        self.actor = make(role_args(args, "actor"))
         self.critic: Trainer | None = None
         if with_critic:
             try:
-                self.critic = make(args, role=CRITIC)
+                self.critic = make(role_args(args, "critic"), role=CRITIC)
             except BaseException:
                 self.actor.close()
                 raise
-
-    @property
-    def world_size(self) -> int:
-        """Data-parallel size, the same for both."""
-        return self.actor.world_size
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """Rank 0's bytes on every rank."""
@@ -69,6 +65,19 @@ class Trainers:
                 f"{directory}: no {CRITIC}/ there: it was saved by a run without a critic; to start from its weights"
                 " with a new critic, add --finetune"
             )
+
+    def offload(self) -> None:
+        """Give up what only training needs, under `--offload-train`; returns when all processes have."""
+        for trainer in self._both():
+            trainer.offload()  # type: ignore[attr-defined]
+
+    def onload(self) -> None:
+        """Take it again."""
+        for trainer in self._both():
+            trainer.onload()  # type: ignore[attr-defined]
+
+    def _both(self) -> list[Trainer]:
+        return [self.actor] if self.critic is None else [self.actor, self.critic]
 
     def close(self) -> None:
         """Leave process groups and free memory; the actor, which joined them, last."""

@@ -51,6 +51,9 @@ class CorrectionInputs:
     all_reduce: AllReduce | None = None
     """Sum over data-parallel ranks; the samples of all ranks are those of one optimizer step. None when only one
     micro-batch is known at a time (`--proximal-policy interpolate`)."""
+    sibling_counts: list[int] | None = None
+    """[n] fan-out siblings of each sample, itself included, for means over sequences, which count a rollout
+    once; None: no sample has any."""
 
 
 @dataclass
@@ -160,7 +163,8 @@ class MismatchImportanceSampling:
             kept, metrics = kept * accepted, metrics | found
         if self.args.tis_batch_normalize:
             assert inputs.all_reduce is not None, "refused at start-up: this correction needs the whole step"
-            mean = mean_weight(weights, counted, lengths, self.args.tis_level, inputs.all_reduce)
+            siblings, level = inputs.sibling_counts, self.args.tis_level
+            mean = mean_weight(weights, counted, lengths, level, inputs.all_reduce, siblings)
             mean = mean.to(weights.dtype)
             weights = weights / mean
             metrics["batch_norm_factor"] = mean.expand_as(weights)

@@ -94,7 +94,10 @@ class Corrector:
         assert engine is not None
         assert mask is not None
         staleness = gather(tensors.staleness, positions)
-        found = self._weigh(CorrectionInputs(policy, engine, mask, lengths, staleness, denominators.all_reduce))
+        siblings = [batch.sibling_counts[p] for p in positions]
+        found = self._weigh(
+            CorrectionInputs(policy, engine, mask, lengths, staleness, denominators.all_reduce, siblings)
+        )
         columns = {name: torch.split(value, lengths) for name, value in found.metrics.items()}
         weights, masks = torch.split(found.weights, lengths), torch.split(found.loss_mask, lengths)
         return {

@@ -14,6 +14,7 @@ train the critic only (`--num-critic-only-steps`) have no `train/*` of the actor
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from slime_core.errors import ConfigError, TrainError
@@ -24,13 +25,14 @@ from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Sched
 from slime_core.learning.passes import DataPostprocess, Passes
 from slime_core.learning.report import log_prob_gap, rollout_report
 from slime_core.learning.routing import routing_arrays
-from slime_core.learning.steps import FirstStep, over_steps, take_steps
+from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.learning.train_dump import write_train_data
-from slime_core.models.config import load_model_config
-from slime_core.ops.flops import DecoderShape
-from slime_core.protocols import AdvantageEstimator, Args, LossFn, Trainer
+from slime_core.models.decoder_shape import decoder_shape
+from slime_core.models.routed_layers import routed_layers
+from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer
 from slime_core.types import TrainBatch
+from slime_core.waits import named
 
 
 class Learner:
@@ -70,6 +72,9 @@ class Learner:
         self._passes = Passes(args, trainer, loss, estimator, critic, postprocess)
         self._cost = _sample_cost(args)
 
+    @named(
+        "optimizer steps of rollout {0}", deadline="train_timeout", then="the process ends (--train-timeout)", stop=True
+    )
     def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
         """Take the rollout's optimizer steps.
 
@@ -88,13 +93,17 @@ class Learner:
                 f"rollout {rollout_id}: every response token of all {len(batch)} samples is masked; nothing to train"
                 " on. Look for failed or removed samples and for filters or loss masks that are too strict"
             )
-        policy = PackingPolicy.from_args(self.args, self.trainer.world_size)
-        schedule = build_schedule(batch, policy, self._cost)
+        if batch.multimodal_train_inputs is not None and not getattr(self.trainer, "takes_images", False):
+            raise TrainError(
+                f"rollout {rollout_id}: its samples have images, which {type(self.trainer).__name__} does not take;"
+                " type --train-backend embedded"
+            )
+        schedule = build_schedule(batch, self._policy(), self._cost)
         share = schedule.for_rank(self.trainer.rank)
         local = replace(batch.select(share.indices), rollout_id=rollout_id)
         if self.args.use_routing_replay:
-            local.routed_experts = routing_arrays(local, load_model_config(self.args.hf_checkpoint))
-        clock, first = Clock(), FirstStep(local)
+            local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint))
+        clock, steps = Clock(), list[StepResult]()
         trains_actor = self.critic is None or rollout_id >= self.args.num_critic_only_steps
         tensors = self._passes.run(local, share, clock, trains_actor=trains_actor)
         denominators = self._denominators(batch, schedule, share)
@@ -104,13 +113,24 @@ class Learner:
                 metrics |= _prefixed("train/critic-", self._train_critic(local, tensors, share, denominators))
         if trains_actor:
             with clock.timed("actor_train"):
-                metrics |= _prefixed("train/", self._train_actor(local, tensors, share, denominators, first))
-        metrics |= self._describe(batch, local, tensors, first, share)
+                steps = self._train_actor(local, tensors, share, denominators)
+            metrics |= _prefixed("train/", {**over_steps(steps), "steps": float(len(steps))})
+        metrics |= self._describe(batch, local, tensors, steps, share)
         if self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self.trainer.update_reference()
         return metrics | clock.metrics()
 
     # -- the steps -----------------------------------------------------------------------------------
+
+    def _policy(self) -> PackingPolicy:
+        """Micro-batches that suit the actor and the critic."""
+        trainers = [trainer for trainer in (self.trainer, self.critic) if trainer is not None]
+        return PackingPolicy.from_args(
+            self.args,
+            self.trainer.world_size,
+            multiple=math.lcm(*(getattr(trainer, "micro_batch_multiple", 1) for trainer in trainers)),
+            context_parallel_size=min(getattr(trainer, "context_parallel_size", 1) for trainer in trainers),
+        )
 
     def _denominators(self, batch: TrainBatch, schedule: Schedule, share: RankSchedule) -> list[Denominators]:
         """Of each optimizer step."""
@@ -140,30 +160,27 @@ class Learner:
         tensors: TrainTensors,
         share: RankSchedule,
         denominators: list[Denominators],
-        first: FirstStep,
-    ) -> dict[str, float]:
+    ) -> list[StepResult]:
         def loss_of_step(number: int) -> LossFn:
             reuses = number == 0 and self._passes.reuses_own_log_probs
             known = replace(tensors, old_log_probs=None) if reuses else tensors
-            loss_fn = self.loss.bind(local, known, denominators[number])
-            return first.watching(loss_fn) if number == 0 else loss_fn
+            return self.loss.bind(local, known, denominators[number])
 
         with_logits = bool(getattr(self.loss, "needs_logits", False))
-        steps = take_steps(
+        return take_steps(
             self.trainer, local, share, loss_of_step, with_entropy=self.loss.needs_entropy, with_logits=with_logits
         )
-        return {**over_steps(steps), "steps": float(len(steps))}
 
     # -- after the steps -----------------------------------------------------------------------------
 
     def _describe(
-        self, batch: TrainBatch, local: TrainBatch, tensors: TrainTensors, first: FirstStep, share: RankSchedule
+        self, batch: TrainBatch, local: TrainBatch, tensors: TrainTensors, steps: list[StepResult], share: RankSchedule
     ) -> dict[str, float]:
         # The trainer's own log-probs before the update, by position.
         own = tensors.train_log_probs if self.args.use_rollout_logprobs else tensors.old_log_probs
         known = {p: part for p, part in enumerate(own or ()) if len(part) == local.response_lengths[p]}
-        if not known or self._passes.reuses_own_log_probs:
-            known |= first.log_probs
+        if steps and (not known or self._passes.reuses_own_log_probs):
+            known |= steps[0].log_probs  # the first step's samples were looked at with the weights before the update
         # Every rank has samples in every step, so all ranks agree on this.
         column = [known[p] for p in range(len(local))] if len(known) == len(local) else None
         metrics = rollout_report(batch, local, tensors, column, self.trainer)
@@ -182,17 +199,4 @@ def _sample_cost(args: Args) -> Cost:
     """Forward FLOPs by number of tokens when a balancing switch asks for them."""
     if not (args.balance_data or args.balance_by_flops):
         return float
-    config = load_model_config(args.hf_checkpoint)
-    inner, moe = config.intermediate_size, config.moe
-    if moe is not None:  # what a token goes through, on average over the layers
-        inner += len(moe.layers) * (moe.experts_per_token * moe.intermediate_size - inner) // config.num_layers
-    shape = DecoderShape(
-        hidden_size=config.hidden_size,
-        intermediate_size=inner,
-        vocab_size=config.vocab_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-    )
-    return shape.forward_flops
+    return decoder_shape(args.hf_checkpoint).forward_flops

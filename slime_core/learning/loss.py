@@ -169,7 +169,7 @@ class SFTLoss:
     needs_entropy: bool = False
     ignores: ClassVar[Sequence[str]] = (
         *("advantage_estimator", "normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c"),
-        *("entropy_coef", "use_kl_loss", "kl_coef"),
+        *("entropy_coef", "use_kl_loss", "kl_coef", "keep_old_actor"),
     )
 
     def __init__(self, args: Args, estimator: AdvantageEstimator) -> None:

@@ -6,10 +6,11 @@ the whole one.
 
     steps          rollouts in order of appearance, `global_batch_size` at a time; siblings stay together
     micro-batches  of one step: first-fit under `max_tokens_per_gpu`, or up to `micro_batch_size` samples each
-    ranks          the same number of micro-batches each: every dp-th one, or balanced by FLOPs (Karmarkar-Karp)
+    ranks          the same number of micro-batches each: every dp-th one, or balanced by FLOPs (Karmarkar-Karp);
+                   a multiple of the trainer's `micro_batch_multiple`
 
 Rollouts that do not fill a step are never dropped. They form a last, smaller step; if that had fewer samples than
-there are ranks, they join the step before. A batch with fewer samples than ranks is an error.
+the ranks need, one for each micro-batch, they join the step before. A batch with fewer samples than that is an error.
 """
 
 from __future__ import annotations
@@ -84,17 +85,35 @@ class PackingPolicy:
     """Give every rank about the same cost, not just the same number of micro-batches."""
     balance_by_flops: bool = False
     """Also form the micro-batches by equal cost; they may then exceed `max_tokens`."""
+    multiple: int = 1
+    """A rank's micro-batches of a step come in multiples of this."""
+
+    @property
+    def unit(self) -> int:
+        """The micro-batches of a step come in multiples of this."""
+        return self.world_size * self.multiple
 
     @classmethod
-    def from_args(cls, args: Any, world_size: int) -> PackingPolicy:
-        """Read THUDM/slime's flags."""
+    def from_args(
+        cls, args: Any, world_size: int, *, multiple: int = 1, context_parallel_size: int = 1
+    ) -> PackingPolicy:
+        """Read THUDM/slime's flags.
+
+        Args:
+            args: The run's settings.
+            world_size: Data-parallel ranks.
+            multiple: See the field.
+            context_parallel_size: Processes, and so GPUs, that share the tokens of a micro-batch.
+        """
+        max_tokens = args.max_tokens_per_gpu * context_parallel_size if args.use_dynamic_batch_size else None
         return cls(
             world_size=world_size,
             global_batch_size=args.global_batch_size,
             micro_batch_size=args.micro_batch_size,
-            max_tokens=args.max_tokens_per_gpu if args.use_dynamic_batch_size else None,
+            max_tokens=max_tokens,
             balance=args.balance_data or args.balance_by_flops,
             balance_by_flops=args.balance_by_flops,
+            multiple=multiple,
         )
 
 
@@ -107,7 +126,7 @@ def build_schedule(batch: TrainBatch, policy: PackingPolicy, cost: Cost = float)
         cost: Cost of a sample by its number of tokens; used by the two balancing switches.
 
     Raises:
-        TrainError: The batch has fewer samples than there are ranks.
+        TrainError: The batch has fewer samples than every rank needs for its micro-batches.
     """
     lengths = [len(tokens) for tokens in batch.tokens]
     steps = []
@@ -127,36 +146,37 @@ def _step_samples(rollout_ids: Sequence[int], policy: PackingPolicy) -> list[lis
     size = policy.global_batch_size
     starts = range(0, len(rollouts), size)
     steps = [[i for rollout in rollouts[start : start + size] for i in rollout] for start in starts]
-    if len(steps) > 1 and len(steps[-1]) < policy.world_size:
+    if len(steps) > 1 and len(steps[-1]) < policy.unit:
         trailing = steps.pop()
         steps[-1] += trailing
     for samples in steps:
-        if len(samples) < policy.world_size:
+        if len(samples) < policy.unit:
+            each = f", each with {policy.multiple} micro-batches at least" if policy.multiple > 1 else ""
             raise TrainError(
                 f"an optimizer step of {len(samples)} sample(s) cannot be shared by {policy.world_size} data-parallel"
-                f" ranks; raise --global-batch-size ({size}) or --rollout-batch-size, or use fewer ranks"
+                f" ranks{each}; raise --global-batch-size ({size}) or --rollout-batch-size, or use fewer ranks"
             )
     return steps
 
 
 def _micro_batches(lengths: Sequence[int], policy: PackingPolicy, cost: Cost) -> list[list[int]]:
-    """Bins of positions in `lengths`; their number is a multiple of the number of ranks.
+    """Bins of positions in `lengths`; their number is a multiple of the policy's unit.
 
     Where there are too few samples for the next multiple, the smallest bins are joined down to the previous one,
     even above the cap: a rank without work would wait, and a rank with a missing micro-batch would hang its peers.
     """
-    n, dp = len(lengths), policy.world_size
+    n, unit = len(lengths), policy.unit
     if policy.max_tokens is None:
         bins = [list(range(s, min(s + policy.micro_batch_size, n))) for s in range(0, n, policy.micro_batch_size)]
     elif policy.balance_by_flops:
-        count = min(_round_up(-(-sum(lengths) // policy.max_tokens), dp), n // dp * dp)
+        count = min(_round_up(-(-sum(lengths) // policy.max_tokens), unit), n // unit * unit)
         bins = karmarkar_karp([cost(length) for length in lengths], count, equal_size=False)
     else:
         bins = first_fit(lengths, policy.max_tokens)
-    target = _round_up(len(bins), dp)
+    target = _round_up(len(bins), unit)
     if target > n:
-        bins = join_bins(bins, lengths, n // dp * dp)
-        target = n // dp * dp
+        bins = join_bins(bins, lengths, n // unit * unit)
+        target = n // unit * unit
     return split_bins(bins, lengths, target)
 
 

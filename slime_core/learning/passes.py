@@ -4,9 +4,9 @@ Called by the learner once per rollout, on every rank. What a reader would get w
 the first optimizer step use that step's own, detached, which costs no extra pass; those of later steps' samples are
 recomputed here. Estimators that need them beforehand (KL in the reward, `needs_log_probs`), distillation,
 `--use-rollout-entropy`, `--rollout-data-postprocess-path` and `--use-routing-replay` (without the engine's routing) get
-recomputed ones for all. With
-`--use-rollout-logprobs` they are the engine's; off-policy corrections take recomputed ones for all, or
-(`--proximal-policy interpolate`) none.
+recomputed ones for all. With `--use-rollout-logprobs` they are the engine's, with `--keep-old-actor` those of the
+weights that were served last; off-policy corrections take recomputed ones for all, or (`--proximal-policy interpolate`)
+none.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Passes:
             return bool(args.use_rollout_entropy)
         if args.use_routing_replay and not args.use_rollout_routing_replay:
             return True  # it records the routing that the steps replay
+        if args.keep_old_actor:
+            return True
         if args.use_rollout_entropy or args.true_on_policy_mode or old_policy == "recomputed":
             return True
         if self._takes_engines_log_probs:
@@ -112,7 +114,9 @@ class Passes:
         with clock.timed("log_probs") if self._needs_own_log_probs else nullcontext():
             if self.args.use_rollout_entropy:
                 own, tensors.entropy = self.trainer.log_probs_and_entropy(local, micro_batches)
-            elif self._needs_own_log_probs:
+            if self.args.keep_old_actor and self.loss.needs_advantages:
+                own = self.trainer.log_probs(local, micro_batches, role="old_actor")
+            elif self._needs_own_log_probs and own is None:
                 own = self.trainer.log_probs(local, micro_batches, role="actor")
         if self._takes_engines_log_probs:
             if tensors.rollout_log_probs is None:

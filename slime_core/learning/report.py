@@ -7,10 +7,12 @@ is a plain mean over tokens. Both cover all ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
+from slime_core.fan_out import sibling_counts, weighted_mean
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.masking import masked, weighted_sum
 from slime_core.protocols import Trainer
@@ -48,20 +50,22 @@ def rollout_report(
 
 
 def _row_means(batch: TrainBatch) -> dict[str, float]:
-    """Means over samples; rewards over those that are trained on."""
+    """Means over rollouts of the means over their samples; rewards over those that are trained on."""
     trained = [i for i, mask in enumerate(batch.loss_masks) if any(mask)]
+    among_trained = [1.0 / batch.sibling_counts[i] for i in trained]
+    shares = [1.0 / count for count in sibling_counts(batch.rollout_ids)]
     return {
-        "rollout/rewards": _mean([batch.rewards[i] for i in trained]),
-        "rollout/raw_reward": _mean([batch.raw_rewards[i] for i in trained]),
-        "rollout/response_lengths": _mean(batch.response_lengths),
-        "rollout/total_lengths": _mean([len(tokens) for tokens in batch.tokens]),
-        "rollout/truncated": _mean(batch.truncated),
-        "rollout/masked_samples": float(len(batch) - len(trained)),
+        "rollout/rewards": _mean([batch.rewards[i] for i in trained], among_trained),
+        "rollout/raw_reward": _mean([batch.raw_rewards[i] for i in trained], among_trained),
+        "rollout/response_lengths": _mean(batch.response_lengths, shares),
+        "rollout/total_lengths": _mean([len(tokens) for tokens in batch.tokens], shares),
+        "rollout/truncated": _mean(batch.truncated, shares),
+        "rollout/masked_samples": math.fsum(s for s, mask in zip(shares, batch.loss_masks) if not any(mask)),
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean(values: Sequence[float], shares: Sequence[float]) -> float:
+    return weighted_mean(values, shares) if values else 0.0
 
 
 def _token_means(
@@ -81,7 +85,10 @@ def _token_means(
 def log_prob_gap(tensors: TrainTensors, log_probs: Mapping[int, torch.Tensor], trainer: Trainer) -> dict[str, float]:
     """Mean and maximum of |trainer - engine| over the unmasked tokens of the samples known, on all ranks.
 
-    `log_probs`: of the trainer before the update, by position in the local batch.
+    Args:
+        tensors: This rank's columns.
+        log_probs: Of the trainer before the update, by position in the local batch.
+        trainer: For the sums over ranks.
     """
     assert tensors.rollout_log_probs is not None
     # Slots 0 and 1: sum and count; then one slot per rank, so that a sum over ranks carries every rank's maximum.

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from slime_core.errors import TrainError
-from slime_core.models.config import ModelConfig
+from slime_core.models.routed_layers import RoutedLayers
 from slime_core.routed_experts import FREE, RoutedExperts
 from slime_core.types import TrainBatch
 
 
-def routing_arrays(batch: TrainBatch, config: ModelConfig) -> list[np.ndarray]:
+def routing_arrays(batch: TrainBatch, model: RoutedLayers) -> list[np.ndarray]:
     """[n] int32 [len(tokens) - 1, layers, top_k], new ones; `FREE` where nothing is known.
 
     A layer's row that names an expert twice is none: engines leave zeros where they did not route.
@@ -29,26 +29,23 @@ def routing_arrays(batch: TrainBatch, config: ModelConfig) -> list[np.ndarray]:
     Raises:
         TrainError: The experts are those of another model.
     """
-    assert config.moe is not None, "checked at start-up"
     rows = batch.routed_experts or [None] * len(batch)
-    return [_array(batch, i, value, config) for i, value in enumerate(rows)]
+    return [_array(batch, i, value, model) for i, value in enumerate(rows)]
 
 
-def _array(batch: TrainBatch, position: int, value: Any, config: ModelConfig) -> np.ndarray:
-    moe = config.moe
-    assert moe is not None
-    shape = (len(batch.tokens[position]) - 1, config.num_layers, moe.experts_per_token)
+def _array(batch: TrainBatch, position: int, value: Any, model: RoutedLayers) -> np.ndarray:
+    shape = (len(batch.tokens[position]) - 1, model.num_layers, model.experts_per_token)
     result = np.full(shape, FREE, dtype=np.int32)
     if value is None:
         return result
     given = np.asarray(RoutedExperts.of(value))
-    layers = list(moe.layers)
-    if given.shape != shape or given[:, layers].max(initial=FREE) >= moe.num_experts:
+    layers = list(model.layers)
+    if given.shape != shape or given[:, layers].max(initial=FREE) >= model.num_experts:
         raise TrainError(
             f"sample {batch.sample_indices[position]} of rollout {batch.rollout_id}: routed experts of shape"
             f" {given.shape}, up to number {given.max(initial=FREE)}; this model has {shape[1]} layers and"
-            f" {moe.experts_per_token} of {moe.num_experts} experts per token, and the sample {shape[0] + 1} tokens. Do"
-            " engine and trainer serve the same --hf-checkpoint?"
+            f" {model.experts_per_token} of {model.num_experts} experts per token, and the sample {shape[0] + 1}"
+            " tokens. Do engine and trainer serve the same --hf-checkpoint?"
         )
     chosen = np.sort(given[:, layers], axis=-1)
     whole = (chosen[..., 0] >= 0) & (np.diff(chosen, axis=-1) > 0).all(axis=-1)

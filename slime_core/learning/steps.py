@@ -13,7 +13,7 @@ import torch
 
 from slime_core.errors import TrainError
 from slime_core.learning.packing import RankSchedule
-from slime_core.protocols import LossFn, MicroBatchOutput, Trainer
+from slime_core.protocols import LossFn, MicroBatchOutput, StepResult, Trainer
 from slime_core.types import TrainBatch
 
 LAST_VALUE = ("lr",)
@@ -31,8 +31,8 @@ def take_steps(
     *,
     with_entropy: bool = False,
     with_logits: bool = False,
-) -> list[dict[str, float]]:
-    """The metrics of each step.
+) -> list[StepResult]:
+    """The result of each step.
 
     Args:
         trainer: Of the actor or the critic.
@@ -45,42 +45,24 @@ def take_steps(
     Raises:
         TrainError: A loss or gradient is not finite.
     """
-    metrics = []
+    results = []
     for number, micro_batches in enumerate(share.steps):
         loss_fn = _checked(loss_of_step(number), local)
         found = trainer.train_step(local, micro_batches, loss_fn, with_entropy=with_entropy, with_logits=with_logits)
-        norm = found.get("grad_norm", 0.0)
-        if not math.isfinite(norm) and not found.get("skipped_steps"):
+        norm = found.metrics.get("grad_norm", 0.0)
+        if not math.isfinite(norm) and not found.metrics.get("skipped_steps"):
             raise TrainError(f"rollout {local.rollout_id}, optimizer step {number}: gradient norm {norm}")
-        metrics.append(found)
-    return metrics
+        results.append(found)
+    return results
 
 
-def over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+def over_steps(results: Sequence[StepResult]) -> dict[str, float]:
     """Mean of each metric over the steps, but for those in `LAST_VALUE` and `COUNTED`."""
+    steps = [result.metrics for result in results]
     last = steps[-1]
     sums = {name: sum(step[name] for step in steps) for name in last}
     means = {name: total if name in COUNTED else total / len(steps) for name, total in sums.items()}
     return means | {name: last[name] for name in LAST_VALUE if name in last}
-
-
-class FirstStep:
-    """Keeps the log-probs of the first step's samples, which are those before the update."""
-
-    def __init__(self, local: TrainBatch) -> None:
-        self._local = local
-        self.log_probs: dict[int, torch.Tensor] = {}
-        """By position in the local batch."""
-
-    def watching(self, loss_fn: LossFn) -> LossFn:
-        """The same function, which also keeps what it is given."""
-
-        def watched(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            lengths = [self._local.response_lengths[p] for p in output.positions]
-            self.log_probs.update(zip(output.positions, torch.split(output.log_probs.detach(), lengths)))
-            return loss_fn(output)
-
-        return watched
 
 
 def _checked(loss_fn: LossFn, local: TrainBatch) -> LossFn:

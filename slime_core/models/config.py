@@ -55,6 +55,8 @@ class ModelConfig:
     """RMSNorm over head_dim on queries and keys, before the rotation (Qwen3)."""
     moe: MoEConfig | None = None
     """None: a dense decoder."""
+    images: bool = False
+    """A vision-language model: the numbers here are its language model's, and transformers builds all of it."""
     eos_token_ids: tuple[int, ...] = ()
     hf: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The whole `config.json`."""

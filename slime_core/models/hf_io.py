@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,10 +21,13 @@ from safetensors.torch import save_file
 from slime_core.errors import ConfigError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 5_000_000_000
+"""Of a file of weights, where nothing else is said; what transformers takes, too."""
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _ASSETS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json", "tokenizer.model",
-    "preprocessor_config.json",
+    "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 
 
@@ -55,14 +59,58 @@ def read_weights(directory: str | Path, device: str | torch.device = "cpu") -> I
             raise ConfigError(f"{path}: cannot be read as safetensors: {error}") from error
 
 
-def write_weights(directory: str | Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Write all tensors to one `model.safetensors`, complete or not at all."""
+def write_weights(
+    directory: str | Path, weights: Iterable[tuple[str, torch.Tensor]], *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write tensors in HF's layout: one `model.safetensors`, or shards with an index, complete or not at all.
+
+    Args:
+        directory: Made where missing; a model that is there is replaced.
+        weights: HF names and tensors, read once and in order. Never more than one shard of them is kept.
+        shard_bytes: Largest file, where no tensor is larger.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights}
-    partial = directory / f".{WEIGHTS}.partial"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    os.replace(partial, directory / WEIGHTS)
+    partials: list[Path] = []
+    names: list[list[str]] = []
+    held: dict[str, torch.Tensor] = {}
+    total = size = 0
+
+    def flush() -> None:
+        partials.append(directory / f".{WEIGHTS}.partial-{len(partials):05d}")
+        names.append(list(held))
+        save_file(held, partials[-1], metadata={"format": "pt"})
+        held.clear()
+
+    for name, tensor in weights:
+        nbytes = tensor.numel() * tensor.element_size()
+        if held and size + nbytes > shard_bytes:
+            flush()
+            size = 0
+        held[name] = tensor.detach().to("cpu").contiguous()
+        size, total = size + nbytes, total + nbytes
+    flush()
+    _publish(directory, partials, names, total)
+
+
+def _publish(directory: Path, partials: list[Path], names: list[list[str]], total: int) -> None:
+    """Give the files their names; the one that readers begin with comes last."""
+    files = [WEIGHTS]
+    if len(partials) > 1:
+        files = [f"model-{number:05d}-of-{len(partials):05d}.safetensors" for number in range(1, len(partials) + 1)]
+    for partial, file in zip(partials, files, strict=True):
+        os.replace(partial, directory / file)
+    if len(files) > 1:
+        weight_map = {name: file for file, held in zip(files, names, strict=True) for name in held}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        partial = directory / f".{INDEX}.partial"
+        partial.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, directory / INDEX)
+    else:
+        (directory / INDEX).unlink(missing_ok=True)
+    for path in directory.glob("model*.safetensors"):
+        if path.name not in files and (path.name == WEIGHTS or _SHARD.fullmatch(path.name)):
+            path.unlink()
 
 
 def copy_assets(source: str | Path, target: str | Path) -> None:

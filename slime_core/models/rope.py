@@ -35,7 +35,7 @@ def rope_frequencies(config: ModelConfig, device: torch.device | str = "cpu") ->
     if kind == "linear":
         return frequencies / _number(scaling, kind, "factor")
     if kind == "llama3":
-        return _llama3(frequencies, scaling)
+        return llama3_frequencies(frequencies, scaling)
     raise ConfigError(f"config.json: rope_type {kind!r} is not supported; allowed: {', '.join(ROPE_TYPES)}")
 
 
@@ -76,8 +76,16 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return x * cos.unsqueeze(-2) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(-2)
 
 
-def _llama3(frequencies: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
-    """Llama 3.1's rule: divide low frequencies by the factor, keep high ones, blend in between."""
+def llama3_frequencies(frequencies: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
+    """Llama 3.1's rule: divide low frequencies by the factor, keep high ones, blend in between.
+
+    Args:
+        frequencies: Of plain rotary positions.
+        scaling: HF's `rope_parameters` of type "llama3".
+
+    Raises:
+        ConfigError: A number is missing.
+    """
     factor = _number(scaling, "llama3", "factor")
     low = _number(scaling, "llama3", "low_freq_factor")
     high = _number(scaling, "llama3", "high_freq_factor")

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, RecordError
 
 CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
 _OURS = (
     CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts",
     "eval.json", "failures",
-    "engines", "events.jsonl",
+    "actors", "engines", "events.jsonl", "stalls", "trace.jsonl",
 )  # fmt: skip
 
 
@@ -55,10 +55,13 @@ def open_run_dir(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file, complete or not at all."""
+    """Replace the file, complete or not at all. Raises RecordError."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error}. Checkpoints are intact") from error
 
 
 def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:

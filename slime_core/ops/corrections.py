@@ -112,19 +112,26 @@ def trust_region(
 
 
 def mean_weight(
-    weights: torch.Tensor, mask: torch.Tensor, lengths: Sequence[int], level: str, all_reduce: AllReduce
+    weights: torch.Tensor,
+    mask: torch.Tensor,
+    lengths: Sequence[int],
+    level: str,
+    all_reduce: AllReduce,
+    sibling_counts: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Scalar mean of the weights over all ranks: over tokens at level "token", else over sequences.
 
-    Sequences without an unmasked token do not count. 1 where nothing counts.
+    Sequences without an unmasked token do not count. 1 where nothing counts. `sibling_counts`, [n]: how many fan-out
+    siblings each sequence has, itself included; it counts as that part of one, and a token as a token.
     """
     if level == "token":
         sums = torch.stack([masked(weights, mask).double().sum(), mask.double().sum()])
     else:
-        present = (segment_sums(mask, lengths) > 0).double()
+        shares = 1.0 / torch.tensor(sibling_counts or [1] * len(lengths), device=mask.device, dtype=torch.float64)
+        present = (segment_sums(mask, lengths) > 0).double() * shares
         sums = torch.stack([(segment_means(weights, mask, lengths).double() * present).sum(), present.sum()])
     total, count = all_reduce(sums).unbind()
-    return torch.where((count > 0) & (total > 0), total / count.clamp(min=1), torch.ones_like(total))
+    return torch.where((count > 0) & (total > 0), total / count.clamp(min=1e-9), torch.ones_like(total))
 
 
 def mismatch_metrics(

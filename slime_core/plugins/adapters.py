@@ -250,6 +250,26 @@ class GenerateCaller:
         self._keywords = declared(self._function, ("evaluation", "context"))
         self.takes_context = "context" in self._keywords
         """False: the function reaches the engine, if at all, through `args.sglang_router_ip` and `_port`."""
+        self.uses_environment = bool(getattr(self._function, "uses_environment", False))
+        """It says that its samples act in `--environment-path`."""
+        self.uses_sandbox = bool(getattr(self._function, "uses_sandbox", False))
+        self.takes_images = bool(getattr(self._function, "takes_images", False))
+        """Says that it hands `sample.image_data()` to the engine."""
+        """It says that it makes sandboxes, so that what the machine can isolate is looked at before the run."""
+        self._check = getattr(self._function, "check", None)
+
+    def check(self, args: Args, *, training: bool) -> None:
+        """What the function has to say to these settings before anything starts (its attribute `check`).
+
+        Args:
+            args: Of the run, or of the evaluation data set that names the function.
+            training: Its samples may be trained on.
+
+        Raises:
+            ConfigError: It cannot be used so.
+        """
+        if self._check is not None:
+            self._check(args, training=training)
 
     async def call(
         self,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
+from slime_core.waits import user_code_limit, waiting
 
 
 def raised_at(error: BaseException) -> str:
@@ -53,30 +54,36 @@ def _escaped(label: str, error: BaseException) -> PluginError:
 
 
 @contextmanager
-def user_code(label: str) -> Iterator[None]:
-    """Turn what is raised inside into a PluginError; slime's own errors pass."""
+def user_code(label: str, *, lasting: bool = False) -> Iterator[None]:
+    """Turn what is raised inside into a PluginError; slime's own errors pass.
+
+    The code has `--user-code-timeout`, unless it is `lasting`: then its parts have deadlines.
+    """
+    limit = None if lasting else user_code_limit()
+    then = "its parts have deadlines" if lasting else "the process ends (--user-code-timeout)"
     try:
-        yield
+        with waiting(label, deadline=limit, then=then, stop=not lasting):
+            yield
     except SlimeError:
         raise
     except Exception as error:
         raise PluginError(f"{label} raised {type(error).__name__}: {error} (at {raised_at(error)})") from error
 
 
-def guarded(function: Callable[..., Any], label: str) -> Callable[..., Any]:
+def guarded(function: Callable[..., Any], label: str, *, lasting: bool = False) -> Callable[..., Any]:
     """The function with `user_code` around each call; plain stays plain and async stays async."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def call_async(*args: Any, **keywords: Any) -> Any:
-            with user_code(label):
+            with user_code(label, lasting=lasting):
                 return await function(*args, **keywords)
 
         return call_async
 
     @functools.wraps(function, updated=("__dict__",) if hasattr(function, "__dict__") else ())
     def call(*args: Any, **keywords: Any) -> Any:
-        with user_code(label):
+        with user_code(label, lasting=lasting):
             return function(*args, **keywords)
 
     return call
@@ -87,6 +94,10 @@ class GuardedHooks:
 
     def __init__(self, relay: Any) -> None:
         self._relay = relay
+
+    def implemented(self, name: str) -> bool:
+        """Whether any plugin has this hook."""
+        return bool(getattr(self._relay, name).get_hookimpls())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return guarded(getattr(self._relay, name), f"a plugin's hook {name}")

@@ -68,6 +68,9 @@ def _boxed_samples(function: Callable[..., Any], position: int) -> Callable[...,
         told = [_told(s) for s in given] if isinstance(given, Sequence) else _told(given)
         return function(*args[:position], told, *args[position + 1 :], **keywords)
 
+    extract = getattr(function, "extract_answer", None)
+    if extract is not None:
+        call.extract_answer = lambda sample: extract(_told(sample))  # type: ignore[attr-defined]
     return call
 
 

@@ -1,26 +1,38 @@
 """Does a plugin's distribution accept the slime that is running?
 
-A plugin author declares nothing for this: the distribution's own requirement on `slime-rl` is tested.
+A plugin author declares nothing for this: the distribution's own requirement on `slime-rl` is tested. What a reader
+would get wrong: requirements on anything else are not even parsed here, since every command does this at its start
+(`missing_requirements` reads them all).
 """
 
 from __future__ import annotations
+
+import re
 
 import slime_core
 from slime_core.errors import PluginIncompatibleError
 from slime_core.plugins.allow import CORE_DISTRIBUTION
 from slime_core.plugins.registry import ComponentRef, normalized
 
+_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:[\[(<>=!~;@]|$)")
+"""What a requirement begins with (PEP 508)."""
+
 
 def check_compatible(ref: ComponentRef, *, running: str | None = None, origin: str = "") -> None:
     """Raise PluginIncompatibleError when `ref`'s distribution requires another slime-rl than `running`.
 
-    `origin` is what asked for the plugin, for the message.
+    `origin` is what asked for the plugin, for the message. The core's own components fit.
     """
+    if normalized(ref.distribution) == CORE_DISTRIBUTION:
+        return
+    ours = [text for text in ref.requires if _name(text) in (CORE_DISTRIBUTION, "")]
+    if not ours:
+        return
     from packaging.requirements import InvalidRequirement, Requirement
 
     version = running or slime_core.__version__
     asked = f"{origin}: " if origin else ""
-    for text in ref.requires:
+    for text in ours:
         try:
             requirement = Requirement(text)
         except InvalidRequirement as error:
@@ -36,6 +48,12 @@ def check_compatible(ref: ComponentRef, *, running: str | None = None, origin: s
                 f"{asked}{ref.label} needs {CORE_DISTRIBUTION}{requirement.specifier}, but {CORE_DISTRIBUTION}"
                 f" {version} is running. {_remedy(ref)}, or: pip install '{CORE_DISTRIBUTION}{requirement.specifier}'"
             )
+
+
+def _name(requirement: str) -> str:
+    """Whom a requirement is on, normalized; empty where it does not begin with a name."""
+    found = _NAME.match(requirement)
+    return normalized(found[1]) if found else ""
 
 
 def _remedy(ref: ComponentRef) -> str:

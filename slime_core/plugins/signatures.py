@@ -20,8 +20,9 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def check_signature(kind: Kind, obj: Any, subject: str) -> None:
     """Raise PluginSignatureError, showing what was expected and what was found, when `obj` does not fit `kind`."""
     if not (kind.calls or kind.construct):
-        if not callable(obj):
-            raise PluginSignatureError(f"{subject}: expected a function, found {type(obj).__name__} {obj!r:.80}")
+        for each in obj if kind.lists and isinstance(obj, (list, tuple)) else [obj]:
+            if not callable(each):
+                raise PluginSignatureError(f"{subject}: expected a function, found {type(each).__name__} {each!r:.80}")
         return
     if kind.construct and (inspect.isclass(obj) or _has_methods(obj, kind)):
         _check_class(kind, obj, subject)

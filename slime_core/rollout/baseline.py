@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slime_core.rollout.afresh import restarted
 from slime_core.types import Group, Sample, SampleStatus
 
 KEY = "greedy_baseline"
@@ -31,8 +32,7 @@ def baseline_sample(group: Group) -> Sample | None:
     first = group[0]
     if any(s.response_length for s in group) and KEY in first.metadata:
         return None
-    sample = copy.deepcopy(first)
-    sample.reset_for_retry()
+    (sample,) = restarted([copy.deepcopy(first)])
     sample.index = -1 - (first.group_index or 0)
     sample.rollout_id = sample.session_id = None
     for name in (KEY, "failure", "start_rollout_id"):

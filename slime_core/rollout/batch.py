@@ -2,7 +2,8 @@
 
 Called by the loop after the buffer. What a reader would get wrong: a sample that cannot be trained on (removed by a
 filter, or failed without a reward) keeps its row, so that batch sizes stay what the configuration promised, but its
-mask is zero *and* its reward is outside the group statistics (THUDM/slime lets it count there).
+mask is zero *and* its reward is outside the group statistics (THUDM/slime lets it count there). So does one that the
+trainer's door (`door.py`) refuses.
 
 Ids that nobody assigned get the smallest unused numbers. A sample without response tokens becomes a placeholder row,
 one masked response token after one prompt token, so no later stage meets an empty response.
@@ -10,15 +11,24 @@ one masked response token after one prompt token, so no later stage meets an emp
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from slime_core.door import admit
 from slime_core.errors import RolloutError
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
 from slime_core.rollout.baseline import baseline_reward
-from slime_core.rollout.columns import batch_from_columns, fill_ids, mask_sums, routed_column, version_column
+from slime_core.rollout.columns import (
+    batch_from_columns,
+    fill_ids,
+    mask_sums,
+    multimodal_column,
+    routed_column,
+    version_column,
+)
 from slime_core.types import Group, Sample, SampleStatus, TrainBatch
 
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]
@@ -28,6 +38,7 @@ ConvertSamples = Callable[[Args, list[Sample]], Mapping[str, Any]]
 """`--custom-convert-samples-to-train-data-path`: all samples -> THUDM/slime's train data columns."""
 
 _T = TypeVar("_T")
+logger = logging.getLogger(__name__)
 
 
 def make_batch(
@@ -52,13 +63,14 @@ def make_batch(
         weight_version: Newest version of the weights, which this batch will update.
 
     Raises:
-        RolloutError: No samples; fields that do not fit together; a missing or non-finite reward; or a column that
-            only some of the trainable samples have.
+        RolloutError: No samples; the trainer's door refuses all of them; a missing or non-finite reward; or a column
+            that only some of the trainable samples have.
     """
     lists = [_flatten(group) for group in groups]
     samples = [sample for members in lists for sample in members]
     if not samples:
         raise RolloutError(f"rollout {rollout_id} returned no samples; nothing to train on")
+    refuse_bad(rollout_id, samples)
     if convert_samples is not None:
         return batch_from_columns(rollout_id, samples, convert_samples(args, samples), weight_version)
     rows = [_make_row(sample) for sample in samples]
@@ -102,14 +114,24 @@ def make_batch(
         train_metadata=_optional([s.train_metadata for s in samples]),
         token_weight_versions=version_column(samples, [len(mask) for mask in masks], weight_version),
         routed_experts=routed_column(samples, [0 if row.placeholder else len(row.tokens) for row in rows]),
+        multimodal_train_inputs=multimodal_column(samples, [row.placeholder for row in rows]),
         weight_version=weight_version,
     )
 
 
-def is_removed(sample: Sample) -> bool:
-    """True when the sample is not trained on: removed by a filter, or failed or aborted without a reward."""
-    unfinished = sample.status in (SampleStatus.FAILED, SampleStatus.ABORTED)
-    return sample.remove_sample or (unfinished and sample.reward is None)
+def refuse_bad(rollout_id: int, samples: Sequence[Sample]) -> None:
+    """Send samples through the trainer's door and tell which it refused. Raises RolloutError where it refused all."""
+    refused = admit(samples)
+    if not refused:
+        return
+    first = refused[0]
+    reason = f"sample {first.index}: {first.metadata['failure']['error']}"
+    if len(refused) == len(samples):
+        raise RolloutError(f"rollout {rollout_id}: cannot train on any of its {len(samples)} samples; {reason}")
+    logger.warning(
+        "rollout %d: %d of %d samples cannot be trained on and count as failed; %s",
+        rollout_id, len(refused), len(samples), reason,
+    )  # fmt: skip
 
 
 # -- samples and groups ----------------------------------------------------------------------------------
@@ -168,14 +190,12 @@ def _make_row(sample: Sample) -> _Row:
         sample.validate()
     except ValueError as error:
         raise RolloutError(f"cannot train on {_name(sample)}: {error}") from error
-    removed = is_removed(sample)
+    removed = sample.is_removed
     length = sample.response_length
-    if length == 0:
+    if length == 0 or (removed and length == len(sample.tokens)):
         return _Row(sample, [*(sample.tokens[-1:] or [0]), 0], [0], removed, placeholder=True)
-    if length == len(sample.tokens):
-        raise RolloutError(f"{_name(sample)} has no prompt tokens; sample.tokens must hold prompt and response")
-    mask = [1] * length if sample.loss_mask is None else [int(bool(m)) for m in sample.loss_mask]
-    return _Row(sample, list(sample.tokens), [0] * length if removed else mask, removed, placeholder=False)
+    mask = [0] * length if removed else list(sample.loss_mask or ())  # complete since `admit`
+    return _Row(sample, list(sample.tokens), mask, removed, placeholder=False)
 
 
 def _token_column(field: str, rows: Sequence[_Row]) -> list[list[float]] | None:
@@ -192,7 +212,7 @@ def _token_column(field: str, rows: Sequence[_Row]) -> list[list[float]] | None:
         )
     return [
         [0.0] * len(row.loss_mask)
-        if row.placeholder or getattr(row.sample, field) is None
+        if row.placeholder or row.removed or getattr(row.sample, field) is None
         else [float(v) for v in getattr(row.sample, field)]
         for row in rows
     ]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import RolloutError
+from slime_core.multimodal import IMAGES, TrainInputs
 from slime_core.routed_experts import RoutedExperts
 from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
 
@@ -28,7 +29,7 @@ _KNOWN = {
     *REQUIRED,
     *("raw_rewards", "truncated", "sample_indices", "group_indices", "rollout_ids", "rollout_mask_sums"),
     *("rollout_log_probs", "teacher_log_probs", "source_names", "train_metadata", "token_weight_versions"),
-    "routed_experts",
+    *("routed_experts", "multimodal_train_inputs"),
 }
 _DERIVED = {"total_lengths", "rollout_id"}
 
@@ -85,6 +86,27 @@ def routed_column(samples: Sequence[Sample], num_tokens: Sequence[int]) -> list[
     return column if any(routed is not None for routed in column) else None
 
 
+def multimodal_column(samples: Sequence[Sample], without: Sequence[bool]) -> list[TrainInputs | None] | None:
+    """Each sample's train inputs; None where its row is without, as it has other tokens; None when no sample has any.
+
+    Raises:
+        RolloutError: `multimodal_train_inputs` is no mapping of arrays, or is missing from a sample with images.
+    """
+    column: list[TrainInputs | None] = []
+    for sample, none in zip(samples, without):
+        value = None if none else sample.multimodal_train_inputs
+        if value is None and (sample.multimodal_inputs or {}).get(IMAGES) and not none:
+            raise RolloutError(
+                f"sample {sample.index} has multimodal_inputs but no multimodal_train_inputs, so a trainer cannot see"
+                " its images"
+            )
+        try:
+            column.append(None if value is None else TrainInputs.of(value))
+        except ValueError as error:
+            raise RolloutError(f"sample {sample.index}: {error}") from error
+    return column if any(value is not None for value in column) else None
+
+
 def batch_from_columns(
     rollout_id: int, samples: Sequence[Sample], columns: Mapping[str, Any], weight_version: int = 0
 ) -> TrainBatch:
@@ -118,6 +140,7 @@ def batch_from_columns(
         teacher_log_probs=table.get("teacher_log_probs"),
         source_names=table.get("source_names"),
         train_metadata=table.get("train_metadata"),
+        multimodal_train_inputs=table.get("multimodal_train_inputs"),
         token_weight_versions=table.get("token_weight_versions")
         or version_column(aligned, [int(length) for length in table["response_lengths"]], weight_version),
         routed_experts=_routed(origin, table.get("routed_experts"))

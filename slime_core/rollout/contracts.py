@@ -10,10 +10,16 @@ from typing import Any
 
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError
+from slime_core.fan_out import executions
 from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample
 
 _INDEX_STRIDE = 1 << 20
 """Numbers that one rollout may give to samples which came without; resuming gives the same ones again."""
+
+
+def first_number(rollout_id: int) -> int:
+    """`group_index` of the first group that a rollout draws from a data source which does not number them."""
+    return rollout_id * _INDEX_STRIDE
 
 
 def drawn_groups(answer: Any, num_groups: int, rollout_id: int, numbered: int) -> list[Group]:
@@ -32,7 +38,7 @@ def drawn_groups(answer: Any, num_groups: int, rollout_id: int, numbered: int) -
         raise RolloutError(f"{expected}; a group held {_shape(answer[0])}")
     if len(answer) != num_groups:
         raise RolloutError(f"{expected}; it returned {len(answer)}")
-    next_group = rollout_id * _INDEX_STRIDE + numbered
+    next_group = first_number(rollout_id) + numbered
     for offset, group in enumerate(answer):
         for position, sample in enumerate(group):
             # Without a number of its own every sample of a group would be sampled with the same seed.
@@ -40,7 +46,8 @@ def drawn_groups(answer: Any, num_groups: int, rollout_id: int, numbered: int) -
                 sample.group_index = next_group + offset
             if sample.index is None:
                 sample.index = (next_group + offset) * len(group) + position
-        if len({s.index for s in group}) < len(group) and not is_finished(group):
+        members = [siblings[0] for siblings in executions(group)]  # a partial rollout may bring siblings back
+        if len({s.index for s in members}) < len(members) and not is_finished(group):
             raise RolloutError(
                 f"--data-source-path: the samples of group {group[0].group_index} share an index"
                 f" ({[s.index for s in group]}); every sample needs its own"

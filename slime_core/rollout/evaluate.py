@@ -1,18 +1,25 @@
 """Evaluation: data sets -> rewards, through the same generate and reward stages as training.
 
-Sampling settings come from the data set's entry, then `--eval-*`, then `--rollout-*`; each data set has its own number
-of samples per prompt, and pass@k uses that number.
+Settings come from the data set's entry, then `--eval-*`, then `--rollout-*`; each data set has its own number of
+samples per prompt, and pass@k uses that number. What a reader would get wrong: all data sets run at once, in the order
+of their samples' places in the engine, so the long answers of one do not hold up the others; a sample's seed is made of
+its number in its data set, so neither that nor what a record already holds changes what is sampled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 from slime_core.data.prompts import eval_samples
 from slime_core.errors import RolloutError
+from slime_core.plugins.answers import answer_extractor, answer_of
+from slime_core.rollout.deadlines import all_done, run_group
+from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.generate import SampleRunner
-from slime_core.types import RolloutFnEvalOutput, Sample, SampleStatus
+from slime_core.types import Group, RolloutFnEvalOutput, Sample, SampleStatus
 
 
 def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
@@ -30,21 +37,100 @@ def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
         "no_stop_trim": dataset.no_stop_trim,
         "spaces_between_special_tokens": False,
     }
+    params |= copy.deepcopy(dataset.sampling_params)
     return {name: value for name, value in params.items() if value is not None}
 
 
+def dataset_args(args: Any, dataset: Any) -> Any:
+    """The run's settings as the data set's generate functions see them: its template, tools, environment, options."""
+    changes: dict[str, Any] = {}
+    for name in ("apply_chat_template", "apply_chat_template_kwargs"):
+        if (getattr(args, name, None) or False) != (getattr(dataset, name) or False):
+            changes[name] = getattr(dataset, name)
+    if dataset.environment_path:
+        changes["environment_path"] = dataset.environment_path
+    if dataset.tools_path is not None:
+        changes["tools_path"] = dataset.tools_path
+    if dataset.plugins:
+        changes["plugins"] = laid_over(getattr(args, "plugins", None) or {}, dataset.plugins)
+    if not changes:
+        return args
+    own = copy.copy(args)
+    for name, value in changes.items():
+        setattr(own, name, value)
+    return own
+
+
+def laid_over(below: Mapping[str, Mapping[str, Any]], above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Plugin options of a run with a data set's on top, option by option."""
+    return {name: {**below.get(name, {}), **above.get(name, {})} for name in {**below, **above}}
+
+
 async def evaluate_datasets(
-    args: Any, data_source: Any, runner: SampleRunner, rollout_id: int | None
+    args: Any,
+    data_source: Any,
+    runner: SampleRunner,
+    rollout_id: int | None,
+    *,
+    record: EvalRecord | None = None,
 ) -> RolloutFnEvalOutput:
-    """Generate and score every data set of `args.eval_datasets`. `data_source` is not touched."""
-    data: dict[str, dict[str, Any]] = {}
-    for dataset in args.eval_datasets:
-        params = eval_sampling_params(args, dataset)
-        groups = eval_samples(args, dataset, runner.tokenizer)
-        runs = (runner.run_group(group, params, rollout_id=rollout_id, evaluation=True) for group in groups)
-        samples = [sample for group in await asyncio.gather(*runs) for sample in group]
-        data[dataset.name] = eval_columns(args, samples)
+    """Generate and score every data set of `args.eval_datasets`, all at once. `data_source` is not touched.
+
+    Args:
+        args: The run's settings.
+        data_source: Of the training.
+        runner: Generates and scores.
+        rollout_id: How many rollouts are finished.
+        record: Groups that it holds are not done again; those that are done are kept in it.
+    """
+    work = []
+    for place, dataset in enumerate(args.eval_datasets):
+        own = dataset_args(args, dataset)
+        groups = eval_samples(own, dataset, runner.tokenizer)
+        for sample in (s for group in groups for s in group):
+            # Its own in the whole evaluation: agents and engines tell conversations apart by it.
+            sample.session_id = f"1-{place}-{sample.group_index}-{sample.index}"
+        work.append((dataset, own, groups, record.finished(dataset.name) if record is not None else {}))
+    if record is not None:
+        record.total = sum(len(groups) for _, _, groups, _ in work)
+
+    async def one(dataset: Any, own: Any, group: Group, kept: Group | None, number: int) -> Group:
+        if kept is not None:
+            return kept
+        finished = await _evaluate_group(args, own, dataset, runner, group, rollout_id)
+        if record is not None and not any(s.status == SampleStatus.ABORTED for s in finished):
+            await record.add(dataset.name, number, finished)
+        return finished
+
+    runs = [
+        asyncio.gather(*(one(d, own, group, kept.get(i), i) for i, group in enumerate(groups)))
+        for d, own, groups, kept in work
+    ]
+    names = ", ".join(dataset.name for dataset in args.eval_datasets)
+    done = await all_done(asyncio.gather(*runs), runner, f"evaluation on {names}")
+    data = {}
+    for (dataset, *_), groups in zip(work, done, strict=True):
+        columns = eval_columns(args, [sample for group in groups for sample in group])
+        data[dataset.name] = columns | _votes(args, dataset, columns["samples"])
     return RolloutFnEvalOutput(data)
+
+
+async def _evaluate_group(
+    args: Any, own: Any, dataset: Any, runner: SampleRunner, group: Group, rollout_id: int | None
+) -> Group:
+    """The group with responses and rewards; afresh where the end of a rollout beside it aborted its requests.
+
+    Between two weight updates, which wait for a running evaluation, no more rollouts end than are counted here.
+    """
+    params = eval_sampling_params(args, dataset)
+    keywords = {} if own is args else {"args": own}
+    for _ in range(args.update_weights_interval + 2):
+        finished = await run_group(runner, group, params, rollout_id=rollout_id, evaluation=True, **keywords)
+        if not any(sample.status == SampleStatus.ABORTED for sample in finished):
+            break
+        for sample in {id(s): s for s in (*group, *finished)}.values():
+            sample.reset_for_retry()
+    return finished
 
 
 def eval_columns(args: Any, samples: list[Sample]) -> dict[str, Any]:
@@ -58,6 +144,18 @@ def eval_columns(args: Any, samples: list[Sample]) -> dict[str, Any]:
         "truncated": [s.status == SampleStatus.TRUNCATED for s in samples],
         "samples": samples,
     }
+
+
+def _votes(args: Any, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
+    """`ks`, where the data set names them, and `answers`, where every sample's can be extracted."""
+    votes: dict[str, Any] = {} if dataset.ks is None else {"ks": dataset.ks}
+    if int(dataset.n_samples_per_eval_prompt) == 1:
+        return votes
+    origin = f"evaluation data set {dataset.name!r}: answer_path"
+    extractors = [answer_extractor(args, sample, dataset.answer_path, origin) for sample in samples]
+    if all(extract is not None for extract in extractors):
+        votes["answers"] = [answer_of(s, extract) for s, extract in zip(samples, extractors) if extract is not None]
+    return votes
 
 
 def _scalar(args: Any, sample: Sample) -> float:

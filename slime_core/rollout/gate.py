@@ -17,11 +17,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from slime_core.protocols import RolloutEngine
 from slime_core.types import GenerationOutput
+from slime_core.waits import waiting
 
 T = TypeVar("T")
 
@@ -38,6 +40,8 @@ class GatedEngine:
         self._waiting = 0
         self._held_since: float | None = None
         self._held = 0.0
+        self._busy_since: float | None = None
+        self._busy = 0.0
         self._change = asyncio.Event()
         self._notify = getattr(engine, "notify", None) if deterministic else None
         if self._notify is not None:
@@ -68,7 +72,8 @@ class GatedEngine:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._queue.append(turn)
             try:
-                await turn
+                with waiting("a free place for a sample", deadline=None, then="deadlines of those inside free one"):
+                    await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._leave()
@@ -117,7 +122,8 @@ class GatedEngine:
         """Return when every live sample waits for the engine, but for the groups that are complete and undecided."""
         while self._notify is not None and self._live - undecided() > self._waiting:
             self._change.clear()
-            await self._change.wait()
+            with waiting("user code of samples that are live", deadline=None, then="their own deadlines end them"):
+                await self._change.wait()
 
     def _add_live(self, count: int) -> None:
         self._live += count
@@ -130,15 +136,49 @@ class GatedEngine:
         *,
         rid: str | None = None,
         session_id: str | None = None,
+        image_data: Sequence[str] = (),
     ) -> GenerationOutput:
         """As `RolloutEngine.generate`."""
+        images: Any = {"image_data": image_data} if image_data else {}
+        with self._in_engine():
+            return await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id, **images)
+
+    @contextmanager
+    def _in_engine(self) -> Iterator[None]:
+        """A request is in the engine while inside."""
+        if self._waiting == 0:
+            self._busy_since = asyncio.get_running_loop().time()
         self._waiting += 1
         self._changed()
         try:
-            return await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id)
+            yield
         finally:
             self._waiting -= 1
+            if self._waiting == 0:
+                self._busy += self._busy_for()
+                self._busy_since = None
             self._changed()
+
+    @property
+    def stream(self) -> Callable[..., AsyncIterator[GenerationOutput]]:
+        """The engine's `stream`, counted like `generate`. Raises AttributeError for an engine without one."""
+        return partial(self._stream, self._engine.stream)  # type: ignore[attr-defined]
+
+    async def _stream(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncIterator[GenerationOutput]:
+        with self._in_engine():
+            async with aclosing(call(*args, **kwargs)) as outputs:
+                async for output in outputs:
+                    yield output
+
+    def _busy_for(self) -> float:
+        return 0.0 if self._busy_since is None else asyncio.get_running_loop().time() - self._busy_since
+
+    def take_busy_seconds(self) -> float:
+        """Seconds of the event loop's clock in which at least one request was in the engine, since the last call."""
+        busy, self._busy = self._busy + self._busy_for(), 0.0
+        if self._busy_since is not None:
+            self._busy_since = asyncio.get_running_loop().time()
+        return busy
 
     def _changed(self) -> None:
         if self._notify is None:

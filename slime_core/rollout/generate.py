@@ -3,33 +3,41 @@
 `rollout.schedule` and `rollout.evaluate` call `SampleRunner.run_group`. A sample that fails is data: it comes back
 FAILED with the reason, and only `--max-consecutive-failures` of them in a row stop the run. What a reader would get
 wrong: a generate function may return several samples (fan-out); the group then grows and the siblings share a
-`rollout_id`.
+`rollout_id`. When one of them was interrupted, the sample they were made of comes back ABORTED in their place: a
+fan-out is whole, or it is executed again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
+from slime_core import door
 from slime_core.data.tokenizer import encode_prompt
+from slime_core.data.tools import told_tools
+from slime_core.door import Drawn
 from slime_core.errors import RolloutError
+from slime_core.fan_out import executions
 from slime_core.protocols import GenerateContext
 from slime_core.rollout import baseline
+from slime_core.rollout.afresh import FINISHED
 from slime_core.rollout.contracts import reward_problem
+from slime_core.rollout.deadlines import WHERE, GroupClock, ended
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.hooks import RolloutHooks, fail_call
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import Group, Sample, SampleStatus
+from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
 
 _DIGITS = re.compile(r"\d+")
-FINISHED = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
 
 
 class Generator(Protocol):
@@ -70,6 +78,30 @@ def train_sampling_params(args: Any) -> dict[str, Any]:
     }
 
 
+class Timeline(Protocol):
+    """Where times go (`observability.timeline`)."""
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+
+    def sample(
+        self,
+        siblings: list[Sample],
+        times: tuple[float, float, float],
+        before: int,
+        *,
+        rollout_id: int | None,
+        ev: bool,
+    ) -> None:
+        """What one call of a generate function returned."""
+
+    def scored(self, group: Group, start: float) -> None:
+        """A group has been scored as a whole, from `start` on."""
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+
+
 class SampleRunner:
     """Runs generate function, then reward, for the samples of a group; bounds how many run at once."""
 
@@ -92,62 +124,110 @@ class SampleRunner:
         self.rewards = rewards
         self.hooks = hooks or RolloutHooks()
         self.stopping = False
-        """True while a rollout winds down: samples not yet started stay as they are."""
+        """True while a rollout winds down: its samples that have not started stay as they are."""
         self.greedy_baseline = greedy_baseline
         """Training groups get a greedy response more, whose reward is left in their samples' metadata."""
+        self.last_end = float("-inf")
+        """When a sample last ended, in whatever way, by the event loop's clock."""
+        self.timeline: Timeline | None = None
+        """Where to write when samples began and ended."""
         self._resolve_generator = resolve_generator
         self._generators: dict[str, Generator] = {}
         self._failures_in_a_row = 0
         self._failures: Counter[tuple[str, str]] = Counter()
 
     async def run_group(
-        self, group: Group, params: dict[str, Any], *, rollout_id: int | None, evaluation: bool = False
+        self,
+        group: Group,
+        params: dict[str, Any],
+        *,
+        rollout_id: int | None,
+        evaluation: bool = False,
+        clock: GroupClock | None = None,
+        sample_done: Callable[[list[Sample]], None] | None = None,
+        args: Any = None,
     ) -> Group:
-        """Generate and score every sample; the result is ordered as `group`, fan-out siblings in place."""
+        """Generate and score every sample; the result is ordered as `group`, fan-out siblings in place.
+
+        `clock`: started when a first sample gets its place; `rollout.deadlines` acts on it. `sample_done` is called
+        with what each sample has become, whenever one has ended. `args`: what generate functions get instead of the
+        run's settings.
+        """
+        args = self.args if args is None else args
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
-        runs = [self._run_sample(s, dict(params), context) for s in group]
+        runs = [self._run_sample(s, dict(params), context, clock, args) for s in group]
         extra = baseline.baseline_sample(group) if self.greedy_baseline and not evaluation else None
         if extra is not None:
-            runs.append(self._run_sample(extra, baseline.greedy_params(params), context))
+            runs.append(self._run_sample(extra, baseline.greedy_params(params), context, clock, args))
         with self.engine.completing(len(runs)) as part:
+            if clock is not None and clock.cuts:
+                runs = [_cut(run, s, clock) for run, s in zip(runs, [*group, *([extra] if extra else [])])]
+            if sample_done is not None:
+                runs = [_then(run, sample_done) for run in runs]
             results = await asyncio.gather(*map(part, runs))
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
+                started = self.timeline.now() if self.timeline else 0.0
                 with self.engine.live():
                     await self.rewards.score_group(finished, evaluation=evaluation, rollout_id=rollout_id)
-            for sample in finished:
-                self._count(sample)
+                if self.timeline:
+                    self.timeline.scored(finished, started)
+            for siblings in results:
+                self._count(siblings)
             if extra is not None:
                 finished = [sample for siblings in results[:-1] for sample in siblings]
                 baseline.attach([*group, *finished], results[-1])
             return finished
 
-    async def _run_sample(self, sample: Sample, params: dict[str, Any], context: GenerateContext) -> list[Sample]:
+    async def _run_sample(
+        self, sample: Sample, params: dict[str, Any], context: GenerateContext, clock: GroupClock | None, args: Any
+    ) -> list[Sample]:
         async with self.engine.place():
-            if self.stopping or sample.status in FINISHED:
+            if clock is not None:
+                clock.start()
+            if (self.stopping and not context.evaluation) or sample.status in FINISHED:
                 return [sample]
-            siblings = await self._generate(sample, params, context)
-            if not self.rewards.scores_groups:
-                await self._score(siblings, context.evaluation, context.rollout_id)
+            timeline, before = self.timeline, sample.response_length
+            started = timeline.now() if timeline else 0.0
+            try:
+                siblings = await self._generate(sample, params, context, args)
+                generated = timeline.now() if timeline else 0.0
+                if not self.rewards.scores_groups:
+                    await self._score(siblings, context.evaluation, context.rollout_id)
+            finally:
+                self.last_end = asyncio.get_running_loop().time()
+            if timeline:
+                times = started, generated, timeline.now()
+                timeline.sample(siblings, times, before, rollout_id=context.rollout_id, ev=context.evaluation)
             return siblings
 
-    async def _generate(self, sample: Sample, params: dict[str, Any], context: GenerateContext) -> list[Sample]:
+    def count_failures(self, group: Group) -> None:
+        """Samples that were made to fail from outside. Raises RolloutError as for others, when too many fail."""
+        for siblings in executions(group):
+            self._count(siblings)
+
+    async def _generate(
+        self, sample: Sample, params: dict[str, Any], context: GenerateContext, args: Any
+    ) -> list[Sample]:
         if sample.response_length and self.args.mask_offpolicy_in_partial_rollout:
-            sample.loss_mask = [0] * sample.response_length
+            sample.withhold(0, sample.response_length, "mask_offpolicy_in_partial_rollout")
         seed = self.args.rollout_seed
         params.setdefault("sampling_seed", sampling_seed(seed, context.evaluation, sample.index))
         sample.session_id = sample.session_id or f"{int(context.evaluation)}-{sample.group_index}-{sample.index}"
         try:
             generator = self._generator_of(sample)
+            _check_images(sample, generator)
             self._encode(sample)
         except Exception as error:
             sample.fail("prompt or generate function", error)
             return [sample]
         clock = asyncio.timeout(self.args.rollout_timeout)
         given, prompt_length = sample.tokens, len(sample.tokens) - sample.response_length
+        given_id, drawn = sample.rollout_id, Drawn.of(sample)
         try:
-            async with clock:
-                result = await generator.call(self.args, sample, params, evaluation=context.evaluation, context=context)
+            with waiting(generator.label, deadline=self.args.rollout_timeout, then="the sample fails"):
+                async with clock:
+                    result = await generator.call(args, sample, params, evaluation=context.evaluation, context=context)
         except BaseException as error:
             if not _begins_with(sample, given, prompt_length):  # cut off while it wrote
                 sample.tokens, sample.response_length = given[:prompt_length], 0
@@ -157,32 +237,33 @@ class SampleRunner:
             fail_call(sample, generator.label, error, clock, self.args)
             return [sample]
         siblings = result if isinstance(result, list) else [result]
-        siblings = self._checked(siblings, sample, generator.label)
+        siblings = self._checked(siblings, sample, generator.label, drawn)
         if self.hooks.on_sample:
             call = self.args, siblings, context.rollout_id, context.evaluation
-            siblings = self._checked(await self.hooks.after_generation(*call), sample, "--rollout-sample-hook-path")
+            found = await self.hooks.after_generation(*call)
+            siblings = self._checked(found, sample, "--rollout-sample-hook-path", drawn)
+        if len(siblings) > 1 and any(s.status == SampleStatus.ABORTED for s in siblings):
+            return [_interrupted(sample, given[:prompt_length], given_id)]
         return siblings
 
     def _encode(self, sample: Sample) -> None:
         """Give the sample its prompt ids; data sources written for THUDM/slime leave that to the rollout."""
         if not sample.tokens and sample.prompt:
             args = None if isinstance(sample.prompt, str) else self.args  # text has its template already
-            sample.tokens = encode_prompt(self.tokenizer, sample.prompt, args, sample.metadata.get("tools"))
+            sample.tokens = encode_prompt(self.tokenizer, sample.prompt, args, told_tools(self.args, sample.metadata))
 
-    def _checked(self, siblings: list[Sample], origin: Sample, where: str) -> list[Sample]:
-        """Give fan-out siblings a common rollout id; what is no aligned sample becomes a failure of its origin."""
+    def _checked(self, siblings: list[Sample], origin: Sample, where: str, drawn: Drawn) -> list[Sample]:
+        """Give fan-out siblings a common rollout id; what could not be trained on becomes a failure."""
         shared = next((s.rollout_id for s in siblings if s.rollout_id is not None), origin.index)
         for sibling in siblings:
             sibling.group_index = origin.group_index if sibling.group_index is None else sibling.group_index
+            sibling.row = origin.row if sibling.row is None else sibling.row
             if len(siblings) > 1:
                 sibling.rollout_id = shared
-            problem: ValueError | str | None = reward_problem(sibling.reward)
+            problem = drawn.problem(sibling, same=sibling is origin) or door.problem(sibling)
             if sibling.status == SampleStatus.PENDING:
-                problem = "returned a sample whose status is still PENDING"
-            try:
-                sibling.validate()
-            except ValueError as error:
-                problem = error
+                problem = problem or "returned a sample whose status is still PENDING"
+            problem = problem or reward_problem(sibling.reward)
             if problem:
                 sibling.fail(where, problem)
         return siblings
@@ -190,7 +271,7 @@ class SampleRunner:
     async def _score(self, siblings: list[Sample], evaluation: bool, rollout_id: int | None) -> None:
         if len(siblings) == 1:
             await self.rewards.score(siblings[0], evaluation=evaluation, rollout_id=rollout_id)
-        elif not any(s.status == SampleStatus.ABORTED for s in siblings):
+        else:
             await self.rewards.score_group(siblings, evaluation=evaluation, rollout_id=rollout_id)
 
     def _generator_of(self, sample: Sample) -> Generator:
@@ -201,11 +282,25 @@ class SampleRunner:
             self._generators[spec] = self._resolve_generator(spec)
         return self._generators[spec]
 
-    def _count(self, sample: Sample) -> None:
-        if sample.status != SampleStatus.FAILED:
-            self._failures_in_a_row = 0 if sample.status in FINISHED else self._failures_in_a_row
+    def _count(self, siblings: list[Sample]) -> None:
+        """Count one execution: it has failed when all of its samples have."""
+        failed = [s for s in siblings if s.status == SampleStatus.FAILED]
+        last = ""
+        for sample in failed:
+            last = self._tell_failure(sample)
+        if len(failed) < len(siblings):
+            finished = any(s.status in FINISHED for s in siblings)
+            self._failures_in_a_row = 0 if finished else self._failures_in_a_row
             return
         self._failures_in_a_row += 1
+        if self._failures_in_a_row >= self.args.max_consecutive_failures:
+            raise RolloutError(
+                f"{self._failures_in_a_row} samples in a row failed (--max-consecutive-failures"
+                f" {self.args.max_consecutive_failures}); the last one in {last}"
+            )
+
+    def _tell_failure(self, sample: Sample) -> str:
+        """Warn of it, unless many have failed for the same reason; where it failed, and why."""
         failure = sample.metadata.get("failure", {})
         where, reason = str(failure.get("where")), str(failure.get("error"))
         kind = where, _DIGITS.sub("#", reason)  # the same reason of two samples
@@ -214,11 +309,47 @@ class SampleRunner:
             place = f" (at {failure['at']})" if "at" in failure else ""
             times = "" if self._failures[kind] == 1 else f" ({self._failures[kind]} samples so far)"
             logger.warning("sample %s failed in %s: %s%s%s", sample.index, where, reason, place, times)
-        if self._failures_in_a_row >= self.args.max_consecutive_failures:
-            raise RolloutError(
-                f"{self._failures_in_a_row} samples in a row failed (--max-consecutive-failures"
-                f" {self.args.max_consecutive_failures}); the last one in {where}: {reason}"
-            )
+        return f"{where}: {reason}"
+
+
+def _check_images(sample: Sample, generator: Generator) -> None:
+    """Raise RolloutError for a sample whose images would not come before the model."""
+    if not sample.multimodal_inputs:
+        return
+    if not getattr(generator, "takes_images", False):
+        raise RolloutError(f"the sample has images, which {generator.label} does not give to the engine")
+    if not sample.tokens:
+        raise RolloutError("the sample has images but no tokens; a data source makes them with the model's processor")
+
+
+async def _then(run: Coroutine[Any, Any, list[Sample]], call: Callable[[list[Sample]], None]) -> list[Sample]:
+    siblings = await run
+    call(siblings)
+    return siblings
+
+
+async def _cut(run: Coroutine[Any, Any, list[Sample]], sample: Sample, clock: GroupClock) -> list[Sample]:
+    """What the sample's run returns; FAILED when the group's deadline comes first."""
+    task = asyncio.create_task(run)
+    try:
+        await clock.first(task)
+    except BaseException:
+        await ended({task})
+        raise
+    if task.done():
+        return task.result()
+    if not await ended({task}):
+        sample = copy.deepcopy(sample)
+    sample.fail(WHERE, "cut off at the deadline of its group (shrink)")
+    return [sample]
+
+
+def _interrupted(origin: Sample, prompt: list[int], rollout_id: int | None) -> Sample:
+    """What an interrupted fan-out was made of, to be executed again."""
+    origin.tokens, origin.response_length, origin.rollout_id = prompt, 0, rollout_id
+    origin.reset_for_retry()
+    origin.status = SampleStatus.ABORTED
+    return origin
 
 
 def _begins_with(sample: Sample, given: list[int], prompt_length: int) -> bool:

@@ -20,6 +20,7 @@ from slime_core.errors import RolloutError, SlimeError
 from slime_core.plugins.boundary import awaited, contained, raised_at
 from slime_core.plugins.signatures import declared
 from slime_core.types import Group, Sample, SampleStatus
+from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,11 @@ class SampleHook:
         keywords = {name: offered[name] for name in self._keywords}
         clock = asyncio.timeout(args.rollout_timeout)
         try:
-            async with clock:
-                result = contained(self.label, functools.partial(self._function, args, sample, **keywords))
-                if inspect.isawaitable(result):
-                    result = await awaited(self.label, result)
+            with waiting(self.label, deadline=args.rollout_timeout, then="the sample fails"):
+                async with clock:
+                    result = contained(self.label, functools.partial(self._function, args, sample, **keywords))
+                    if inspect.isawaitable(result):
+                        result = await awaited(self.label, result)
         except Exception as error:
             fail_call(sample, self.label, error, clock, args)
             return sample

@@ -1,4 +1,8 @@
-"""Samples -> the `rollout/` and `eval/` metrics (names as THUDM/slime's). Pure functions."""
+"""Samples -> the `rollout/` and `eval/` metrics (names as THUDM/slime's). Pure functions.
+
+What a reader would get wrong: a mean is over executions, not samples. Fan-out siblings share the weight of one, so that
+an execution split into many samples counts like any other; a maximum is the largest sample's.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slime_core.fan_out import execution_rewards, executions, mean, shares, weighted_mean
 from slime_core.rollout.baseline import baseline_reward
+from slime_core.rollout.eval_scores import pass_at_k as pass_at_k
+from slime_core.rollout.eval_scores import score_values
+from slime_core.rollout.tool_metrics import tool_metrics
 from slime_core.routed_experts import RoutedExperts
 from slime_core.types import NOT_SAMPLED, Group, Sample, SampleStatus
 
@@ -26,15 +34,20 @@ def stats(values: Sequence[float], name: str) -> dict[str, float]:
     }
 
 
-def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Unbiased estimate of solving a prompt within k tries: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021).
+def shared_stats(values: Sequence[float], samples: Sequence[Sample], name: str) -> dict[str, float]:
+    """`stats` of samples: mean and median over executions, each worth its siblings' mean; maximum and minimum over all.
 
-    Raises:
-        ValueError: k is larger than the number of samples.
+    Args:
+        values: [n].
+        samples: [n] that they are of.
+        name: Of the metric.
     """
-    if k > num_samples:
-        raise ValueError(f"pass@{k} needs at least {k} samples, got {num_samples}")
-    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+    of = {id(sample): value for sample, value in zip(samples, values, strict=True)}
+    means = [statistics.fmean(of[id(s)] for s in siblings) for siblings in executions(samples)]
+    found = stats(means, name)
+    if found:
+        found |= {f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
+    return found
 
 
 def pass_rates(rewards_by_prompt: Iterable[Sequence[float]]) -> dict[str, float]:
@@ -59,26 +72,33 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """What can be said of any set of samples; keys have no prefix."""
     if not samples:
         return {}
-    n = len(samples)
-    metrics = stats([s.effective_response_length for s in samples], "response_len")
-    metrics["truncated_ratio"] = sum(s.status == SampleStatus.TRUNCATED for s in samples) / n
-    metrics["repetition_frac"] = sum(has_repetition(s.response) for s in samples) / n
-    metrics["failed_ratio"] = sum(s.status == SampleStatus.FAILED for s in samples) / n
-    prompt_tokens = sum(s.prefix_cache_info.total_prompt_tokens for s in samples)
-    cached = sum(s.prefix_cache_info.cached_tokens for s in samples)
+    weights = shares(samples)
+
+    def mean_of(values: Sequence[float]) -> float:
+        return weighted_mean(values, weights)
+
+    metrics = shared_stats([s.effective_response_length for s in samples], samples, "response_len")
+    metrics["truncated_ratio"] = mean_of([s.status == SampleStatus.TRUNCATED for s in samples])
+    metrics["repetition_frac"] = mean_of([has_repetition(s.response) for s in samples])
+    metrics["failed_ratio"] = mean_of([s.status == SampleStatus.FAILED for s in samples])
+    prompt_tokens = mean_of([s.prefix_cache_info.total_prompt_tokens for s in samples])
+    cached = mean_of([s.prefix_cache_info.cached_tokens for s in samples])
     metrics["prefix_cache_hit_rate"] = cached / prompt_tokens if prompt_tokens else 0.0
-    metrics["avg_cached_tokens_per_sample"] = cached / n
+    metrics["avg_cached_tokens_per_sample"] = cached
     if any(s.spec_info.spec_verify_ct for s in samples):
-        metrics["spec_accept_rate"] = statistics.fmean(s.spec_info.spec_accept_rate for s in samples)
-        metrics["spec_accept_length"] = statistics.fmean(s.spec_info.spec_accept_length for s in samples)
-    return metrics
+        metrics["spec_accept_rate"] = mean_of([s.spec_info.spec_accept_rate for s in samples])
+        metrics["spec_accept_length"] = mean_of([s.spec_info.spec_accept_length for s in samples])
+    return metrics | tool_metrics(samples)
 
 
 def routing_replay_fraction(samples: Sequence[Sample]) -> float:
     """Tokens whose routed experts are known, of all that a forward pass turns into a prediction."""
-    total = sum(max(0, len(s.tokens) - 1) for s in samples)
-    known = sum(
-        RoutedExperts.of(s.rollout_routed_experts).num_known() for s in samples if s.rollout_routed_experts is not None
+    weights = shares(samples)
+    total = math.fsum(w * max(0, len(s.tokens) - 1) for w, s in zip(weights, samples))
+    known = math.fsum(
+        w * RoutedExperts.of(s.rollout_routed_experts).num_known()
+        for w, s in zip(weights, samples)
+        if s.rollout_routed_experts is not None
     )
     return known / total if total else 0.0
 
@@ -86,8 +106,9 @@ def routing_replay_fraction(samples: Sequence[Sample]) -> float:
 def rollout_metrics(args: Any, groups: Sequence[Group], weight_version: int) -> dict[str, float]:
     """`rollout/...` of the groups that go to training; `weight_version` is the newest one."""
     samples = [s for group in groups for s in group]
+    weights = shares(samples)
     metrics = {f"rollout/{k}": v for k, v in sample_metrics(samples).items()}
-    rewards = [value for s in samples if (value := _number(args, s)) is not None]
+    rewards = _rewards(args, samples)
     if rewards:
         metrics["rollout/raw_reward"] = statistics.fmean(rewards)
     baselines = [value for g in groups if g and (value := baseline_reward(args, g[0])) is not None]
@@ -95,27 +116,39 @@ def rollout_metrics(args: Any, groups: Sequence[Group], weight_version: int) -> 
         metrics["rollout/greedy_baseline_reward"] = statistics.fmean(baselines)
     for reward, count in _constant_groups(args, groups).items():
         metrics[f"rollout/zero_std/count_{reward}"] = float(count)
-    staleness = [weight_version - v for s in samples for v in s.token_weight_versions if v != NOT_SAMPLED]
-    if staleness:
-        metrics["rollout/staleness"] = statistics.fmean(staleness)
-    turns = [s.metadata["num_turns"] for s in samples if "num_turns" in s.metadata]
+    sampled = [[weight_version - v for v in s.token_weight_versions if v != NOT_SAMPLED] for s in samples]
+    if any(sampled):
+        tokens = math.fsum(w * len(ages) for w, ages in zip(weights, sampled))
+        metrics["rollout/staleness"] = math.fsum(w * sum(ages) for w, ages in zip(weights, sampled)) / tokens
+    turns = [(s.metadata["num_turns"], w) for w, s in zip(weights, samples) if "num_turns" in s.metadata]
     if turns:
-        metrics["rollout/num_turns"] = statistics.fmean(turns)
+        metrics["rollout/num_turns"] = weighted_mean(*zip(*turns))
     if args.use_rollout_routing_replay:
         metrics["rollout/routing_replay_fraction"] = routing_replay_fraction(samples)
     category = args.log_reward_category
     if category:
-        kinds = Counter(str(s.reward[category]) for s in samples if isinstance(s.reward, Mapping))
-        metrics |= {f"rollout/error_cat/{kind}": count / len(samples) for kind, count in kinds.items()}
+        metrics |= {f"rollout/error_cat/{kind}": v for kind, v in _categories(category, samples).items()}
     if args.log_passrate:
         metrics |= {f"rollout/passrate/{k}": v for k, v in pass_rates(_rewards_by_group(args, samples)).items()}
     if args.log_multi_turn:
         metrics |= {f"rollout/multi_turn/{k}": v for k, v in multi_turn_metrics(args, samples).items()}
     if args.log_correct_samples:
-        correct = [s for s in samples if _number(args, s) == 1]
-        metrics["rollout/correct/ratio"] = len(correct) / len(samples)
-        metrics |= {f"rollout/correct/{k}": v for k, v in sample_metrics(correct).items()}
+        members = executions(samples)
+        correct = [siblings for siblings in members if _rewards(args, siblings) == [1]]
+        metrics["rollout/correct/ratio"] = len(correct) / len(members)
+        of_correct = sample_metrics([s for siblings in correct for s in siblings])
+        metrics |= {f"rollout/correct/{k}": v for k, v in of_correct.items()}
     return metrics
+
+
+def _categories(key: str, samples: Sequence[Sample]) -> dict[str, float]:
+    """Value of the reward's entry `key` -> share of all executions."""
+    weights = shares(samples)
+    kinds: dict[str, list[float]] = defaultdict(list)
+    for weight, sample in zip(weights, samples):
+        if isinstance(sample.reward, Mapping):
+            kinds[str(sample.reward[key])].append(weight)
+    return {kind: math.fsum(found) / math.fsum(weights) for kind, found in kinds.items()}
 
 
 def multi_turn_metrics(args: Any, samples: Sequence[Sample]) -> dict[str, float]:
@@ -125,21 +158,23 @@ def multi_turn_metrics(args: Any, samples: Sequence[Sample]) -> dict[str, float]
     the share of responses at least `--rollout-max-response-len` long. Rounds are `metadata["round_number"]`, else
     `metadata["num_turns"]`.
     """
-    raw = [s.response_length for s in samples]
-    metrics = _spread(raw, "raw_response_length/response_length")
+    raw, weights = [s.response_length for s in samples], shares(samples)
+    metrics = _spread(raw, weights, "raw_response_length/response_length")
     limit = args.rollout_max_response_len
     if limit is not None:
-        metrics["raw_response_length/response_length_clip_ratio"] = statistics.fmean(n >= limit for n in raw)
-    metrics |= _spread([s.effective_response_length for s in samples], "wo_obs_response_length/response_length")
+        metrics["raw_response_length/response_length_clip_ratio"] = weighted_mean([n >= limit for n in raw], weights)
+    effective = [s.effective_response_length for s in samples]
+    metrics |= _spread(effective, weights, "wo_obs_response_length/response_length")
     rounds = [s.metadata.get("round_number", s.metadata.get("num_turns")) for s in samples]
-    known = [float(r) for r in rounds if r is not None]
-    return metrics | (_spread(known, "multi_turn_metric/round_number") if known else {})
+    known = [(float(r), w) for r, w in zip(rounds, weights) if r is not None]
+    counts, of_known = [r for r, _ in known], [w for _, w in known]
+    return metrics | (_spread(counts, of_known, "multi_turn_metric/round_number") if known else {})
 
 
-def _spread(values: Sequence[float], name: str) -> dict[str, float]:
+def _spread(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float]:
     """`name_{mean,max,min}`."""
     return {
-        f"{name}_mean": statistics.fmean(values),
+        f"{name}_mean": weighted_mean(values, weights),
         f"{name}_max": float(max(values)),
         f"{name}_min": float(min(values)),
     }
@@ -153,37 +188,41 @@ def _number(args: Any, sample: Sample) -> float | None:
     return None if isinstance(value, Mapping) else float(value)
 
 
+def _rewards(args: Any, samples: Sequence[Sample]) -> list[float]:
+    """One per execution that has any."""
+    return execution_rewards(args, [s for s in samples if _number(args, s) is not None])
+
+
 def _constant_groups(args: Any, groups: Sequence[Group]) -> Counter[float]:
-    """Rewards (to one digit) of the groups in which every sample got the same."""
+    """Rewards (to one digit) of the groups in which every execution got the same."""
     counts: Counter[float] = Counter()
     for group in groups:
-        rewards = {value for s in group if (value := _number(args, s)) is not None}
-        if len(rewards) == 1 and len(group) > 1:
+        rewards = set(_rewards(args, group))
+        if len(rewards) == 1 and len(executions(group)) > 1:
             counts[round(rewards.pop(), 1)] += 1
     return counts
 
 
 def _rewards_by_group(args: Any, samples: Iterable[Sample]) -> list[list[float]]:
-    rewards: dict[int | None, list[float]] = defaultdict(list)
+    groups: dict[int | None, list[Sample]] = defaultdict(list)
     for sample in samples:
-        if (value := _number(args, sample)) is not None:
-            rewards[sample.group_index].append(value)
-    return list(rewards.values())
+        groups[sample.group_index].append(sample)
+    return [_rewards(args, group) for group in groups.values()]
 
 
 def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """`eval/<data set>` (mean reward) and `eval/<data set>/...`; pass@k from the data set's own group sizes."""
+    """`eval/<data set>` (mean reward) and `eval/<data set>/...`; pass@k and majority@k as `eval_scores` has them."""
     metrics: dict[str, float] = {}
     for name, columns in data.items():
         rewards, samples = columns["rewards"], columns.get("samples") or []
         if not rewards:
             continue
-        metrics[f"eval/{name}"] = statistics.fmean(rewards)
-        metrics[f"eval/{name}-truncated_ratio"] = sum(map(bool, columns["truncated"])) / len(rewards)
+        aligned = len(samples) == len(rewards)
+        weights = shares(samples) if aligned else [1.0] * len(rewards)
+        metrics[f"eval/{name}"] = weighted_mean(rewards, weights)
+        metrics[f"eval/{name}-truncated_ratio"] = weighted_mean([bool(t) for t in columns["truncated"]], weights)
         details = {k: v for k, v in sample_metrics(samples).items() if k != "truncated_ratio"}  # it has its own name
         metrics |= {f"eval/{name}/{k}": v for k, v in details.items()}
-        by_prompt: dict[int | None, list[float]] = defaultdict(list)
-        for sample, reward in zip(samples, rewards):
-            by_prompt[sample.group_index].append(reward)
-        metrics |= {f"eval/{name}-{k}": v for k, v in pass_rates(by_prompt.values()).items()}
+        scores = score_values(columns)
+        metrics |= {f"eval/{name}-{k}": mean(values) for k, values in scores.items() if k != "reward"}
     return metrics

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from slime_core.errors import ConfigError, PluginError
 from slime_core.rollout.reward_failures import FailureLog
 from slime_core.types import Sample, SampleStatus
+from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +141,9 @@ class RewardStage:
     ) -> None:
         """One call of one function; its samples have rewards afterwards, or have failed."""
         try:
-            rewards = await scorer.score(samples, evaluation)
+            of = f" of sample {samples[0].index}" if len(samples) == 1 else f" of group {samples[0].group_index}"
+            with waiting(scorer.label + of, deadline=self.args.rm_timeout, then="the samples fail"):
+                rewards = await scorer.score(samples, evaluation)
         except Exception as error:
             logger.debug("%s failed", scorer.label, exc_info=True)
             saved = self.failures.save(

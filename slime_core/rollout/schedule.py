@@ -17,30 +17,40 @@ turn comes, as its weight versions say; with `--mask-offpolicy-in-partial-rollou
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
-import math
-import statistics
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
 from slime_core.data.buffer import is_finished
-from slime_core.errors import RolloutError
+from slime_core.data.ledger import Ledger
+from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.boundary import user_code
-from slime_core.rollout import baseline
+from slime_core.rollout.afresh import restarted
 from slime_core.rollout.contracts import drawn_groups
+from slime_core.rollout.deadlines import Limits, dropped_for_good, ended, run_group, some_done
+from slime_core.rollout.decisions import (
+    Outcome,
+    decide,
+    given_back,
+    keeps_finished,
+    mask_older,
+    needs_nothing,
+    prepare_return,
+    spread,
+)
+from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.filters import FilterStage
-from slime_core.rollout.generate import FINISHED, SampleRunner, train_sampling_params
-from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, SampleStatus
+from slime_core.rollout.generate import SampleRunner, train_sampling_params
+from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
-
-STOP_DEADLINE = 60.0
-"""Seconds that aborted samples get to come back."""
 
 
 @dataclass
@@ -51,11 +61,45 @@ class RolloutContext:
     filters: FilterStage
     decided: list[Group] | None = None
     """Every group of the rollout that was kept, dropped or failed, in order of finishing; None: nobody asks."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """Where a rollout function records what it does with groups, beyond drawing them and giving them back."""
+    eval_record: EvalRecord | None = None
+    """Where an evaluation finds the groups that it need not do again, and keeps those that it has done."""
 
     def note(self, group: Group) -> None:
         """A group has been decided on: it will not be drawn again."""
         if self.decided is not None:
             self.decided.append(group)
+
+    # -- ending early --------------------------------------------------------------------------------
+
+    interrupted: bool = False
+    """Whether the run is to end, and with it the rollout."""
+    _work: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
+
+    def interrupt(self) -> None:
+        """End what `until_interrupted` runs, now and from now on; from any thread or signal handler."""
+        self.interrupted = True
+        if self._work is not None:
+            loop, task = self._work
+            loop.call_soon_threadsafe(task.cancel)
+
+    async def until_interrupted(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run `work`; False when `interrupt` ended it where it waited."""
+        task = asyncio.create_task(work)
+        self._work = asyncio.get_running_loop(), task
+        if self.interrupted:
+            task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            waiter = asyncio.current_task()
+            if not self.interrupted or (waiter is not None and waiter.cancelling()):
+                raise
+            return False
+        finally:
+            self._work = None
+        return True
 
 
 @dataclass
@@ -70,10 +114,14 @@ class _Wave:
     ready: deque[Group] = field(default_factory=deque)
     """Drawn groups that were finished before: in excess in an earlier rollout, or replayed by the buffer."""
     accepted: list[Group] = field(default_factory=list)
+    originals: dict[int, Group] = field(default_factory=dict)
+    """`id` of a finished group -> the group as it was drawn, whose samples a fan-out may have replaced."""
     surplus: list[Group] = field(default_factory=list)
     """Finished when there were enough."""
     aside: list[tuple[tuple[float, int], Group]] = field(default_factory=list)
     """Dropped groups that fill the rollout if the budget runs out, best first, each with what orders it."""
+    drop_reasons: dict[int, str] = field(default_factory=dict)
+    """`id` of a group put aside -> the filter's reason."""
     held: ExitStack = field(default_factory=ExitStack)
     """Keeps complete groups live until they are decided on."""
     undecided: int = 0
@@ -81,17 +129,24 @@ class _Wave:
     drawn: int = 0
     returned: int = 0
     num_surplus: int = 0
+    fewer: int = 0
+    """Groups that `--group-timeout-policy drop` took from the rollout."""
+
+    @property
+    def wanted(self) -> int:
+        """Groups that make the rollout complete."""
+        return int(self.args.rollout_batch_size) - self.fewer
 
     @property
     def missing(self) -> int:
         """Groups to draw so that the rollout could become complete."""
         in_hand = len(self.accepted) + len(self.in_flight) + len(self.ready)
-        return int(self.args.rollout_batch_size) - in_hand
+        return self.wanted - in_hand
 
     @property
     def keeps_finished(self) -> bool:
         """Groups in excess are trained on in the next rollout, as they are."""
-        return bool(self.args.partial_rollout and not self.args.mask_offpolicy_in_partial_rollout)
+        return keeps_finished(self.args)
 
     # -- drawing -------------------------------------------------------------------------------------
 
@@ -107,30 +162,25 @@ class _Wave:
         params = train_sampling_params(self.args)
         with user_code("--data-source-path: get_samples"):
             answer = self.source.get_samples(num_groups)
-        for group in drawn_groups(answer, num_groups, self.rollout_id, self.drawn):
-            lacks_baseline = self.context.runner.greedy_baseline and baseline.missing(group) == "aborted"
-            if is_finished(group) and not lacks_baseline:
+        groups = drawn_groups(answer, num_groups, self.rollout_id, self.drawn)
+        self.context.ledger.drawn(groups)  # those that the source had not numbered
+        for group in groups:
+            if needs_nothing(self.context, group):
                 self.ready.append(group)
                 continue
-            self.mask_older(group)
+            mask_older(self.args, group)
+            self.context.ledger.generating([group])
             self.in_flight[asyncio.create_task(self.generate(group, params))] = group
         self.drawn += num_groups
 
     async def generate(self, group: Group, params: dict[str, Any]) -> Group:
         """One group; the engine waits until it is decided on, so that a reward's speed changes nothing."""
         runner = self.context.runner
-        finished = await runner.run_group(group, params, rollout_id=self.rollout_id)
+        finished = await run_group(runner, group, params, rollout_id=self.rollout_id)
         if not runner.stopping:
             self.held.enter_context(runner.engine.live())
             self.undecided += 1
         return finished
-
-    def mask_older(self, group: Group) -> None:
-        """`--mask-offpolicy-in-partial-rollout` for samples that were finished when their group was interrupted."""
-        if self.args.mask_offpolicy_in_partial_rollout:
-            for sample in group:
-                if sample.status in FINISHED and "start_rollout_id" in sample.metadata:
-                    sample.loss_mask = [0] * sample.response_length
 
     def refill(self) -> None:
         """Replace what was dropped, and not more."""
@@ -141,52 +191,35 @@ class _Wave:
 
     def take(self, original: Group, group: Group) -> None:
         """Accept, drop or give back one finished group."""
-        if len(self.accepted) >= self.args.rollout_batch_size:
+        if len(self.accepted) >= self.wanted:
             self.take_late(original, group)
             return
-        if any(s.status == SampleStatus.ABORTED for s in group):
-            self.context.filters.count("aborted")
-            self.give_back([original])
-            self.refill()
-            return
-        scored = [s for s in group if s.status != SampleStatus.FAILED]
-        if not scored:
-            self.context.note(group)
-            self.context.filters.count("failed")
-            self.refill()
-            return
-        if self.context.runner.greedy_baseline and (reason := baseline.missing(group)):
-            self.context.filters.count(reason)
-            if reason == "aborted":
-                self.give_back([original])
-            else:
-                self.context.note(group)
-            self.refill()
-            return
-        self.context.note(group)
-        decision = self.context.filters.decide(scored)
-        if decision.keep:
+        self.originals[id(group)] = original
+        outcome, reason = decide(self.context, group, lambda: self.missing > 0)
+        self.fewer += dropped_for_good(group)
+        if outcome is Outcome.KEPT:
             self.accepted.append(group)
-        elif decision.keep_when_insufficient and self.missing > 0:
-            self.context.filters.count_kept("insufficient")
-            self.accepted.append(group)
-        else:
-            self.context.filters.count(decision.reason or "dropped")
-            self.drop(group)
-            self.refill()
+            return
+        if outcome is Outcome.AGAIN:
+            self.give_back([given_back(self.args, original, group)], reason)
+        elif outcome is Outcome.DROPPED:
+            self.drop(group, reason or "dropped")
+        self.refill()
 
-    def drop(self, group: Group) -> None:
+    def drop(self, group: Group, reason: str) -> None:
         """Put a dropped group aside while it may be needed, else tell the data source that it is gone."""
-        key = (-_spread(self.args, group), group[0].group_index or 0)
+        self.drop_reasons[id(group)] = reason
+        key = (-spread(self.args, group), group[0].group_index or 0)
         insort(self.aside, (key, group), key=itemgetter(0))
-        limit = self.args.rollout_batch_size - len(self.accepted)
+        limit = self.wanted - len(self.accepted)
         self.forget(limit if self.args.dynamic_sampling_on_exhausted == "keep" else 0)
 
     def forget(self, limit: int) -> None:
         """Keep the best `limit` of the groups put aside."""
         observe: Callable[..., None] | None = getattr(self.source, "observe", None)
-        if observe is not None:
-            for _, group in self.aside[limit:]:
+        for _, group in self.aside[limit:]:
+            self.context.ledger.dropped(group, self.drop_reasons.pop(id(group)))
+            if observe is not None:
                 observe([group], False)
         del self.aside[limit:]
 
@@ -195,7 +228,7 @@ class _Wave:
     async def run(self) -> None:
         """Draw and decide until the rollout is complete or the budget is spent."""
         self.draw(max(self.args.over_sampling_batch_size, self.args.rollout_batch_size))
-        while len(self.accepted) < self.args.rollout_batch_size:
+        while len(self.accepted) < self.wanted:
             if self.ready:
                 group = self.ready.popleft()
                 self.take(group, group)
@@ -203,12 +236,13 @@ class _Wave:
             if not self.in_flight:
                 self.settle()
                 break
-            # Every task ends by itself: generation and scoring have deadlines of their own.
-            await asyncio.wait(self.in_flight, return_when=asyncio.FIRST_COMPLETED)
+            await some_done(self.in_flight, self.context.runner, f"groups of rollout {self.rollout_id}")
             await self.context.runner.engine.settled(lambda: self.undecided)
             for task in [task for task in self.in_flight if task.done()]:
                 self.take(self.in_flight.pop(task), task.result())
             self.release()
+        if self.fewer:
+            self.trim(f"{self.fewer} groups were over --group-timeout")
         self.forget(0)
 
     def release(self) -> None:
@@ -218,7 +252,7 @@ class _Wave:
 
     def settle(self) -> None:
         """The budget is spent: `--dynamic-sampling-on-exhausted` says what becomes of the rollout."""
-        wanted = self.args.rollout_batch_size
+        wanted = self.wanted
         if self.args.dynamic_sampling_on_exhausted == "keep":
             best = self.aside[: wanted - len(self.accepted)]
             del self.aside[: len(best)]
@@ -228,6 +262,10 @@ class _Wave:
             if len(self.accepted) < wanted:
                 raise self.exhausted()
             return
+        self.trim("the budget is spent")
+
+    def trim(self, why: str) -> None:
+        """Go on with as many groups as whole optimizer steps take; the others are in excess."""
         per_step = self.args.global_batch_size // self.args.n_samples_per_prompt
         usable = len(self.accepted) // per_step * per_step
         if usable == 0:
@@ -236,9 +274,11 @@ class _Wave:
         self.surplus.extend(self.accepted[usable:])
         self.num_surplus += len(self.accepted) - usable
         del self.accepted[usable:]
+        self.context.ledger.short(self.rollout_id, why)
         logger.warning(
-            "rollout %d: the budget is spent, so it has %d groups instead of %d", self.rollout_id, usable, wanted
-        )
+            "rollout %d: %s, so it has %d groups instead of %d",
+            self.rollout_id, why, usable, self.args.rollout_batch_size,
+        )  # fmt: skip
 
     def exhausted(self) -> RolloutError:
         """The error of a spent budget."""
@@ -249,42 +289,39 @@ class _Wave:
             " dropped, fail or come back aborted; --dynamic-sampling-on-exhausted names other outcomes than this"
         )
 
-    def give_back(self, groups: list[Group]) -> None:
+    def give_back(self, groups: list[Group], reason: str | None = None) -> None:
         """Return groups to the data source, which hands them out first next time."""
-        for group in groups:
-            finished = is_finished(group)
-            goes_on = self.keeps_finished if finished else self.args.partial_rollout
-            for sample in group:
-                if goes_on and (finished or sample.status != SampleStatus.FAILED):
-                    sample.metadata.setdefault("start_rollout_id", self.rollout_id)
-                else:
-                    sample.reset_for_retry()
+        groups = [prepare_return(self.args, group, self.rollout_id) for group in groups]
         if groups:
+            self.context.ledger.buffered(groups, reason or "in excess")
             self.source.add_samples(sorted(groups, key=lambda g: g[0].group_index or 0))
             self.returned += len(groups)
 
     async def stop(self, patience: float | None = None) -> None:
-        """Abort what still runs and give it back; what takes longer than `patience` (STOP_DEADLINE) is cancelled."""
-        patience = STOP_DEADLINE if patience is None else patience
+        """Abort what still runs and give it back; after `patience` (`--rollout-stop-timeout`) it is cancelled."""
+        patience = Limits.of(self.args).stop if patience is None else patience
         self.release()
         runner, tasks = self.context.runner, list(self.in_flight)
         if tasks:
             runner.stopping = True
             try:
-                await runner.engine.abort()
-                _, late = await asyncio.wait(tasks, timeout=patience)
+                with waiting(f"groups in excess of rollout {self.rollout_id}", deadline=patience, then="given back"):
+                    await runner.engine.abort()
+                    _, late = await asyncio.wait(tasks, timeout=patience)
                 if late and patience:
-                    logger.warning("%d groups did not stop within %.0f s of the abort; cancelled", len(late), patience)
-                for task in late:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                    logger.warning(
+                        "%d groups did not stop within %.0f s of the abort (--rollout-stop-timeout); cancelled",
+                        len(late), patience,
+                    )  # fmt: skip
+                await ended(late)
             finally:
                 runner.stopping = False
         for task, original in self.in_flight.items():
-            if task.cancelled() or task.exception() is not None:
-                for sample in original:  # a sample cut off between its response and its reward cannot go on
-                    sample.reset_for_retry()
-                self.surplus.append(original)
+            if not task.done():  # it does not obey, and may still write to its samples
+                original = copy.deepcopy(original)
+            if not task.done() or task.cancelled() or task.exception() is not None:
+                # A sample cut off between its response and its reward cannot go on.
+                self.surplus.append(restarted(original))
             else:
                 self.take_late(original, task.result())
         self.in_flight.clear()
@@ -292,11 +329,17 @@ class _Wave:
             self.take_late(group, group)
         self.give_back(self.surplus)
 
+    def undo(self) -> None:
+        """Have `stop` give back what was accepted, too, and what is put aside; what the filter dropped stays so."""
+        for group in [*self.accepted, *(group for _, group in self.aside)]:
+            self.take_late(self.originals[id(group)], group)
+        self.accepted.clear()
+        self.aside.clear()
+
     def take_late(self, original: Group, group: Group) -> None:
         """One group that came when there were enough."""
-        finished = is_finished(group)
-        self.num_surplus += finished
-        self.surplus.append(group if finished and self.keeps_finished else original)
+        self.num_surplus += is_finished(group)
+        self.surplus.append(given_back(self.args, original, group))
 
 
 async def generate_rollout(
@@ -306,17 +349,24 @@ async def generate_rollout(
 
     Raises:
         RolloutError: The budget ran out and that is to stop the run, or too many samples failed in a row.
+        RolloutInterrupted: `context.interrupt` was called; everything that was not dropped has been given back.
     """
     if evaluation:
         from slime_core.rollout.evaluate import evaluate_datasets
 
-        return await evaluate_datasets(args, data_source, context.runner, rollout_id)
+        return await evaluate_datasets(args, data_source, context.runner, rollout_id, record=context.eval_record)
     wave = _Wave(args, rollout_id, data_source, context)
     try:
-        await wave.run()
+        complete = await context.until_interrupted(wave.run())
     except BaseException:  # ctrl-C too: what a reward that hangs would answer is of no use any more
         await wave.stop(patience=0.0)
         raise
+    if not complete:
+        wave.undo()
+        # Rewards still at work are worth waiting for where their samples are kept.
+        await wave.stop(patience=None if args.partial_rollout else 0.0)
+        context.filters.take_metrics()
+        raise RolloutInterrupted
     await wave.stop()
     metrics = {
         **context.filters.take_metrics(),
@@ -328,8 +378,7 @@ async def generate_rollout(
     return RolloutFnTrainOutput(sorted(wave.accepted, key=lambda g: g[0].group_index or 0), metrics)
 
 
-def _spread(args: Any, group: Group) -> float:
-    """Standard deviation of the rewards: how much a group could teach; 0 where they are no numbers."""
-    rewards = [s.get_reward_value(args) for s in group if s.reward is not None]
-    numbers = [float(r) for r in rewards if isinstance(r, (int, float)) and math.isfinite(r)]
-    return statistics.pstdev(numbers) if numbers else 0.0
+generate_rollout.leaves_out = False  # type: ignore[attr-defined]  # accounts for every group: `slime ledger verify`
+
+
+generate_rollout.records_evaluation = True  # type: ignore[attr-defined]

@@ -11,92 +11,81 @@ import asyncio
 import functools
 import inspect
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import orjson
-
-from slime_core.data.dumps import dump_path, newest_version, to_json, write_samples
-from slime_core.errors import CheckpointError, RolloutError
+from slime_core.data.dumps import dump_path, newest_version, write_samples
+from slime_core.data.ledger import Ledger, RecordedSource
+from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.workers.threads import AbandonableThreadPool
 from slime_core.protocols import RolloutEngine
-from slime_core.rollout.batch import make_batch
+from slime_core.rollout import stage_state
+from slime_core.rollout.batch import make_batch, refuse_bad
 from slime_core.rollout.contracts import eval_output, train_output
-from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.engine_memory import EngineMemory
+from slime_core.rollout.evaluations import TIMEOUT, Evaluations, cancel_all
 from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import Generator, SampleRunner
-from slime_core.rollout.hooks import RolloutHooks
+from slime_core.rollout.generate import SampleRunner
+from slime_core.rollout.loop_lag import LoopLag
+from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
-from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.open_groups import OpenGroups
+from slime_core.rollout.parts import RolloutParts as RolloutParts
+from slime_core.rollout.parts import RolloutResult as RolloutResult
+from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import Group, TrainBatch
+from slime_core.waits import named, progress, waiting
 
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-STATE_FILE = "data_source.json"
 _BESIDE = AbandonableThreadPool(1, "slime-rollout")
 """For plain rollout functions."""
-_CANCEL_DEADLINE = 10.0
-"""Seconds an interrupted rollout gets to stop its requests before the engine goes away."""
-
-
-@dataclass
-class RolloutResult:
-    """One rollout, ready for the trainer."""
-
-    batch: TrainBatch
-    metrics: dict[str, float]
-
-
-@dataclass
-class RolloutParts:
-    """The resolved components a rollout stage is made of."""
-
-    data_source: Any
-    rollout_function: Callable[..., Any]
-    eval_function: Callable[..., Any] | None
-    """None where nothing can be evaluated: training on saved samples."""
-    tokenizer: Any = None
-    engine: RolloutEngine | None = None
-    """None where the rollout function needs none (SFT)."""
-    generator: Generator | None = None
-    rewards: RewardStage | None = None
-    filters: FilterStage | None = None
-    resolve_generator: Callable[[str], Generator] | None = None
-    estimator: Any = None
-    """Shapes the rewards; None leaves them as they are."""
-    post_process_rewards: Callable[..., Any] | None = None
-    convert_samples: Callable[..., Any] | None = None
-    needs_address: bool = False
-    """User code may post to `args.sglang_router_ip` and `args.sglang_router_port`, so they must lead to the engine."""
-    hooks: Any = None
-    """pluggy's hook relay, or None."""
-    user: RolloutHooks = field(default_factory=RolloutHooks)
-    """The user's functions around a rollout."""
+_STOP_DEADLINE = 300.0
+"""Seconds until the engine and everything beside it must have stopped."""
 
 
 class RolloutStage:
     """Draws, generates, scores, filters and batches; also evaluates and takes new weights."""
 
-    def __init__(self, args: Any, parts: RolloutParts) -> None:
+    def __init__(self, args: Any, parts: RolloutParts, runner: asyncio.Runner | LoopThread | None = None) -> None:
+        """`runner` turns the event loop; with a LoopThread several threads may call the stage at once."""
         self.args = args
         self.parts = parts
         self.weight_version = 0
-        self._loop = asyncio.Runner()
+        self._loop = runner or asyncio.Runner()
+        self._plain = threading.Lock()
+        """Held by a plain rollout function, which need not bear another beside it."""
+        self.ledger = Ledger()
+        self.source: Any = None if parts.data_source is None else RecordedSource(parts.data_source, self.ledger)
+        """What rollout functions draw from: the data source, which the ledger watches."""
+        self.open_groups = OpenGroups()
+        self.never_stops = False
+        """Set before `start`: generation goes on beside the training, so holding the engine reproduces nothing."""
+        self.on_new_weights: Callable[[], None] | None = None
+        """Called in the event loop after each update."""
+        self.trail = stage_state.LedgerTrail()
+        self._memory = EngineMemory()
+        self._lag = LoopLag(counts=getattr(self._loop, "in_real_time", True))
         self._warned = False
+        self._interrupted = False
+        self._evaluations = Evaluations()
         self._context: RolloutContext | None = None
-        self._task: asyncio.Task[Any] | None = None
-        """The rollout or evaluation that runs, or was interrupted."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """The rollouts and evaluations that run, or were interrupted."""
 
+    @named("the start of the engine", then="servers have --engine-start-timeout")
     def start(self) -> None:
-        """Bring up the engine, if there is one; returns when it serves."""
-        if self.parts.engine is not None:
+        """Bring up the engine, if there is one and it is not up yet; returns when it serves."""
+        stage_state.give_back(self, self.open_groups.take_unclaimed())
+        if self.parts.engine is not None and self._context is None:
             self._loop.run(self._start(self.parts.engine))
 
     async def _start(self, engine: RolloutEngine) -> None:
@@ -107,76 +96,147 @@ class RolloutStage:
         assert parts.resolve_generator is not None
         loading = asyncio.create_task(parts.rewards.start())  # worker processes come up beside the engine
         await engine.start()
-        await loading
+        with waiting("reward processes", deadline=None, then="they have deadlines of their own"):
+            await loading
         if parts.needs_address:
             self.args.sglang_router_ip, self.args.sglang_router_port = await engine.address()
         parts.rewards.settings_changed()  # where models answer, which the engine has just found out
         # Requests that come over HTTP are not seen waiting, so the engine must not wait for their samples.
         gated = GatedEngine(
             engine,
-            deterministic=self.args.deterministic_mode and not parts.needs_address,
+            deterministic=self.args.deterministic_mode and not parts.needs_address and not self.never_stops,
             places=self.args.sglang_server_concurrency,
         )
         runner = SampleRunner(
             self.args, gated, parts.tokenizer, parts.generator, parts.rewards, parts.resolve_generator,
             greedy_baseline=getattr(parts.estimator, "needs_greedy_baseline", False), hooks=parts.user,
         )  # fmt: skip
-        self._context = RolloutContext(runner, parts.filters)
+        runner.timeline = parts.timeline
+        self._lag.follow(self._loop)
+        self._context = RolloutContext(runner, parts.filters, ledger=self.ledger, eval_record=parts.eval_record)
 
+    @named("the end of all rollouts", deadline=_STOP_DEADLINE, then="the run stops")
+    def abandon(self) -> None:
+        """End every rollout and evaluation that runs, and leave the engine up: `load` is to follow.
+
+        Any thread may call it where a LoopThread turns the event loop. Raises RolloutError when a plain rollout
+        function, which cannot be interrupted, goes on for too long.
+        """
+        self._loop.run(cancel_all(self._tasks))
+        if not self._plain.acquire(timeout=_STOP_DEADLINE):
+            raise RolloutError(f"the rollout function did not end within {_STOP_DEADLINE:.0f} s")
+        self._plain.release()
+        self.open_groups.clear()
+        self.on_new_weights = None
+
+    @named("the end of the engine", deadline=_STOP_DEADLINE, then="the process ends", stop=True)
     def stop(self) -> None:
         """Free engine and event loop; safe to call twice."""
         engine, self.parts.engine = self.parts.engine, None
         try:
             if engine is not None:
-                self._loop.run(_stop(engine, self._task))
+                self._loop.run(cancel_all(self._tasks, then=engine.stop))
         finally:
             if self.parts.rewards is not None:
                 self.parts.rewards.close()
+            if self.parts.timeline:
+                self.parts.timeline.flush()
             self._loop.close()
+
+    def producer(self) -> GroupProducer:
+        """What generates without end in this stage's event loop; once, after `start`."""
+        assert self._context is not None, "continuous generation needs an engine"
+        producer = GroupProducer(self.args, self.source, self._context, lambda: self.weight_version)
+        self.on_new_weights = producer.wake
+        return producer
+
+    async def inside(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine of the stage's event loop, which turns in a thread of its own, from another one."""
+        assert isinstance(self._loop, LoopThread)
+        return await self._loop.wait(coroutine)
+
+    def interrupt(self) -> None:
+        """End the rollout and the evaluation that run, and every later one: both raise RolloutInterrupted.
+
+        Any thread may call it, and a signal handler. A rollout function of the user's own that does not pass its
+        `context` on to the built-in one is finished first, and so is a plain function that evaluates.
+        """
+        self._interrupted = True
+        self._evaluations.interrupt()
+        if self._context is not None:
+            self._context.interrupt()
 
     # -- rollouts ------------------------------------------------------------------------------------
 
     def generate(self, rollout_id: int) -> RolloutResult:
-        """One rollout. Raises RolloutError."""
+        """One rollout. Raises RolloutError, and RolloutInterrupted after `interrupt`."""
         groups, metrics = self.generate_groups(rollout_id)
-        args, parts = self.args, self.parts
-        batch = make_batch(
-            args,
+        return RolloutResult(self.make_batch(rollout_id, groups, self.weight_version), metrics)
+
+    def make_batch(self, rollout_id: int, groups: list[Group], weight_version: int) -> TrainBatch:
+        """Groups as the trainer gets them; `weight_version` is the one they will update."""
+        self.ledger.training(rollout_id, groups, weight_version)
+        return make_batch(
+            self.args,
             rollout_id,
             groups,
-            parts.estimator,
-            post_process_rewards=parts.post_process_rewards,
-            convert_samples=parts.convert_samples,
-            weight_version=self.weight_version,
+            self.parts.estimator,
+            post_process_rewards=self.parts.post_process_rewards,
+            convert_samples=self.parts.convert_samples,
+            weight_version=weight_version,
         )
-        return RolloutResult(batch, metrics)
 
+    @named("rollout {0}", then="its groups and samples have deadlines; --rollout-stall-timeout")
     def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
-        """The samples of one rollout and its metrics, not yet a batch."""
+        """The samples of one rollout and its metrics, not yet a batch. Raises as `generate`."""
+        if self._interrupted:
+            raise RolloutInterrupted(drew=False)
         started = time.perf_counter()
         decided: list[Group] = []
         if self._context is not None and self.parts.user.process_all is not None:
             self._context.decided = decided
+        progress(rollout_id=rollout_id, weight_version=self.weight_version)
         self._tell_source("begin_rollout", rollout_id, self.weight_version)
-        output = self._run_function(self.parts.rollout_function, rollout_id, evaluation=False)
-        output = train_output(output)
+        output = train_output(self._run_function(self.parts.rollout_function, rollout_id, evaluation=False))
         groups = output.samples
         if not any(groups):
             raise RolloutError(f"rollout {rollout_id}: the rollout function returned no samples")
         if self.args.load_debug_rollout_data:
             self.weight_version = newest_version(groups, self.weight_version)
         decided.sort(key=lambda g: g[0].group_index or 0)
-        self.parts.user.after_rollout(self.args, groups, decided or groups, self.parts.data_source)
-        self._tell_source("observe", groups, True)
-        output.metrics |= self._tell_source("take_metrics") or {}
+        metrics = self.conclude(rollout_id, groups, decided or groups, output.metrics, started)
+        self.ledger.settle()
+        return groups, metrics
+
+    def conclude(
+        self, rollout_id: int, groups: list[Group], decided: list[Group], extra: dict[str, float], started: float
+    ) -> dict[str, float]:
+        """The end of a rollout: the user's functions, ledger, dumps; its metrics. Other groups may be in flight.
+
+        Args:
+            rollout_id: The rollout.
+            groups: Go to training.
+            decided: Those, and the ones that were dropped or failed meanwhile.
+            extra: Metrics known already.
+            started: `time.perf_counter()` when the rollout began.
+        """
+        self.parts.user.after_rollout(self.args, groups, decided, self.source)
+        refuse_bad(rollout_id, [s for g in groups for s in g])  # here, so that dumps and metrics say so
+
+        def tell() -> dict[str, float]:
+            self.ledger.taken(rollout_id, groups, weight_version=self.weight_version)
+            self._tell_source("observe", groups, True)
+            return self._tell_source("take_metrics") or {}
+
+        extra = {**extra, **self.between_callbacks(tell)}
         seconds = time.perf_counter() - started
         if self.args.save_debug_rollout_data:
             path = dump_path(self.args.save_debug_rollout_data, rollout_id)
             write_samples(path, [s for g in groups for s in g], self.weight_version)
-        metrics = self._describe(rollout_id, groups, output.metrics, seconds)
+        metrics = self._describe(rollout_id, groups, extra, seconds)
         if self.parts.hooks is not None:
             self.parts.hooks.slime_rollout_end(rollout_id=rollout_id, groups=groups, metrics=metrics)
-        return groups, metrics
+        return metrics
 
     def _describe(
         self, rollout_id: int, groups: list[Group], extra: dict[str, float], seconds: float
@@ -199,6 +259,7 @@ class RolloutStage:
                 rollout_id,
             )
         metrics["perf/rollout_time"] = seconds
+        metrics |= self._lag.take()
         metrics["perf/tokens_per_sec"] = sum(s.response_length for s in samples) / seconds
         if self._context is not None:
             metrics["perf/engine_held_time"] = held
@@ -235,8 +296,11 @@ class RolloutStage:
             return extra
         return {**eval_metrics(data), **extra}
 
+    @named("evaluation at rollout {0}", deadline="eval_timeout", then=TIMEOUT, stop=True)
     def evaluate_samples(self, rollout_id: int) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-        """The evaluated samples per data set, and timing."""
+        """The evaluated samples per data set, and timing. Raises RolloutError, RolloutInterrupted after `interrupt`."""
+        if self._interrupted:
+            raise RolloutInterrupted(drew=False)
         started = time.perf_counter()
         assert self.parts.eval_function is not None, "nothing to evaluate with"
         output = self._run_function(self.parts.eval_function, rollout_id, evaluation=True)
@@ -248,24 +312,41 @@ class RolloutStage:
 
     def _run_function(self, function: Callable[..., Any], rollout_id: int, *, evaluation: bool) -> Any:
         keywords = {"context": self._context} if "context" in inspect.signature(function).parameters else {}
-        call = (self.args, rollout_id, self.parts.data_source)
+        call = (self.args, rollout_id, self.source)
         is_async = inspect.iscoroutinefunction(function)
         start = functools.partial(function, *call, evaluation=evaluation, **keywords)
         if not is_async and not self.parts.needs_address:
-            return start()
+            with self._plain:
+                return start()
         results: list[Any] = []
 
         async def keep_result() -> None:
-            self._task = asyncio.current_task()
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
             # Not returned by the task: asyncio's SIGINT handler holds the task, and `signal` formats handlers with
             # repr(), which would spell out every token of the rollout.
             # A plain function may post to the engine, which answers in this loop: it runs beside it.
-            results.append(await (start() if is_async else _BESIDE.call(start)))
+            running = start() if is_async else _BESIDE.call(start)
+            if evaluation and is_async:
+                timeout = getattr(self.args, "eval_timeout", None)
+                running = self._evaluations.run(running, f"evaluation at rollout {rollout_id}", timeout)
+            with self._lag.counting():
+                results.append(await running)
 
         self._loop.run(keep_result())
         return results[0]
 
-    # -- weights -------------------------------------------------------------------------------------
+    # -- memory and weights --------------------------------------------------------------------------
+
+    def release_memory(self) -> None:
+        """Have the engine, which is idle, give up its memory; nothing where it has."""
+        self._loop.run(self._memory.release(self.parts.engine))
+
+    def resume_memory(self, tags: tuple[str, ...]) -> None:
+        """Have it take a part of that again; nothing where it has."""
+        self._loop.run(self._memory.resume(self.parts.engine, tags))
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Mapping[str, float] | None:
         """Hand tensors over; the engine copies them."""
@@ -291,7 +372,9 @@ class RolloutStage:
         if self.parts.engine is not None:
             update = getattr(self.parts.engine, f"update_weights_from_{transport}")
             measured = self._loop.run(update(source, version))
-        self.weight_version = version
+        self.weight_version = self.ledger.weight_version = version
+        if self.on_new_weights is not None:
+            self.between_callbacks(self.on_new_weights)
         return measured
 
     @property
@@ -317,30 +400,21 @@ class RolloutStage:
     # -- state ---------------------------------------------------------------------------------------
 
     def save(self, directory: Path, rollout_id: int) -> None:
-        """Write data cursor and buffer below `directory`."""
-        source = self.parts.data_source
-        if hasattr(source, "state_dict"):
-            state = {"weight_version": self.weight_version, "data_source": source.state_dict()}
-            (directory / STATE_FILE).write_bytes(to_json(state, "the data source's state"))
-        else:
-            source.save(rollout_id)
+        """Write data cursor, buffer, open groups and ledger: see `rollout.stage_state`."""
+        stage_state.save(self, directory, rollout_id)
 
-    def load(self, directory: Path, rollout_id: int) -> None:
-        """Inverse of `save`. Raises CheckpointError when the state is missing or of another data set."""
-        source = self.parts.data_source
-        if not hasattr(source, "load_state_dict"):
-            source.load(rollout_id)
-            return
-        path = directory / STATE_FILE
-        if not path.is_file():
-            raise CheckpointError(f"{directory}: no {STATE_FILE}; the data cursor of the run is missing")
-        state = orjson.loads(path.read_bytes())
-        source.load_state_dict(state["data_source"])
-        self.weight_version = state["weight_version"]
+    def load(self, directory: Path, rollout_id: int) -> str:
+        """Inverse of `save`; says how many open groups come back, from which states. Raises CheckpointError."""
+        return stage_state.load(self, directory, rollout_id)
 
+    def between_callbacks(self, function: Callable[[], T]) -> T:
+        """Call a plain function in the stage's event loop, so that nothing of the generation side moves meanwhile."""
 
-async def _stop(engine: RolloutEngine, task: asyncio.Task[Any] | None) -> None:
-    if task is not None and not task.done():  # an interrupt that did not pass through the event loop
-        task.cancel()
-        await asyncio.wait({task}, timeout=_CANCEL_DEADLINE)
-    await engine.stop()
+        async def call() -> T:
+            return function()
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._loop.run(call())
+        return function()

@@ -24,11 +24,19 @@ if TYPE_CHECKING:
     from slime_core.testing.contracts.correction import CorrectionContract, LossReducerContract
     from slime_core.testing.contracts.data_source import DataSourceContract
     from slime_core.testing.contracts.engine import EngineContract
+    from slime_core.testing.contracts.environment import EnvironmentContract
     from slime_core.testing.contracts.estimator import AdvantageContract, EstimatorContract
     from slime_core.testing.contracts.filter import FilterContract
     from slime_core.testing.contracts.generator import GeneratorContract
     from slime_core.testing.contracts.hook_plugin import HookPluginContract
     from slime_core.testing.contracts.loss import CustomLossContract, LossContract
+    from slime_core.testing.contracts.megatron_hooks import (
+        MegatronBeforeLogProbContract,
+        MegatronBeforeTrainStepContract,
+        MegatronInitContract,
+        MegatronModelProviderContract,
+    )
+    from slime_core.testing.contracts.megatron_model import MegatronModelContract
     from slime_core.testing.contracts.model import ModelContract
     from slime_core.testing.contracts.recipe import RecipeContract
     from slime_core.testing.contracts.reward import RewardContract
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
         SampleFilterContract,
         SampleHookContract,
     )
+    from slime_core.testing.contracts.tools import ToolContract, ToolParserContract
     from slime_core.testing.contracts.train_data import (
         DataPostprocessContract,
         RewardPostProcessContract,
@@ -59,12 +68,18 @@ _SUITES = {
     "data_postprocesses": ("DataPostprocessContract", "train_data"),
     "data_sources": ("DataSourceContract", "data_source"),
     "engines": ("EngineContract", "engine"),
+    "environments": ("EnvironmentContract", "environment"),
     "estimators": ("EstimatorContract", "estimator"),
     "eval_logs": ("EvalLogContract", "rollout_hooks"),
     "filters": ("FilterContract", "filter"),
     "generators": ("GeneratorContract", "generator"),
     "loss_reducers": ("LossReducerContract", "correction"),
     "losses": ("LossContract", "loss"),
+    "megatron_before_log_probs": ("MegatronBeforeLogProbContract", "megatron_hooks"),
+    "megatron_before_train_steps": ("MegatronBeforeTrainStepContract", "megatron_hooks"),
+    "megatron_inits": ("MegatronInitContract", "megatron_hooks"),
+    "megatron_model_providers": ("MegatronModelProviderContract", "megatron_hooks"),
+    "megatron_models": ("MegatronModelContract", "megatron_model"),
     "models": ("ModelContract", "model"),
     "recipes": ("RecipeContract", "recipe"),
     "reward_post_processes": ("RewardPostProcessContract", "train_data"),
@@ -75,6 +90,8 @@ _SUITES = {
     "sample_filters": ("SampleFilterContract", "rollout_hooks"),
     "sample_hooks": ("SampleHookContract", "rollout_hooks"),
     "slime.plugins": ("HookPluginContract", "hook_plugin"),
+    "tool_parsers": ("ToolParserContract", "tools"),
+    "tools": ("ToolContract", "tools"),
     "trainers": ("TrainerContract", "trainer"),
     "weight_post_writes": ("WeightPostWriteContract", "weight_post_write"),
 }
@@ -104,6 +121,7 @@ __all__ = [
     "DataPostprocessContract",
     "DataSourceContract",
     "EngineContract",
+    "EnvironmentContract",
     "EstimatorContract",
     "EvalLogContract",
     "FilterContract",
@@ -112,6 +130,11 @@ __all__ = [
     "LoopRun",
     "LossContract",
     "LossReducerContract",
+    "MegatronBeforeLogProbContract",
+    "MegatronBeforeTrainStepContract",
+    "MegatronInitContract",
+    "MegatronModelContract",
+    "MegatronModelProviderContract",
     "ModelContract",
     "RecipeContract",
     "Reply",
@@ -125,6 +148,8 @@ __all__ = [
     "SampleHookContract",
     "ScriptedEngine",
     "ScriptedService",
+    "ToolContract",
+    "ToolParserContract",
     "TrainerContract",
     "WeightPostWriteContract",
     "suite_of",

@@ -21,7 +21,9 @@ from safetensors import SafetensorError
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
 from slime_core.protocols import Trainer
+from slime_core.waits import named
 from slime_core.weights.checksum import checksum_dtype, tensor_checksum
+from slime_core.weights.collective import SharedWeights
 from slime_core.weights.delta_writer import DeltaWriter, stored_dtypes
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class WeightSync:
         self._on_update = on_update
         self.version = args.update_weight_start_version
         self._trainer = trainer
+        self._weights = SharedWeights(trainer)
         self._receiver = receiver
         self.transport = self._choose()
         """As far as it is known before the engine has started, and from the first push on for good."""
@@ -101,14 +104,25 @@ class WeightSync:
                 keep_files=args.update_weight_disk_keep_files,
             )
 
+    @named(
+        "weights to the engines",
+        deadline="weight_push_timeout",
+        then="the process ends (--weight-push-timeout)",
+        stop=True,
+    )
     def push(self) -> dict[str, float]:
         """Make the engines serve the trainer's weights as the next version.
 
         Raises:
             WeightSyncError: The engine refused them, or serves something else afterwards.
         """
-        if not self._receiver.weight_transports:
-            return {}
+        with self._weights.update():
+            metrics = self._serve_next() if self._receiver.weight_transports else {}
+        if getattr(self.args, "keep_old_actor", False):
+            self._trainer.update_old_actor()
+        return metrics
+
+    def _serve_next(self) -> dict[str, float]:
         started = time.perf_counter()
         version = self.version + 1
         if not self._pushed:
@@ -145,7 +159,7 @@ class WeightSync:
 
         def counted() -> Iterator[tuple[str, torch.Tensor]]:
             nonlocal sent
-            for name, tensor in self._trainer.named_weights():
+            for name, tensor in self._weights.named_weights():
                 sent += tensor.numel() * tensor.element_size()
                 yield name, tensor
 
@@ -159,7 +173,7 @@ class WeightSync:
         shutil.rmtree(directory, ignore_errors=True)
         try:
             copy_assets(self.args.hf_checkpoint, directory)
-            write_weights(directory, self._trainer.named_weights())
+            write_weights(directory, self._weights.named_weights(), shard_bytes=int(self.args.save_shard_size * 1e9))
         except (OSError, SafetensorError) as error:  # the latter also when the disk is full
             shutil.rmtree(directory, ignore_errors=True)
             raise WeightSyncError(
@@ -179,7 +193,7 @@ class WeightSync:
         return {"perf/update_weights_wire_bytes": float(written), **measured}
 
     def _push_delta(self, version: int) -> dict[str, float]:
-        written = self._writer.write(self._trainer.named_weights(), version)
+        written = self._writer.write(self._weights.named_weights(), version)
         self._tell_user(written.directory)
         measured = self._receiver.update_weights_from_delta(self._writer.root, version) or {}
         self._writer.prune()
@@ -214,7 +228,7 @@ class WeightSync:
 
         def trained() -> Iterator[tuple[str, torch.Tensor]]:
             nonlocal total
-            for name, tensor in self._trainer.named_weights():
+            for name, tensor in self._weights.named_weights():
                 total += 1
                 yield name, tensor.detach().to(self._sent.get(name, tensor.dtype))
 

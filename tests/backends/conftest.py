@@ -1,12 +1,15 @@
-"""Real SGLang servers for the tests, one start for the whole session: it costs 15 to 60 seconds, mostly of imports.
+"""Real SGLang servers and a Ray cluster for the tests, one start for the whole session.
 
-A test may change their weights, and puts the model's own back before it ends.
+Servers cost 15 to 60 seconds, mostly of imports. A test may change their weights, and puts the model's own back before
+it ends. Commands join the cluster by its address, as users join theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +26,13 @@ from slime_core.engines.sglang.server import ServerProcess
 from slime_core.engines.sglang_api.router import Router
 from slime_core.engines.sglang_api.transport import Http
 from slime_core.errors import ConfigError
+from tests.backends.whole_runs import Learned, demo, metrics
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
+
+CPUS = 4
+"""Of the Ray cluster."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,32 @@ class Running:
     def urls(self) -> list[str]:
         """Of the servers."""
         return [server.url for server in self.servers]
+
+
+@pytest.fixture(scope="session")
+def embedded_demo(tmp_path_factory: pytest.TempPathFactory) -> Learned:
+    """The demo with the embedded trainer and engine; it makes the inputs for others, which run in the same place."""
+    cwd = tmp_path_factory.mktemp("demo")
+    subprocess.run(demo(cwd, "embedded"), cwd=cwd, check=True, timeout=600, capture_output=True)
+    return Learned(cwd / "embedded", cwd / "embedded-samples/{rollout_id}.jsonl", metrics(cwd / "embedded"))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """HOST:PORT of a Ray cluster of this machine alone."""
+    import ray  # a second or two, which tests without it do not pay
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    ray.init(
+        address="local",
+        num_cpus=CPUS,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=256 << 20,
+    )
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

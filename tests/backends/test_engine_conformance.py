@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from slime_core.testing import EngineContract
+from slime_core.testing.contracts.engine_case import EngineCase
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
@@ -25,7 +26,19 @@ LACKS = frozenset({
 })  # fmt: skip
 
 
-class Sglang(EngineContract):
+class Offered(EngineCase):
+    """A base, since its tests come first, and the last ones of the contract leave no server running."""
+
+    def test_which_transports_it_takes(self) -> None:
+        """All of them: the tests of none were skipped."""
+
+        async def use(engine: Any) -> tuple[str, ...]:
+            return tuple(engine.weight_transports)
+
+        assert self.run(use) == ("tensor", "distributed", "disk", "delta")
+
+
+class Sglang(EngineContract, Offered):
     """What both have in common; its own tests are not collected under this name."""
 
     component = "sglang"
@@ -43,14 +56,6 @@ class Sglang(EngineContract):
     @classmethod
     def _there_is_sglang(cls, sglang_python: Path) -> None:
         """Skips without it."""
-
-    def test_which_transports_it_takes(self) -> None:
-        """All of them: the tests of none were skipped."""
-
-        async def use(engine: Any) -> tuple[str, ...]:
-            return tuple(engine.weight_transports)
-
-        assert self.run(use) == ("tensor", "distributed", "disk", "delta")
 
 
 class TestSglangDirect(Sglang):

@@ -67,13 +67,21 @@ async def test_rows_are_the_experts_of_their_tokens(sglang_args: Callable[..., A
         assert gap < 1e-4, gap
 
 
+MEGATRON = {"train_backend": "megatron", "data_pad_size_multiplier": 1}
+
+
+@pytest.mark.parametrize("trainer", [{}, MEGATRON], ids=["embedded", "megatron"])
 def test_a_run_replays_them(
-    slime: Callable[..., subprocess.CompletedProcess[str]], tiny: TinyRun, sglang_python: Path, tmp_path: Path
+    slime: Callable[..., subprocess.CompletedProcess[str]],
+    tiny: TinyRun,
+    sglang_python: Path,
+    tmp_path: Path,
+    trainer: dict[str, Any],
 ) -> None:
     argv = tiny.argv(
         tmp_path / "run", hf_checkpoint=tiny_moe_model(dense_layer=False), rollout_engine="sglang", device="cpu",
         rollout_num_gpus=1, engine_python=sglang_python, no_engine_router=True, use_rollout_routing_replay=True,
-        num_rollout=2, eval_interval=None, eval_prompt_data=None,
+        num_rollout=2, eval_interval=None, eval_prompt_data=None, **trainer,
     )  # fmt: skip
     slime("train", *argv, timeout=400)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -51,6 +51,14 @@ def test_weights_are_checked_on_cpu(sglang_server: Running) -> None:
     assert check(url, "checksum")["ranks"][0]["checksums"] == before
 
 
+def test_its_processes_are_forks_of_the_first(sglang_server: Running) -> None:
+    """Spawned ones would import everything again, and have a process of `multiprocessing` beside them."""
+    (server,) = sglang_server.servers
+    below = [" ".join(process.cmdline()) for process in psutil.Process(server.pid).children(recursive=True)]
+    assert {"sglang::scheduler", "sglang::detokenizer"} <= {line.strip() for line in below}
+    assert [line for line in below if "multiprocessing" in line] == []
+
+
 async def test_a_killed_router_comes_back_at_its_address(sglang_python: Path, tmp_path: Path) -> None:
     router = RouterProcess(
         "default", {"policy": "round_robin"}, device="cpu", python=sglang_python, log=tmp_path / "log", timeout=60

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slime_core.quickstart.model import write_random_model
-from tests.backends.test_train_sglang import Run, metrics, running, samples
+from tests.backends.whole_runs import Run, metrics, running, samples
 from tests.conftest import SLIME, TinyRun
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]

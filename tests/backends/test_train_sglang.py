@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from slime_core.observability.events import read_events
+from tests.backends.whole_runs import ROLLOUTS, Learned, demo, metrics, running, samples
 from tests.conftest import SLIME, TinyRun
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
-ROLLOUTS = 6
-"""Of the demo: most of what there is to learn is learned in the first four."""
 TINY_ROLLOUTS = 6
 KILLED_AFTER = 3
 """Rollouts of the run that is killed; its checkpoints are made every second one."""
@@ -44,113 +36,11 @@ async def reward(args, sample, **kwargs):
 '''
 
 
-class Run:
-    """A `slime` command, and every process that it ever had below it."""
-
-    def __init__(self, argv: list[str], cwd: Path, log: Path) -> None:
-        self.log = log
-        self.processes: dict[int, psutil.Process] = {}
-        with log.open("w") as errors:
-            self._popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd)
-        assert self._popen.stdout is not None
-        self._lines = iter(self._popen.stdout.readline, "")
-        self.printed: list[str] = []
-
-    def until(self, start: str) -> None:
-        """Read its output up to a line that begins so; what runs below it then is noted."""
-        for line in self._lines:
-            self.printed.append(line)
-            if line.startswith(start):
-                self.note()
-                return
-        raise AssertionError(f"no line {start!r}: {self.said()}")
-
-    def note(self) -> list[psutil.Process]:
-        found = psutil.Process(self._popen.pid).children(recursive=True)
-        self.processes |= {process.pid: process for process in found}
-        return found
-
-    def servers(self) -> list[psutil.Process]:
-        """The process of each SGLang server that answers HTTP."""
-        lines = [(process, " ".join(process.cmdline())) for process in self.note()]
-        return [process for process, line in lines if "sglang.launch_server" in line and "keeper.py" not in line]
-
-    def finish(self) -> str:
-        """To the end; it must go well. What it printed."""
-        self.printed += self._lines
-        assert self._popen.wait(timeout=600) == 0, self.said()
-        return "".join(self.printed)
-
-    def kill(self) -> None:
-        """SIGKILL, to this process alone."""
-        self.note()
-        self._popen.kill()
-        assert self._popen.wait(timeout=60) == -signal.SIGKILL
-
-    def said(self) -> str:
-        return "".join(self.printed) + self.log.read_text()
-
-    def left(self, seconds: float) -> list[psutil.Process]:
-        """What still runs after so many seconds."""
-        _, running = psutil.wait_procs(self.processes.values(), timeout=seconds)
-        return [p for p in running if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-    def close(self) -> None:
-        if self._popen.poll() is None:
-            self._popen.terminate()
-            self._popen.wait(timeout=60)
-        assert self._popen.stdout is not None
-        self._popen.stdout.close()
-
-
-@contextmanager
-def running(argv: list[Any], cwd: Path, log: Path) -> Iterator[Run]:
-    run = Run([str(word) for word in argv], cwd, log)
-    try:
-        yield run
-    finally:
-        run.close()
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def samples(template: Path, rollout: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(str(template).format(rollout_id=rollout)).read_text().splitlines()]
-
-
 # -- learning --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Learned:
-    """A finished run of the demo."""
-
-    directory: Path
-    samples: Path
-    metrics: list[dict[str, Any]]
-
-    def scores(self) -> list[float]:
-        return [line["eval/addition"] for line in self.metrics if "eval/addition" in line]
-
-
-def demo(cwd: Path, name: str, *flags: str) -> list[str]:
-    saved = ["--save-debug-rollout-data", f"{name}-samples/{{rollout_id}}.jsonl"]
-    sizes = ["--num-rollout", str(ROLLOUTS), "--eval-interval", str(ROLLOUTS), "--save-interval", str(ROLLOUTS)]
-    return [SLIME, "train", "--config", str(ROOT / "configs/demo.yaml"), "--save", name, *saved, *sizes, *flags]
-
-
-@pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Learned:
-    """The demo with the embedded engine; it makes the inputs for the other, too."""
-    cwd = tmp_path_factory.mktemp("demo")
-    subprocess.run(demo(cwd, "embedded"), cwd=cwd, check=True, timeout=600, capture_output=True)
-    return Learned(cwd / "embedded", cwd / "embedded-samples/{rollout_id}.jsonl", metrics(cwd / "embedded"))
-
-
-def test_the_demo_learns_with_two_servers_behind_a_router(embedded: Learned, sglang_python: Path) -> None:
-    cwd = embedded.directory.parent
+def test_the_demo_learns_with_two_servers_behind_a_router(embedded_demo: Learned, sglang_python: Path) -> None:
+    cwd = embedded_demo.directory.parent
     flags = ["--rollout-engine", "sglang", "--device", "cpu", "--rollout-num-gpus", "2"]
     flags += ["--engine-python", str(sglang_python)]
     with running(demo(cwd, "sglang", *flags), cwd, cwd / "log") as run:
@@ -161,7 +51,7 @@ def test_the_demo_learns_with_two_servers_behind_a_router(embedded: Learned, sgl
     assert "warning" not in run.log.read_text().lower()
 
     learned = Learned(cwd / "sglang", cwd / "sglang-samples/{rollout_id}.jsonl", metrics(cwd / "sglang"))
-    (before, after), (theirs_before, theirs_after) = learned.scores(), embedded.scores()
+    (before, after), (theirs_before, theirs_after) = learned.scores(), embedded_demo.scores()
     print(f"held-out: {before} -> {after} with SGLang, {theirs_before} -> {theirs_after} with the embedded engine")
     assert before == pytest.approx(theirs_before, abs=0.01)  # greedy answers of the same weights
     assert before < 0.2

@@ -11,6 +11,10 @@ from slime_core.testing import (
     DataPostprocessContract,
     DataSourceContract,
     EvalLogContract,
+    MegatronBeforeLogProbContract,
+    MegatronBeforeTrainStepContract,
+    MegatronInitContract,
+    MegatronModelProviderContract,
     RewardPostProcessContract,
     RolloutContract,
     RolloutLogContract,
@@ -42,6 +46,23 @@ class TestRolloutLog(RolloutLogContract):
 
 class TestWeightPostWrite(WeightPostWriteContract):
     component = f"{HOOKS}/weights_written.py"
+
+
+class TestMegatronInit(MegatronInitContract):
+    component = f"{HOOKS}/megatron_hooks.py"
+
+
+class TestMegatronModelProvider(MegatronModelProviderContract):
+    component = f"{HOOKS}/megatron_hooks.py"
+    args = {"custom_megatron_init_path": component}
+
+
+class TestMegatronBeforeLogProb(MegatronBeforeLogProbContract):
+    component = f"{HOOKS}/megatron_hooks.py"
+
+
+class TestMegatronBeforeTrainStep(MegatronBeforeTrainStepContract):
+    component = f"{HOOKS}/megatron_hooks.py"
 
 
 class TestEvalLog(EvalLogContract):

@@ -32,8 +32,9 @@ def samples(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_every_example_is_tested_here() -> None:
-    """Those in `examples/hooks` have a test file of their own, `test_hook_examples.py`; so has `examples/engines`."""
-    text = Path(__file__).read_text(encoding="utf-8")
+    """Or in a file of its own, here or among the integration tests, which names its directory."""
+    tests = [Path(__file__).parent, Path(__file__).parents[1] / "integration"]
+    text = "".join(file.read_text(encoding="utf-8") for folder in tests for file in folder.glob("test_*.py"))
     assert {p.name for p in EXAMPLES.iterdir() if p.name not in text and not p.name.startswith(("__", "."))} == set()
 
 

@@ -163,3 +163,21 @@ def test_weights_on_disk(tiny: TinyRun, slime: Slime, tmp_path: Path, mode: str)
     assert all(row["engines"] == 1 for row in rows)
     used = {p["kind"] for p in json.loads((run_dir / "summary.json").read_text())["plugins"]}
     assert "weight_post_writes" in used
+
+
+def test_hooks_of_megatron(run_loop: RunLoop, tmp_path: Path) -> None:
+    file = HOOKS / "megatron_hooks.py"
+    flags = {"train_backend": "megatron", "kl_coef": 0.01, "data_pad_size_multiplier": 1}
+    hooks = {
+        "custom_model_provider_path": file, "custom_megatron_init_path": file,
+        "custom_megatron_before_log_prob_hook_path": file, "custom_megatron_before_train_step_hook_path": file,
+    }  # fmt: skip
+    run, plain = run_loop(1, **flags, **hooks), run_loop(1, **flags)
+    rows = lines(Path(run.run_dir) / "megatron.jsonl")
+    assert [row["event"] for row in rows[:3]] == ["init", "log_probs", "log_probs"]
+    assert [row["store_prefix"] for row in rows if row["event"] == "log_probs"] == ["", "ref_"]
+    steps = [row for row in rows if row["event"] == "step"]
+    assert [(row["rollout_id"], row["step_id"]) for row in steps] == [(0, i) for i in range(len(steps))]
+    assert steps[0]["lr"] == pytest.approx(run.steps[0]["train/lr"])
+    # The provider builds the model that is built without it.
+    assert run.steps[0]["train/grad_norm"] == pytest.approx(plain.steps[0]["train/grad_norm"], rel=1e-5)

@@ -35,6 +35,7 @@ from slime_generator_single_turn import generate as single_turn
 async def generate(args, sample, sampling_params, *, context):
     sample = await single_turn(args, sample, sampling_params, context=context)
     sample.metadata["num_turns"] = 1
+    sample.metadata["tool_stats"] = {"search": {"calls": 1, "errors": 0, "seconds": 0.5, "waited": 0.1}}
     return sample
 """
 
@@ -85,14 +86,14 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, tmp_path_factory: pytest.TempPathF
     (root / "forgetful.py").write_text(FORGETFUL)
     runs: dict[str, dict[str, Any]] = {
         "kl": {
-            "use_kl_loss": True, "kl_loss_coef": 0.01, "log_passrate": True,
+            "use_kl_loss": True, "kl_loss_coef": 0.01, "log_passrate": True, "offload": True,
             "over_sampling_batch_size": 6, "buffer_filter_path": root / "forgetful.py",
         },
         "filter": {
             "custom_rm_path": root / "rm.py", "reward_key": "score", "log_reward_category": "kind",
             "dynamic_sampling_filter_path": "nonzero_std", "over_sampling_batch_size": 6,
             "custom_generate_function_path": root / "gen.py", "n_samples_per_eval_prompt": 2,
-            "log_multi_turn": True,
+            "eval_answer_path": "exact", "log_multi_turn": True,
         },
         "tis": {
             "use_tis": True, "use_opsm": True,
@@ -108,9 +109,12 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, tmp_path_factory: pytest.TempPathF
         },
         "plain": {
             "custom_rm_path": root / "rm.py", "reward_key": "score", "log_correct_samples": True,
-            "advantage_estimator": "remax",
+            "advantage_estimator": "remax", "async": True,
         },
-        "experts": {"hf_checkpoint": tiny_moe.root / "model", "use_rollout_routing_replay": True},
+        "experts": {
+            "hf_checkpoint": tiny_moe.root / "model", "use_rollout_routing_replay": True,
+            "async": True, "async_mode": "full", "max_staleness": 1,
+        },
     }  # fmt: skip
     names: set[str] = set()
     for name, changes in runs.items():

@@ -31,11 +31,26 @@ page = pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(RO
 OWN_FLAGS = {
     "serve": {"--host", "--port", "--model-path", "--served-model-name"},
     "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
+    "samples": {
+        "--hf-checkpoint",
+        "--min-reward",
+        "--reward-key",
+        "--best-of-group",
+        "--dedupe",
+        "--truncated",
+        "--max-response-tokens",
+        "--json",
+    },
     "rewards": {"--with", "--diff", "--label", "--json", "--check", "--response", "--prompt", "--metadata"},
     "plugins": {"--kind", "--json", "--check", "--plugin-dir", "--dir", "--no-contract", "--"},
     "config": {"--for", "--json", "--changed"},
     "check": {"--for", "--json", "--strict"},
+    "models": {"--json", "--length"},
     "engines": {"--num-gpus", "--for", "--json"},
+    "submit": {"--address", "--no-wait", "--no-check", "--directory", "--python", "--job-id"},
+    "plan": {"--num-gpus", "--num-cpus", "--gpu-memory-gib", "--trace", "--what", "--json"},
+    "why": {"--stacks", "--json", "--watch"},
+    "ledger": {"--commit", "--json", "--group", "--state", "--summary"},
 }
 """Flags of commands that are no settings."""
 
@@ -73,7 +88,8 @@ def flags_of_others() -> set[str]:
     owners = find_owners(["--no-plugins"], {})[0]
     sglang = shipped_flags()
     flags = [*sglang.server.flags, *sglang.router.flags, *(flag for owner in owners for flag in owner.flags)]
-    names = {f"--{name}" for flag in flags for name in flag.names}
+    flags += [flag for owner in owners if owner.has_open_names for flag in owner.listed.flags]
+    names = {f"--{name}" for flag in flags for name in (*flag.names, *flag.off)}
     names |= {f"--no-{name}" for flag in flags if flag.kind == "toggle" for name in flag.names}
     names |= {name.replace("--sglang-", "--").replace("--router-", "--") for name in names}
     return names | {f"--{owner.help_flag}" for owner in owners if owner.help_flag}
@@ -94,6 +110,9 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in slugs, f"{path}: {target}; there are {sorted(slugs)}"
 
 
+OF_TORCHRUN = {"--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint"}
+
+
 @page
 def test_commands_have_the_flags_that_are_typed(path: Path) -> None:
     settings = flags_of_settings() | flags_of_others()
@@ -101,7 +120,7 @@ def test_commands_have_the_flags_that_are_typed(path: Path) -> None:
         known = settings | OWN_FLAGS.get(command, set())
         for word in words:
             flag = word.split("=")[0]
-            if flag.startswith("--") and flag not in known and flag != "--nproc-per-node":
+            if flag.startswith("--") and flag not in known and flag not in OF_TORCHRUN:
                 # The pages show what a misspelt flag does.
                 assert flag == "--rollout-batchsize", f"{path}: {' '.join(words)}"
 
@@ -115,7 +134,7 @@ def test_flags_in_the_text_exist(path: Path) -> None:
         assert flag in known or flag in flags_of_others() or flag in NOT_OURS, f"{path}: {flag}"
 
 
-NOT_OURS = {"--num-layers", "--no-x", "--disable-x", "--tiny", "--help", "--check", "--slime-component", "--slime-args"}
+NOT_OURS = {"--x", "--no-x", "--disable-x", "--tiny", "--help", "--check", "--slime-component", "--slime-args"}
 """Flags of other programs, and placeholders."""
 
 

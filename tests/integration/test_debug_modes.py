@@ -152,6 +152,7 @@ def log_rollout(rollout_id, args, samples, extra_metrics, rollout_time):
 """
 
 
+@pytest.mark.backends
 def test_two_processes_share_hooks_and_dumps(tiny: TinyRun, saved: Path, tmp_path: Path) -> None:
     """Hooks run on rank 0; the train data of both ranks is in one file, as one process writes it."""
     (tmp_path / "hooks.py").write_text(HOOKS)

@@ -78,6 +78,7 @@ def test_a_neutral_correction_trains_the_same_weights(tiny: TinyRun, tmp_path: P
     assert torch.isfinite(torch.tensor(tis["train/ois"]))
 
 
+@pytest.mark.backends
 def test_two_ranks_correct_like_one(tiny: TinyRun, tmp_path: Path, slime) -> None:
     """Stale tokens, weights normalised over the step, rejection and sequence masking, on one process and on two."""
     flags = {

@@ -79,6 +79,7 @@ def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_
 
 
 @pytest.mark.parametrize("buffer", ["replay", "curriculum"])
+@pytest.mark.backends
 def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_path: Path, buffer: str) -> None:
     """Over-sampling leaves partial and finished groups; the data are few, so their pass rates soon matter."""
     flags = {
@@ -101,6 +102,7 @@ def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_pat
     assert _files(save) == _files(whole)
 
 
+@pytest.mark.backends
 def test_with_few_places_runs_repeat_and_resume_bitwise_too(tiny: TinyRun, tmp_path: Path) -> None:
     """Who gets a place next must depend on no reward's speed: a few at a time, in places that wait for each other."""
     flags = {**FLAGS, "sglang_server_concurrency": 5, "eval_interval": None, "eval_prompt_data": None}

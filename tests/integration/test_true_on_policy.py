@@ -30,6 +30,12 @@ def test_every_rollout_is_bitwise_on_policy(slime: Slime, tiny: TinyRun, tmp_pat
     assert all(gap > 0 for gap in _gaps(tmp_path / "fast")), "without the mode the two differ, so the test can fail"
 
 
+def test_a_kept_actor_is_the_one_that_sampled(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
+    """The comparison is with the old actor's log-probs, so a copy of other weights would end the run."""
+    slime("train", *tiny.argv(tmp_path / "kept", true_on_policy_mode=True, keep_old_actor=True, num_rollout=3))
+    assert _gaps(tmp_path / "kept") == [0.0] * 3
+
+
 def test_tokens_changed_after_sampling_end_the_run(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     hook = tmp_path / "hook.py"
     hook.write_text(

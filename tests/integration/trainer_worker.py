@@ -41,7 +41,7 @@ def main() -> None:
 
         micro_batches = [[i] for i in range(len(batch))]
         before = trainer.log_probs(batch, micro_batches)
-        metrics.append(trainer.train_step(batch, micro_batches, loss_fn))
+        metrics.append(trainer.train_step(batch, micro_batches, loss_fn).metrics)
         count = trainer.all_reduce(torch.tensor([float(sum(len(part) for part in before))]))
         assert count.item() == total
     word = trainer.broadcast(json.dumps(metrics).encode() if trainer.rank == 0 else None)

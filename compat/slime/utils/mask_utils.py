@@ -1,8 +1,8 @@
 """`slime.utils.mask_utils.MultiTurnLossMaskGenerator`: a conversation's ids and which of them the assistant wrote.
 
 Over slime_core's supervised reader. What a reader would get wrong: the four `tokenizer_type`s of THUDM/slime are four
-algorithms there; here one algorithm asks the chat template, whatever the model, and refuses a conversation whose
-template writes earlier turns differently later on, where some of THUDM/slime's would train on text that never occurs.
+algorithms there; here one algorithm asks the chat template, whatever the model, and writes each turn as it is while it
+is the last; it refuses turns that are not exactly what the message says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime import _missing
-from slime_core.sample import Sample
 
 TYPES = ("qwen", "qwen3", "qwen3_5", "distill_qwen")
 
@@ -41,28 +40,20 @@ class MultiTurnLossMaskGenerator:
         A turn includes its end token. `step_loss_mask` other than 1 on a message leaves it out.
 
         Raises:
-            slime_core.errors.DataError: There is no chat template, or it writes a turn otherwise once others follow.
+            slime_core.errors.DataError: There is no chat template, or a turn is not what its message says.
         """
+        from slime_core.data.demonstrations import conversation_pieces
+        from slime_core.data.mask_types import DISTILL, apply_type
         from slime_core.data.tokenizer import encode_rendered, render_messages
-        from slime_core.rollout.sft_data import conversation_pieces
 
-        chosen = [dict(message) for message in messages]
-        turns = [i for i, m in enumerate(chosen) if m["role"] == "assistant"]
-        if self.tokenizer_type == "distill_qwen":
-            for position in turns[:-1]:
-                chosen[position]["step_loss_mask"] = 0
-        pieces: list[tuple[str, bool]] = []
-        if any(chosen[i].get("step_loss_mask", 1) == 1 for i in turns):
-            pieces = conversation_pieces(self.tokenizer, Sample(prompt=chosen, metadata={"tools": tools}))
-        plain = [{k: v for k, v in m.items() if k != "step_loss_mask"} for m in chosen]
-        whole = render_messages(self.tokenizer, plain, tools, None)
-        rest = whole[sum(len(text) for text, _ in pieces) :]
-        ids: list[int] = []
-        mask: list[int] = []
-        for text, trained in [*pieces, (rest, False)]:
-            part = encode_rendered(self.tokenizer, text)
-            ids += part
-            mask += [int(trained)] * len(part)
+        if not any(message["role"] == "assistant" for message in messages):
+            ids = encode_rendered(self.tokenizer, render_messages(self.tokenizer, messages, tools))
+            return ids, [0] * len(ids)
+        pieces = conversation_pieces(self.tokenizer, messages, tools)
+        if self.tokenizer_type == DISTILL:
+            pieces = apply_type(DISTILL, self.tokenizer, messages, pieces, tools)
+        ids = [token for piece in pieces for token in piece.ids]
+        mask = [int(piece.trained) for piece in pieces for _ in piece.ids]
         return ids, mask
 
     def get_response_lengths(self, loss_masks: Sequence[Sequence[int]]) -> list[int]:

@@ -109,7 +109,7 @@ class AlgorithmArgs(Section):
     use_rollout_routing_replay: bool = False
     """Repeat the engine's expert routing in training."""
     keep_old_actor: bool = False
-    """Keep the policy that generated the data for the old log-probs."""
+    """Keep the weights that the engines serve, for the old log-probs."""
     num_critic_only_steps: Annotated[int, Field(ge=0)] = 0
     """Rollouts at the start that train only the critic."""
     use_opd: bool = False
@@ -119,6 +119,6 @@ class AlgorithmArgs(Section):
     opd_kl_coef: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the KL to the teacher."""
     opd_teacher_load: str | None = None
-    """HF directory of the local teacher."""
-    opd_teacher_ckpt_step: int | None = None
-    """Step of the teacher's checkpoint."""
+    """Model, commit or run directory of the local teacher."""
+    opd_teacher_ckpt_step: Annotated[int | None, Field(ge=0)] = None
+    """Number of the rollout whose commit --opd-teacher-load takes; the newest when not given."""

@@ -26,6 +26,8 @@ class Flag:
     """A list of directories: split at the path separator when it comes from the environment."""
     metavar: str | None = None
     """Name of the value in the help text."""
+    name: str | None = None
+    """Flag, key and variable instead of the attribute's name, where that name is a word of Python."""
 
 
 def _all_or_some(value: int) -> int:

@@ -13,9 +13,9 @@ class ClusterArgs(Section):
     """Cluster."""
 
     actor_num_nodes: Annotated[int, Field(gt=0)] = 1
-    """Nodes for training."""
+    """Nodes for training; more than one are started by torchrun."""
     actor_num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
-    """GPUs for training per node."""
+    """GPUs for training per node, one process each. The embedded trainer starts several only where this is given."""
     rollout_num_gpus: Annotated[int | None, Field(ge=0)] = None
     """GPUs for inference, after those for training; 0 launches no engine. By default those that training leaves, with
     --colocate its own, and on CPU one engine."""
@@ -24,21 +24,26 @@ class ClusterArgs(Section):
     num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
     """GPUs per node for rollout placement."""
     colocate: bool = False
-    """Training and inference share the GPUs."""
+    """Training and inference share the GPUs; sets --offload-train and --offload-rollout."""
     offload: bool = False
     """Same as --offload-train --offload-rollout."""
     offload_train: bool | None = None
-    """Release the trainer's GPU memory while generating."""
+    """While generating, free gradients and move the optimizer's moments to host memory."""
     offload_rollout: bool | None = None
-    """Release the engines' GPU memory while training."""
+    """While training, free the engines' weights and KV cache."""
     release_train: bool = False
     """End the trainer's processes while generating."""
+    ray_address: str | None = None
+    """Ray cluster to run on: HOST:PORT, or auto for the one that this machine is part of. With --launcher ray and none
+    given, a cluster of this machine is started for the run and stopped with it."""
+    ray_placement_timeout: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds to wait for other runs on the Ray cluster to make room."""
     train_env_vars: dict[str, Any] = Field(default_factory=dict)
     """Environment variables of the trainer's processes, as JSON."""
     distributed_backend: Literal["nccl", "gloo", "auto"] = "auto"
     """Process group backend; auto takes nccl on CUDA and gloo on CPU."""
     distributed_timeout_minutes: Annotated[int, Field(gt=0)] = 10
-    """Longest wait for another process of the group."""
+    """Longest wait for a sign of life of another process of the group; a rollout may take longer."""
     use_distributed_post: bool = False
     """Send requests to engines from one process per node."""
     http_proxy: str | None = None

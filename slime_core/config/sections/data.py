@@ -33,13 +33,15 @@ class DataArgs(Section):
     tool_key: str = "tools"
     """Column of the tool definitions given to the chat template."""
     multimodal_keys: dict[str, Any] | None = None
-    """Columns of images, videos and audio, as JSON."""
+    """Columns of images, as JSON: {"image": "images"}; one image for each `<image>` in the prompt."""
     apply_chat_template: bool = False
     """Turn messages into text with the tokenizer's chat template."""
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the chat template, as JSON."""
-    loss_mask_type: Literal["qwen", "qwen3", "qwen3_5", "distill_qwen"] = "qwen"
-    """How the tokens to train are found in chat messages (supervised fine-tuning)."""
+    loss_mask_type: Literal["auto", "qwen", "qwen3", "qwen3_5", "distill_qwen"] = "auto"
+    """What loss masks of chat messages (supervised fine-tuning) must agree with; they follow from the chat template:
+    each assistant turn as it would be sampled, end token included. `qwen`, `qwen3`: what the template writes for each
+    message alone; `qwen3_5`: what stands between ChatML marks in the whole text; `distill_qwen`: the last turn only."""
     rollout_batch_size: Annotated[int | None, Field(gt=0)] = None
     """Prompts per rollout; required to train."""
     n_samples_per_prompt: Annotated[int, Field(gt=0)] = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slime_core.config.sections.base import Flag, Section, TopK
 
@@ -44,6 +44,11 @@ class EvalArgs(Section):
     """Shortest response, in tokens."""
     eval_max_context_len: Annotated[int | None, Field(gt=1)] = None
     """Longest prompt and response together, in tokens."""
+    eval_answer_path: str | None = None
+    """What extracts answers for majority@k: a reward's name, or a function's path; each data set's reward, if it can,
+    when not given."""
+    resume: Annotated[str | None, Flag(metavar="RUN")] = None
+    """slime eval: go on in this run directory, with its settings, where an evaluation was interrupted."""
 
 
 class EvalDataset(BaseModel):
@@ -79,6 +84,32 @@ class EvalDataset(BaseModel):
     skip_special_tokens: bool = False
     no_stop_trim: bool = True
     """Keep the stop string in the response."""
+    sampling_params: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of the engine's sampler, under SGLang's names (`min_p`, `frequency_penalty`, ...)."""
     custom_generate_function_path: str | None = None
+    environment_path: str | None = None
+    """For generate functions that act in one; --environment-path when not given."""
+    tools_path: list[str] | None = None
+    """What its samples may call; --tools-path when not given."""
+    plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of plugins for this data set, laid over the run's."""
+    answer_path: str | None = None
+    """What extracts answers for majority@k: a reward's name or a function's path; the data set's reward, if it can."""
+    ks: list[Annotated[int, Field(gt=0)]] | None = None
+    """The k of pass@k and majority@k, each at most n_samples_per_eval_prompt; 1, 2, 4, ... and n when not given."""
     metadata_overrides: dict[str, Any] = Field(default_factory=dict)
     """Laid over every sample's metadata."""
+
+    @model_validator(mode="after")
+    def _ks_are_possible(self) -> EvalDataset:
+        if self.ks is not None:
+            self.ks = sorted(set(self.ks))
+            if self.ks and self.ks[-1] > self.n_samples_per_eval_prompt:
+                raise ValueError(
+                    f"k = {self.ks[-1]} of {self.n_samples_per_eval_prompt} samples per prompt; lower it, or raise"
+                    " n_samples_per_eval_prompt"
+                )
+        taken = sorted({"max_new_tokens", "sampling_seed", "n"} & self.sampling_params.keys())
+        if taken:
+            raise ValueError(f"sampling_params {taken[0]!r} has a setting of its own, or is chosen per sample")
+        return self

@@ -64,7 +64,7 @@ class DebugArgs(Section):
     debug_rollout_only: bool = False
     """Generate, score, log and save samples without training; no trainer is built."""
     debug_train_only: bool = False
-    """Train without generating; needs --load-debug-rollout-data."""
+    """Start no engine; needs --load-debug-rollout-data, or a rollout function that generates nothing, such as sft."""
     save_debug_rollout_data: str | None = None
     """JSONL file for the samples of each rollout and evaluation; {rollout_id} is filled in."""
     load_debug_rollout_data: str | None = None

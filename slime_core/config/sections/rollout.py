@@ -14,6 +14,8 @@ class ModelArgs(Section):
 
     hf_checkpoint: str | None = None
     """Directory in Hugging Face layout: initial weights, configuration and tokenizer."""
+    model: str | None = None
+    """Published model whose architecture numbers become Megatron's flags, by a name of `slime models list`."""
     model_name: str | None = None
     """Model family, when it is not the one named in the checkpoint's configuration."""
     custom_model_provider_path: str | None = None

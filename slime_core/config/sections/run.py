@@ -22,6 +22,8 @@ class RunArgs(Section):
     """Recipe that creates missing inputs (model, data) before the run: a name, or a path to a function(args)."""
     preflight: Annotated[bool, Flag(off="--no-preflight")] = True
     """Before the run, try every component in a fresh process and look at data, tokenizer, paths and disk space."""
+    trace: Annotated[bool, Flag(off="--no-trace")] = True
+    """Record when each sample and step began and ended, in trace.jsonl of the run directory, for slime plan --trace."""
     plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR")] = Field(default_factory=list)
     """Directory searched for plugin distributions that are not installed; repeatable."""
     no_plugins: bool = False
@@ -34,8 +36,10 @@ class RunArgs(Section):
     """Trainer, by plugin name."""
     rollout_engine: str = "embedded"
     """Rollout engine, by plugin name."""
-    launcher: Literal["auto", "inline"] = "auto"
-    """Where the stages live; inline: all in this process."""
+    launcher: Literal["auto", "inline", "ray"] = "auto"
+    """Where the stages live. inline: in this process, and further trainer processes of this machine; ray: in actors of
+    a Ray cluster; auto: ray where --ray-address or the environment variable RAY_ADDRESS names a cluster, or in a Ray
+    job, else inline."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of trainer and engine; auto takes CUDA when there is one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -58,6 +58,19 @@ class OptimizerArgs(Section):
     """Do not train the indexer of sparse attention."""
 
 
+class LoraArgs(Section):
+    """LoRA."""
+
+    lora_rank: Annotated[int | None, Field(gt=0)] = None
+    """Train adapters of this rank beside the actor's frozen matrices; all of its weights when not given."""
+    lora_alpha: Annotated[float | None, Field(gt=0)] = None
+    """Adapters count alpha / rank times; the rank, hence once, when not given."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Only 0: passes over one sample must agree. For launch scripts that set it."""
+    lora_target_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["all-linear"])
+    """Modules with adapters, by the last part of their HF name (q_proj v_proj); all-linear: all but routed experts."""
+
+
 class TrainArgs(Section):
     """Trainer."""
 
@@ -109,7 +122,7 @@ class WeightArgs(Section):
     update_weight_pause_mode: Literal["abort", "in_place", "retract"] | None = None
     """Requests in flight end, go on with the old cache, or are read again; by default the last, where SGLang can."""
     update_weights_interval: Annotated[int, Field(gt=0)] = 1
-    """Rollouts between weight updates (asynchronous training)."""
+    """Rollouts between weight updates; over 1 needs --async."""
     update_weight_disk_dir: str | None = None
     """Directory for --update-weight-transport disk and --update-weight-mode delta, seen by trainer and engines."""
     update_weight_disk_keep_files: bool = False
@@ -139,8 +152,15 @@ class CheckpointArgs(Section):
     """Directory of checkpoints to go on from."""
     save_interval: Annotated[int | None, Field(gt=0)] = None
     """Rollouts between checkpoints."""
+    drain_timeout: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds from SIGTERM to the end of the run; until then it finishes its training step and commits."""
+    max_trainer_restarts: Annotated[int, Field(ge=0)] = 0
+    """How often trainer ranks that died are started again from the last commit, with the engines as they are; for
+    --launcher ray. 0: the run ends, and --load goes on."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the weights in checkpoints; float32 resumes bit for bit."""
+    save_shard_size: Annotated[float, Field(gt=0)] = 5.0
+    """Largest file of weights in Hugging Face layout, in GB (10^9 bytes)."""
     keep_checkpoints: Annotated[int | None, Field(gt=0)] = None
     """Number of newest checkpoints to keep; all when not given."""
     save_hf: str | None = None
@@ -158,10 +178,10 @@ class CheckpointArgs(Section):
     finetune: bool = False
     """Take only the weights of --load and start at rollout 0."""
     ckpt_step: Annotated[int | None, Field(ge=0)] = None
-    """Checkpoint of --load to take; the latest when not given."""
+    """Number of the rollout whose commit --load takes; the newest when not given."""
     ref_load: str | None = None
-    """Checkpoint of the reference model; --hf-checkpoint when not given."""
+    """Model, commit or run directory of the reference; --hf-checkpoint when not given."""
     ref_ckpt_step: Annotated[int | None, Field(ge=0)] = None
-    """Step of the reference's checkpoint."""
+    """Number of the rollout whose commit --ref-load takes; the newest when not given."""
     ref_update_interval: Annotated[int | None, Field(gt=0)] = None
     """Rollouts between copies of the policy into the reference."""

@@ -18,6 +18,7 @@ import torch
 from slime_core.engines.embedded.detokenizer import TextStream, decode
 from slime_core.engines.embedded.invariant_runner import InvariantDecodeBatch, InvariantRunner
 from slime_core.engines.embedded.kv_cache import KVCache
+from slime_core.engines.embedded.memory import EngineMemory
 from slime_core.engines.embedded.model_runner import DecodeBatch, ModelRunner, note_routed
 from slime_core.engines.embedded.prefix_cache import PrefixCache
 from slime_core.engines.embedded.sampler import SamplingBatch, derive_seed
@@ -83,6 +84,7 @@ class EngineCore:
             )
             self.max_context, max_tokens = self._limits(options)
             cache = KVCache(config, device, self.runner.kv_dtype, max_tokens=max_tokens, max_context=self.max_context)
+        self.memory = EngineMemory(self._weights, self.runner, cache)
         self._prefixes = PrefixCache() if options.prefix_cache else None
         self.scheduler = Scheduler(cache, self._prefixes, options.max_running)
         self._options = options
@@ -183,7 +185,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Is there anything a step would do?"""
-        return bool(self._sequences) and not self.paused
+        return bool(self._sequences) and not self.paused and not self.memory.released
 
     @property
     def num_running(self) -> int:
@@ -371,10 +373,21 @@ class EngineCore:
         if self._prefixes is not None:
             self._prefixes.clear()
 
+    def release_memory(self, tags: Seq[str] | None = None) -> None:
+        """Free what the tags name, cached prefixes included. Raises EngineError while there are requests."""
+        if self._sequences:
+            raise EngineError(f"{len(self._sequences)} requests are in the engine, which needs its memory for them")
+        self.flush_cache()
+        self._batch = self._sampling = None
+        self.memory.release(tags)
+
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int, origin: str) -> None:
         """Replace all weights, or raise WeightSyncError and change nothing."""
+        if not self.memory.has_weights:
+            raise WeightSyncError(f"{origin}: the weights' memory is released; resume_memory() comes first")
         self._weights.update(weights, origin)
         self.runner.weights_changed()
+        self.memory.updated()
         for sequence in self.scheduler.running:
             sequence.outdated = True
         self.set_version(version)
@@ -396,5 +409,8 @@ class EngineCore:
             sequence.mark_version(version)
 
     def weight_checksums(self) -> dict[str, str]:
-        """HF name -> checksum of the tensor in the engine's dtype."""
-        return {name: tensor_checksum(tensor) for name, tensor in self._weights.named()}
+        """HF name -> checksum of the tensor in the engine's dtype. Raises EngineError when they are released."""
+        if not self.memory.has_weights:
+            raise EngineError("the weights are released")
+        # Of copies: a checksum makes NumPy arrays, and memory that one was made of cannot be released any more.
+        return {name: tensor_checksum(tensor.clone()) for name, tensor in self._weights.named()}

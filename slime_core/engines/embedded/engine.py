@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
 from slime_core.types import GenerationOutput
+from slime_core.waits import waiting
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +52,7 @@ class EmbeddedEngine:
     returns_routed_experts: ClassVar[bool] = True
     weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk", "delta")
     pause_modes: ClassVar[tuple[str, ...]] = ("abort", "in_place", "retract")
+    uses: ClassVar[frozenset[str]] = frozenset({"colocate", "offload_rollout"})
 
     def __init__(self, args: Args, *, step_in_thread: bool = False) -> None:
         self._args = args
@@ -86,11 +89,14 @@ class EmbeddedEngine:
         self._driver = asyncio.create_task(self._drive(), name="slime-engine")
 
     async def address(self) -> tuple[str, int]:
-        """Serve SGLang's HTTP API on a free local port of this event loop, until `stop`."""
+        """Serve SGLang's HTTP API on a free port of this event loop, until `stop`.
+
+        Only this machine reaches it, unless SLIME_HOST_IP says by which of its addresses others do.
+        """
         if self._server is None:
             from slime_core.engines.embedded.server import serve_in_loop
 
-            self._server = await serve_in_loop(self, "127.0.0.1", 0)
+            self._server = await serve_in_loop(self, os.environ.get("SLIME_HOST_IP") or "127.0.0.1", 0)
         return self._server[:2]
 
     async def stop(self) -> None:
@@ -145,7 +151,8 @@ class EmbeddedEngine:
             input_ids, sampling_params, rid, False, logprob_start, top_logprobs, return_routed_experts
         )
         try:
-            return await request.done
+            with waiting("an answer of the engine", deadline=None, then="--rollout-timeout ends the sample"):
+                return await request.done
         finally:
             self._drop(sequence)
 
@@ -241,6 +248,15 @@ class EmbeddedEngine:
         """Forget cached prefixes."""
         await self._locked(lambda core: core.flush_cache())
 
+    async def release_memory(self, tags: Seq[str] | None = None) -> None:
+        """Free "weights", "kv_cache" or both; weights are gone until an update. Raises EngineError unless idle."""
+        await self._locked(lambda core: core.release_memory(tags))
+
+    async def resume_memory(self, tags: Seq[str] | None = None) -> None:
+        """Take it again; requests that came meanwhile go on. Raises EngineError for weights without an update."""
+        await self._locked(lambda core: core.memory.resume(tags))
+        self.notify()
+
     async def update_weights_from_tensor(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Copy named HF-layout tensors in. Raises WeightSyncError, and then the old weights still serve."""
         await self._locked(lambda core: core.update_weights(weights, version, "update_weights_from_tensor"))
@@ -280,6 +296,8 @@ class EmbeddedEngine:
             "num_waiting": core.num_waiting,
             "num_generated_tokens": core.num_generated,
             "paused": core.paused,
+            "memory_bytes": core.memory.nbytes(),
+            "released": sorted(core.memory.released),
             "dtype": str(core.runner.dtype).removeprefix("torch."),
             "device": str(core.runner.device),
         }
@@ -311,7 +329,8 @@ class EmbeddedEngine:
     async def _locked(self, action: Callable[[EngineCore], T]) -> T:
         """Run `action` when no step is in progress."""
         while not self._idle.is_set():
-            await self._idle.wait()
+            with waiting("the engine's step", deadline=None, then="a step always ends"):
+                await self._idle.wait()
         return action(self._running_core())
 
     async def _drive(self) -> None:

@@ -46,6 +46,10 @@ class InvariantRunner:
         """Copy the new weights."""
         self._forward.decoder.load_state_dict(dict(self._weights.named()))
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Copies of weights that it holds."""
+        return list(self._forward.decoder.parameters())
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, vocab]."""
         return self._forward.logits(hidden)

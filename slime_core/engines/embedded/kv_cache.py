@@ -148,6 +148,16 @@ class KVCache:
         if sequence.arena is not None:
             sequence.arena.remove(sequence)
 
+    def clear(self) -> None:
+        """Free all rows, of which none is in use."""
+        assert not self.used_tokens, "a sequence still has its row"
+        self.arenas = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, those without a sequence included; prefixes of finished sequences are held elsewhere."""
+        return sum(arena.kv.nbytes + arena.mask.nbytes for arena in self.arenas.values())
+
     def wipe(self, sequence: Sequence) -> None:
         """Zero the row of a sequence that stored non-finite values, which no mask could hide from the next user."""
         if sequence.arena is not None:

@@ -34,6 +34,15 @@ class Linear:
             return out
         return F.linear(x, self.weight, self.bias)
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed copy."""
+        return 0 if self._packed is None else self._packed.numel() * self._packed.element_size()
+
+    def drop_packed(self) -> None:
+        """Free the packed copy; `repack` makes it again."""
+        self._packed = None
+
     def repack(self) -> None:
         """Rebuild the packed copy from `weight`; a no-op where there is no packed kernel."""
         weight = self.weight

@@ -24,6 +24,11 @@ def load_core(args: Args) -> EngineCore:
     if getattr(args, "num_threads", None):
         torch.set_num_threads(int(args.num_threads))
     config = load_model_config(directory)
+    if config.images:
+        raise ConfigError(
+            f"{directory}: a {config.model_type} model takes images, and the embedded engine generates with text models"
+            " only; type --rollout-engine sglang or --rollout-engine http"
+        )
     device = choose_device(getattr(args, "device", None))
     tokenizer = load_tokenizer(directory)
     options = CoreOptions(

@@ -164,6 +164,10 @@ class ModelRunner:
     def weights_changed(self) -> None:
         """Nothing to do: the weights are read where they are."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Copies of weights that it holds: none."""
+        return []
+
     def decode_batch(self, arenas: Seq[Arena]) -> DecodeBatch:
         """The running sequences as one batch."""
         return DecodeBatch(self, arenas)

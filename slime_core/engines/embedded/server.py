@@ -147,6 +147,16 @@ def _add_control(app: FastAPI, engine: EmbeddedEngine) -> None:
         await engine.resume()
         return json_response({"status": "ok", "message": "continued"})
 
+    @app.post("/release_memory_occupation")
+    async def release_memory_occupation(request: Request) -> Response:
+        await engine.release_memory(take(await read_json(request, {"tags"}), "tags", list, []) or None)
+        return Response()
+
+    @app.post("/resume_memory_occupation")
+    async def resume_memory_occupation(request: Request) -> Response:
+        await engine.resume_memory(take(await read_json(request, {"tags"}), "tags", list, []) or None)
+        return Response()
+
 
 def _add_weights(app: FastAPI, engine: EmbeddedEngine) -> None:
     @app.post("/update_weights_from_disk")

@@ -142,10 +142,27 @@ class FusedWeights:
         self._check(given, origin)
         for name, tensor in given.items():
             self._places[name].write(tensor)
+        for linear in self._linears():
+            linear.repack()
+
+    def _linears(self) -> Iterator[Linear]:
         for layer in self.layers:
-            for linear in (layer.qkv, layer.o, *layer.mlp.linears):
-                linear.repack()
-        self.lm_head.repack()
+            yield from (layer.qkv, layer.o, *layer.mlp.linears)
+        yield self.lm_head
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Views that together cover every fused tensor."""
+        return (place.target for place in self._places.values())
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of packed copies beside the fused tensors."""
+        return sum(linear.packed_bytes for linear in self._linears())
+
+    def drop_packed(self) -> None:
+        """Free the packed copies until the next `update`."""
+        for linear in self._linears():
+            linear.drop_packed()
 
     def _check(self, given: dict[str, torch.Tensor], origin: str) -> None:
         missing, unknown = self._places.keys() - given.keys(), given.keys() - self._places.keys()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -51,6 +52,7 @@ class SglangEngine(Planned, HttpEngine):
         | {
             "engine_router",
             "engine_start_timeout",
+            "offload_rollout",
             "rollout_health_check_first_wait",
             "rollout_health_check_interval",
             "rollout_health_check_timeout",
@@ -69,6 +71,8 @@ class SglangEngine(Planned, HttpEngine):
         self._settings_given: dict[str, object] | None = None
         """What `start` found where it put addresses; another start must find it again."""
         self._puller: PullerProcess | None = None
+        self._offloaded: list[Worker] = []
+        """Servers that have released their memory."""
         self._needs_puller = getattr(args, "update_weight_mode", "full") == "delta" and not self.pullers
         if self._needs_puller:
             self.weight_transports = (*self.weight_transports, "delta")
@@ -79,6 +83,11 @@ class SglangEngine(Planned, HttpEngine):
         python = engine_python(settings.args)
         warnings = super().check_settings(settings)
         check_model(settings.args.hf_checkpoint, settings.cite("hf_checkpoint"))
+        if settings.args.offload_rollout and find_device(settings.args.device)[0] == "cpu":
+            warnings.append(
+                f"{settings.cite('offload_rollout')}: SGLang frees GPU memory only (torch_memory_saver); servers on a"
+                " CPU keep theirs"
+            )
         if settings.args.engine_router and "sglang-router" not in installed_versions(python):
             raise ConfigError(
                 f"{settings.cite('engine_router')}: sglang-router is not installed for {python}; type"
@@ -134,6 +143,24 @@ class SglangEngine(Planned, HttpEngine):
         """Have it looked at now; until it is back requests go to the servers directly."""
         if self._supervisor is not None:
             self._supervisor.router_failed()
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    async def release_memory(self, tags: Sequence[str] | None = None) -> None:
+        """Have the servers launched here for the rollout's model free memory; those of others, and those that run
+        without SGLang's memory saver (on CPUs, and on GPUs that nothing shares), keep theirs. Requests wait anyway."""
+        await self.flush_cache()  # which waits until they are idle
+        self._offloaded = [worker for worker in await self.control.can_release() if worker.owned]
+        await self.control.release_memory(tags, workers=self._offloaded)
+
+    async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
+        """Have them take it again; CUDA graphs come with the KV cache."""
+        if tags is not None and "kv_cache" in tags:
+            tags = [*tags, "cuda_graph"]
+        await self.control.resume_memory(tags, workers=self._offloaded)
+        if tags is None or "kv_cache" in tags:
+            self._offloaded = []
+            self._running().resumed()
 
     async def update_weights_from_delta(self, root: Path, version: int) -> dict[str, float]:
         """As `HttpEngine`'s, by a puller that is started again should it have died. Raises WeightSyncError."""

@@ -12,6 +12,7 @@ descendants.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -26,6 +27,8 @@ LEFTOVER_S = 1.0
 """For what a server that has ended leaves behind, between TERM and KILL."""
 KILL_S = 30.0
 """For the kernel to end what was killed; a process in an uninterruptible call may take long."""
+SHARED = "/dev/shm/sglang_loads_"
+"""Start of a file that each of SGLang's schedulers makes (its managers/load_snapshot.py) and nobody removes."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -38,8 +41,7 @@ def main(argv: list[str]) -> int:
     def run_server() -> None:
         keeper = os.getppid()
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == keeper:
+        if die_with(keeper):
             os.execvp(command[0], command)
 
     def run_second() -> None:
@@ -71,8 +73,11 @@ def keep(parent: int, pipe: int | None, grace: float, run: Callable[[], None]) -
     child = os.fork()
     if child == 0:
         _run_child(run)
-    status = _watch(_Signs(parent, pipe, wake, asked), child)
-    if status is None:
+    sign, status = _watch(_Signs(parent, pipe, wake, asked), child)
+    shared = _shared_files()
+    if sign == KILL:
+        status = _kill_all(None, child)
+    elif sign == STOP:
         _send(child, signal.SIGTERM)
         status = _reap_for(grace, wake, child)
         if status is None:
@@ -82,7 +87,11 @@ def keep(parent: int, pipe: int | None, grace: float, run: Callable[[], None]) -
         for pid in descendants():
             _send(pid, signal.SIGTERM)
         status = _or(status, _reap_for(LEFTOVER_S, wake, None, child))
-    return _kill_all(status, child)
+    status = _kill_all(status, child)
+    for path in shared:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return status
 
 
 class _Signs:
@@ -112,17 +121,15 @@ class _Signs:
         return STOP if gone or self._pidfd in ready or self._asked else b""
 
 
-def _watch(signs: _Signs, child: int) -> int | None:
-    """The child's status when it ended by itself; None when it has to be ended."""
+def _watch(signs: _Signs, child: int) -> tuple[bytes, int | None]:
+    """STOP or KILL when the child has to be ended; else nothing, and the status with which it ended by itself."""
     while True:
         sign = signs.wait()
         status = _reap(child)
         if status is not None:
-            return status
-        if sign == KILL:
-            return _kill_all(None, child)
-        if sign == STOP:
-            return None
+            return b"", status
+        if sign:
+            return sign, None
 
 
 def _run_child(run: Callable[[], None]) -> None:
@@ -210,11 +217,26 @@ def descendants() -> list[int]:
     return found
 
 
+def _shared_files() -> set[str]:
+    """Those that descendants have mapped; asked while they run, since a killed one tells nothing."""
+    found = set()
+    for pid in descendants():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+            found |= {line.split(None, 5)[5].rstrip("\n") for line in maps if SHARED in line}
+    return {path for path in found if not path.endswith(" (deleted)")}
+
+
 def _send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+def die_with(parent: int) -> bool:
+    """Have the kernel kill this process when its parent does end; False when it has ended already."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 def _prctl(option: int, value: int) -> None:

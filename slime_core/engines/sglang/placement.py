@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from slime_core.config.gpu_layout import gpu_layout
 from slime_core.config.origins import Origin
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
@@ -111,12 +112,13 @@ def find_room(args: Any, device: Device, visible: int, listed: int | None, cite:
     total = listed if listed is not None else asked
     if device == "cpu":
         return Room("cpu", 0, size if total is None else total, args.num_gpus_per_node, 0), []
-    trainer = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
+    layout = gpu_layout(args, trainer=args.actor_num_nodes * args.actor_num_gpus_per_node, rollout=total or 0)
+    trainer, first = layout.trainer, layout.first_engine
     if total == 0:
         return Room("cuda", 0, 0, args.num_gpus_per_node, trainer), []
     if visible < 1:
         raise ConfigError("no GPU is visible for SGLang's servers; type --device cpu, or look at CUDA_VISIBLE_DEVICES.")
-    first, warnings = 0 if args.colocate else trainer, []
+    warnings: list[str] = []
     if total is None and args.colocate:
         total = min(trainer, visible) or visible
     elif total is None:

@@ -37,6 +37,8 @@ USES = frozenset(
     }
 )
 """Settings that the plan follows; an engine that is started by it has them in its `uses`."""
+CLUSTER_GPUS = "SLIME_CLUSTER_GPUS"
+"""Environment variable: GPUs over all nodes, in processes of a launcher that has seen the cluster."""
 DEFAULT_MODEL = "default"
 """Name of the only model of a run without `--sglang-config`, as in THUDM/slime."""
 
@@ -96,16 +98,23 @@ def plan_of(settings: Settings, *, num_gpus: int | None = None) -> LaunchPlan:
 
 
 def check(settings: Settings) -> list[str]:
-    """Warnings of the plan that a run on this machine would follow. Raises ConfigError when it cannot be followed."""
-    plan = plan_of(settings)
+    """Warnings of the plan that a run on this machine would follow. Raises ConfigError when it cannot be followed.
+
+    Under Ray the cluster counts: its GPUs are in `CLUSTER_GPUS` once the launcher has seen it, which asks for the plan
+    before that itself.
+    """
+    cluster = _cluster_gpus()
     trains = settings.command == "train" and not settings.args.debug_rollout_only
+    if trains and settings.args.launcher == "ray" and settings.args.device != "cpu" and cluster is None:
+        return []
+    plan = plan_of(settings, num_gpus=cluster)
     if trains and not any(model.updates_weights for model in plan.models):
         names = ", ".join(model.name for model in plan.models)
         raise ConfigError(
             f"{settings.cite('sglang_config')}: none of its models ({names}) receives the trainer's weights; set"
             " update_weights: true for the one that is trained."
         )
-    if plan.num_nodes > 1:
+    if plan.num_nodes > 1 if cluster is None else len({server.node for server in plan.servers}) > 1:
         raise ConfigError(
             f"the servers would lie on {plan.num_nodes} nodes of {settings.cite('num_gpus_per_node')}, and this run"
             " starts them on this machine only; set --num-gpus-per-node to its number of GPUs, or start the others"
@@ -122,10 +131,16 @@ def find_device(setting: str, num_gpus: int | None = None) -> tuple[Device, int]
     if setting == "cpu":
         return "cpu", 0
     if num_gpus is None:
+        num_gpus = _cluster_gpus()
+    if num_gpus is None:
         import torch
 
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return ("cuda" if num_gpus or setting == "cuda" else "cpu"), num_gpus
+
+
+def _cluster_gpus() -> int | None:
+    return int(os.environ[CLUSTER_GPUS]) if CLUSTER_GPUS in os.environ else None
 
 
 class Planned:

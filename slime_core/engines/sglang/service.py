@@ -27,12 +27,23 @@ PORT_TRIES = 4
 """Starts with new ports, when somebody else has taken one of ours."""
 _POLL_S = 0.1
 _REQUEST_S = 30.0
-_NOT_FOR_SERVERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+_NOT_FOR_SERVERS = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    }
+)
 """Set by torchrun for the trainer; torch in the server would take them for its own."""
+_OF_ELASTIC = "TORCHELASTIC_"
+"""With TORCHELASTIC_USE_AGENT_STORE a server would wait for ever for the agent to open a store at its own port."""
 
 
 class StrangerError(EngineError):
     """Somebody else answers at our port."""
+
+
+def _is_trainers(variable: str) -> bool:
+    return variable in _NOT_FOR_SERVERS or variable.startswith(_OF_ELASTIC)
 
 
 class Service(ABC):
@@ -134,7 +145,7 @@ class Service(ABC):
             self._usurped = False
             self._ports.close()
             self._ports = self._reserve()
-        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SERVERS}
+        inherited = {name: value for name, value in os.environ.items() if not _is_trainers(name)}
         # Servers call themselves while they start, which no proxy can do for them.
         known = inherited.get("NO_PROXY") or inherited.get("no_proxy")
         direct = ",".join(filter(None, [known, "localhost", self.host]))

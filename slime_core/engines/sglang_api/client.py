@@ -32,6 +32,7 @@ from slime_core.engines.sglang_api.one_try import ask, ask_stream
 from slime_core.engines.sglang_api.requests import generate_request
 from slime_core.engines.sglang_api.router import Router
 from slime_core.engines.sglang_api.transport import FIRST_DELAY_S, RETRY_STATUS, Http, backoff, engine_error
+from slime_core.engines.sglang_api.weight_protocol import sglang_version
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
@@ -89,6 +90,8 @@ class Client:
         self._slots = asyncio.Semaphore(per_worker * max(len(pool.workers), 1))
         self._flights = Flights(pool)
         self._disaggregated = any(w.role in ("prefill", "decode") for w in pool.workers)
+        self._keeps_prefixes_apart = all(sglang_version(w.software) is not None for w in pool.workers)
+        self._router_keeps_prefixes_apart = router is not None and not router.dropped({"extra_key": "name"})
         self._told: set[str] = set()
         self._aborting: asyncio.Task[None] | None = None
 
@@ -124,9 +127,10 @@ class Client:
         *,
         rid: str | None = None,
         session_id: str | None = None,
+        image_data: Sequence[str] = (),
     ) -> GenerationOutput:
         """Continue `input_ids`. Raises EngineError."""
-        flight = self._flight(input_ids, sampling_params, rid, session_id)
+        flight = self._flight(input_ids, sampling_params, rid, session_id, *image_data)
         self._flights.begin(flight)
         try:
             async with self._slots:
@@ -151,13 +155,14 @@ class Client:
         *,
         rid: str | None = None,
         session_id: str | None = None,
+        image_data: Sequence[str] = (),
     ) -> AsyncIterator[GenerationOutput]:
         """Like `generate`, yielding everything so far with each event.
 
         A stream that breaks before its first token is tried elsewhere. Later it ends with what came, under the finish
         reason "abort": those tokens are as good as any, and whoever continues partial responses can continue this one.
         """
-        flight = self._flight(input_ids, sampling_params, rid, session_id)
+        flight = self._flight(input_ids, sampling_params, rid, session_id, *image_data)
         flight.body["stream"] = True
         self._flights.begin(flight)
         try:
@@ -198,11 +203,16 @@ class Client:
         return not flight.aborted
 
     def _flight(
-        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None, session_id: str | None
+        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None, session_id: str | None, *images: str
     ) -> Flight:
         name = rid if rid is not None else f"{self._prefix}{next(self._numbers)}"
         body = generate_request(
-            input_ids, params, server_name(name), vocab_size=self._vocab_size, routed_experts=self._routed_experts
+            input_ids,
+            params,
+            server_name(name),
+            vocab_size=self._vocab_size,
+            routed_experts=self._routed_experts,
+            image_data=images,
         )
         self.counts["requests"] += 1
         return Flight(body, session_id, rid=name)
@@ -245,8 +255,18 @@ class Client:
         finally:
             self._pool.release(worker)
 
-    async def _answer(self, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
+    def _want(self, flight: Flight, worker: Worker | None) -> None:
+        """What the try that begins now is to be answered with: these weights, and no prefix that others have left.
+
+        An update's flush does not see to the second: SGLang refuses it while it is paused with requests in hand, be it
+        one that has just been answered, and tells of one data-parallel rank only whether it was done.
+        """
         flight.wanted = self._pool.version_wanted
+        kept = self._keeps_prefixes_apart and (worker is not None or self._router_keeps_prefixes_apart)
+        flight.prefixes = f"{self._prefix}{flight.wanted}" if kept and flight.wanted is not None else ""
+
+    async def _answer(self, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
+        self._want(flight, worker)
         try:
             output = await ask(self._http, self._flights, flight, url, worker)
         except asyncio.CancelledError:
@@ -262,7 +282,7 @@ class Client:
         router = self._route(flight)
         worker = await self._acquire(flight) if router is None else None
         url = worker.url if worker is not None else router.url  # type: ignore[union-attr]
-        flight.wanted = self._pool.version_wanted
+        self._want(flight, worker)
         try:
             async with aclosing(ask_stream(self._http, self._flights, flight, url, worker)) as pieces:
                 async for output in pieces:

@@ -45,6 +45,7 @@ class Control:
         repeat: bool = True,
         timeout: float = CONTROL_TIMEOUT_S,
         must_reach_all: bool = False,
+        workers: Sequence[Worker] | None = None,
     ) -> dict[str, dict[str, Any]]:
         """URL -> JSON answer ({} where it is no JSON object) of every ready worker.
 
@@ -55,6 +56,7 @@ class Control:
             repeat: False: a second execution would do harm.
             timeout: Seconds for each worker.
             must_reach_all: A worker that stops answering is quarantined.
+            workers: These only, as far as they are ready.
 
         Raises:
             EngineError: Naming every worker that failed.
@@ -63,7 +65,7 @@ class Control:
         async def send(worker: Worker) -> Answer:
             return await self._http.send(method, worker.url, path, body, timeout=timeout, repeat=repeat)
 
-        workers = self._pool.ready
+        workers = [w for w in self._pool.ready if workers is None or w in workers]
         answers = await asyncio.gather(*map(send, workers), return_exceptions=True)
         self._raise(workers, answers, take_out=must_reach_all)
         return {w.url: a.object() for w, a in zip(workers, answers) if isinstance(a, Answer)}
@@ -152,16 +154,37 @@ class Control:
 
     # -- memory ----------------------------------------------------------------------------------------
 
-    async def release_memory(self, tags: Sequence[str] | None = None) -> None:
-        """Give memory back ("kv_cache", "weights", "cuda_graph"; None: all); no tokens until `resume_memory`."""
+    async def can_release(self) -> list[Worker]:
+        """Ready workers whose memory SGLang can free: those that do not say that they run without its memory saver.
+
+        The others answer as if they had, and SGLang 0.5.20 ends with KeyError when one is to take memory again that it
+        has not released.
+        """
+        workers = self._pool.ready
+        told = await self.asked(workers, SERVER_INFO)
+        return [w for w, info in zip(workers, told) if info.get("enable_memory_saver") is not False]
+
+    async def release_memory(
+        self, tags: Sequence[str] | None = None, *, workers: Sequence[Worker] | None = None
+    ) -> None:
+        """Give memory back ("kv_cache", "weights", "cuda_graph"; None: all); no tokens until `resume_memory`.
+
+        Servers must be idle; `workers` are those concerned, None: all that are ready.
+        """
         self._hold("released")
         body = {} if tags is None else {"tags": list(tags)}
-        await self.everywhere("POST", "/release_memory_occupation", body, repeat=False, must_reach_all=True)
+        await self.everywhere(
+            "POST", "/release_memory_occupation", body, repeat=False, must_reach_all=True, workers=workers
+        )
 
-    async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
+    async def resume_memory(
+        self, tags: Sequence[str] | None = None, *, workers: Sequence[Worker] | None = None
+    ) -> None:
         """Take it again; servers generate once they were asked for all (None), or for "kv_cache", the last part."""
         body = {} if tags is None else {"tags": list(tags)}
-        await self.everywhere("POST", "/resume_memory_occupation", body, repeat=False, must_reach_all=True)
+        await self.everywhere(
+            "POST", "/resume_memory_occupation", body, repeat=False, must_reach_all=True, workers=workers
+        )
         if tags is None or "kv_cache" in tags:
             self._release("released")
 

@@ -39,7 +39,10 @@ _COUNTS = (
 class HttpEngine:
     """Constructed as `HttpEngine(args)`; connects in `start`. Subclasses bring their servers in `_find_workers`."""
 
+    runs_elsewhere: ClassVar[bool] = True
+    """A run starts nothing for it, so it takes no place in a cluster."""
     returns_routed_experts: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
     pause_modes: ClassVar[tuple[str, ...]] = PAUSE_MODES
     weight_transports: tuple[str, ...] = ("distributed", "disk")
     """Those that may be offered; `start` narrows them to what the servers take."""
@@ -140,9 +143,12 @@ class HttpEngine:
         *,
         rid: str | None = None,
         session_id: str | None = None,
+        image_data: Sequence[str] = (),
     ) -> GenerationOutput:
-        """Continue `input_ids`. Raises EngineError."""
-        return await self._running().generate(input_ids, sampling_params, rid=rid, session_id=session_id)
+        """Continue `input_ids`, which hold the tokens of the images `image_data`. Raises EngineError."""
+        return await self._running().generate(
+            input_ids, sampling_params, rid=rid, session_id=session_id, image_data=image_data
+        )
 
     def stream(
         self,
@@ -151,9 +157,10 @@ class HttpEngine:
         *,
         rid: str | None = None,
         session_id: str | None = None,
+        image_data: Sequence[str] = (),
     ) -> AsyncIterator[GenerationOutput]:
         """Like `generate`, yielding everything so far with each event."""
-        return self._running().stream(input_ids, sampling_params, rid=rid, session_id=session_id)
+        return self._running().stream(input_ids, sampling_params, rid=rid, session_id=session_id, image_data=image_data)
 
     def _running(self) -> Client:
         if self._client is None:

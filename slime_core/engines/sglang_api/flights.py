@@ -45,6 +45,8 @@ class Flight:
     """Servers that failed it."""
     begun: GenerationOutput | None = None
     """What came before a weight update cut it short; `body` asks for the rest."""
+    prefixes: str = ""
+    """Name of the part of the servers' prefix caches that the present try may look into; empty: all of it."""
     calm: int | None = None
     """`pool.interruptions` when this try began; None: an update was under way already."""
 
@@ -52,6 +54,11 @@ class Flight:
     def left(self) -> float:
         """Seconds until the deadline."""
         return self.deadline - time.monotonic()
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """What the present try sends."""
+        return {**self.body, "extra_key": self.prefixes} if self.prefixes else self.body
 
     @property
     def headers(self) -> dict[str, str]:

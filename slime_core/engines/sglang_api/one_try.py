@@ -24,7 +24,7 @@ from slime_core.types import GenerationOutput
 
 async def ask(http: Http, flights: Flights, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
     """The whole answer of `url`: of `worker`, or of the router where it is None. Raises EngineError."""
-    data, headers = encoded(flight.body, flight.headers)
+    data, headers = encoded(flight.sent, flight.headers)
     one = flights.arrive(worker, flight.deadline)
     try:
         answer = await http.once("POST", f"{url}/generate", data, headers)
@@ -45,7 +45,7 @@ async def ask_stream(
     one = flights.arrive(worker, math.inf)  # a stream may last as long as something comes
     try:
         async with AsyncExitStack() as stack:
-            events = http.events(url, "/generate", flight.body, headers=flight.headers)
+            events = http.events(url, "/generate", flight.sent, headers=flight.headers)
             try:
                 one.response = await stack.enter_async_context(events)
             except asyncio.CancelledError:

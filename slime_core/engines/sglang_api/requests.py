@@ -73,6 +73,7 @@ def generate_request(
     *,
     vocab_size: int | None = None,
     routed_experts: bool = False,
+    image_data: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The body of /generate.
 
@@ -82,6 +83,7 @@ def generate_request(
         rid: The request's name.
         vocab_size: Token ids are below it; None where nobody knows.
         routed_experts: Ask for the experts of every token.
+        image_data: `data:` URLs of the images whose tokens the prompt holds.
 
     Raises:
         EngineError: What a server would die of, or refuse with no more than a 500.
@@ -112,6 +114,11 @@ def generate_request(
     body: dict[str, Any] = {"input_ids": ids, "sampling_params": dict(params), "rid": rid, "return_logprob": True}
     if routed_experts:
         body["return_routed_experts"] = True
+    if image_data:
+        wrong = next((i for i in image_data if not (isinstance(i, str) and i.startswith("data:image/"))), None)
+        if wrong is not None:  # a server would take it for a file of its own, or fetch it from the web
+            raise EngineError(f"image_data: {str(wrong)[:80]!r} is no data:image/... URL; Sample.image_data makes them")
+        body["image_data"] = list(image_data)
     return body
 
 

@@ -276,7 +276,11 @@ class WeightUpdates:
         worker.weight_version = round_.version
 
     async def _flush(self, round_: Round, worker: Worker) -> None:
-        """Requests paused in place keep the prefixes of the old weights, as they were promised; others must not."""
+        """Requests paused in place keep the prefixes of the old weights, as they were promised; others must not.
+
+        So in place the cache may stay, refused for those or for one that was just answered. Requests that begin after
+        the update look into another part of it (`Client`).
+        """
         must = self._mode(round_, worker) != "in_place"
         await weight_protocol.flush_cache(self._http, worker.url, round_.facts[worker], must=must)
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
+from slime_core.errors import RecordError
 from slime_core.plugins.hookspecs import hookimpl
 
 FILE = "metrics.jsonl"
@@ -21,7 +23,7 @@ class JsonlTracker:
     """Appends metrics as JSON lines."""
 
     def __init__(self) -> None:
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
 
     @hookimpl
     def slime_run_start(self, args: Any, run_dir: Path) -> None:
@@ -31,14 +33,14 @@ class JsonlTracker:
         partial = path.with_name(f".{FILE}.partial")
         partial.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in kept))
         os.replace(partial, path)
-        self._file = path.open("ab")
+        # Not buffered: what cannot be written must not be tried again when the file is closed.
+        self._file = path.open("ab", buffering=0)
 
     @hookimpl
     def slime_log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line; `step` counts finished rollouts."""
         if self._file is not None:
-            self._file.write(orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
-            self._file.flush()
+            _append(self._file, orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
@@ -46,6 +48,38 @@ class JsonlTracker:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """Add one line. Raises RecordError when it does not fit, or when nobody will find it."""
+    try:
+        written = file.write(line)
+    except OSError as error:
+        raise RecordError(
+            f"{file.name} cannot be written: {error}. Checkpoints are intact: make space, and go on with --load"
+        ) from error
+    if written != len(line):
+        raise RecordError(
+            f"{file.name}: no space for a step's metrics. Checkpoints are intact: make space, and go on with --load"
+        )
+    if os.fstat(file.fileno()).st_nlink == 0:
+        raise RecordError(
+            f"{file.name} has been removed while the run wrote to it. What is left of its directory can be gone on with"
+            " by --load, if there are commits; else start again"
+        )
+
+
+def cut_after(run_dir: Path, step: int) -> None:
+    """Cut off the lines after `step` finished rollouts, while a tracker has the file open: it appends after the cut."""
+    path = run_dir / FILE
+    if not path.is_file():
+        return
+    kept = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n") or orjson.loads(line)["step"] > step:
+            break
+        kept += len(line)
+    os.truncate(path, kept)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -21,8 +21,15 @@ from slime_core.plugins.registry import NAME_PATTERN, Registry
 
 _HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
 
+_MEGATRON = "a function in a file needs no distribution; start from examples/hooks/megatron_hooks.py"
+
 _TOO_LARGE = {
     "trainers": "start from slime_core/trainers/embedded/trainer.py, and implement slime_core.protocols.Trainer",
+    "megatron_models": "start from plugins/models/qwen3/slime_model_qwen3/megatron.py; see docs/plugins/models.md",
+    "megatron_model_providers": _MEGATRON,
+    "megatron_inits": _MEGATRON,
+    "megatron_before_log_probs": _MEGATRON,
+    "megatron_before_train_steps": _MEGATRON,
     "functions": "its signature is that of the flag it is for; a function in a file needs no distribution",
 }
 """Kinds without a template, and what to do instead."""
@@ -31,6 +38,7 @@ _TARGETS = {
     "engines": "@@Class@@",
     "estimators": "@@Class@@",
     "data_sources": "@@Class@@",
+    "environments": "@@Class@@",
     "losses": "@@Class@@",
     "generators": "generate",
     "buffers": "buffer_filter",
@@ -51,6 +59,8 @@ _TARGETS = {
     "custom_losses": "custom_loss",
     "data_postprocesses": "postprocess_rollout_data",
     "rewards": "reward",
+    "tool_parsers": "@@Class@@",
+    "tools": "@@name@@",
     "weight_post_writes": "post_write",
 }
 """What the entry point names in the package; empty for a hook module, which is the package itself."""

@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(descriptor: int, parent: int) -> None:
     """Serve calls that come over the socket `descriptor` until it closes or process `parent` is gone."""
-    _tie_to(parent)
+    tie_to(parent)
     os.set_inheritable(descriptor, False)
     sock = socket.socket(fileno=descriptor)
     for stream in (sys.stdout, sys.stderr):
@@ -38,7 +38,7 @@ def main(descriptor: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = _Worker()
     while True:
-        message = _read(sock)
+        message = read_message(sock)
         if message is None:
             os._exit(0)  # without the exit handlers of user code, which may hang
         send(sock, worker.answer(message))
@@ -96,7 +96,7 @@ class _Worker:
             ) from error
 
 
-def _read(sock: socket.socket) -> bytes | None:
+def read_message(sock: socket.socket) -> bytes | None:
     """The next message; None when there will be none."""
     header = _exactly(sock, HEADER.size)
     return None if header is None else _exactly(sock, HEADER.unpack(header)[0])
@@ -115,7 +115,7 @@ def _exactly(sock: socket.socket, size: int) -> bytes | None:
     return bytes(data)
 
 
-def _tie_to(parent: int) -> None:
+def tie_to(parent: int) -> None:
     """End with the parent however it ends, and be the kernel's first choice when memory runs out."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -305,7 +305,7 @@ class _Process:
             logger.warning("worker process %d of rewards does not end though it was killed", self._process.pid)
             return None
         with self._reaping:
-            return self._process.wait()
+            return self._process.wait(END_DEADLINE)
 
     def _wait_for_end(self, seconds: float) -> bool:
         """Whether it ended in time; it is not reaped, so that its group can still be killed."""

@@ -16,16 +16,19 @@ import pytest
 import torch
 
 from slime_core.errors import SlimeError
-from slime_core.testing.contracts.engine_case import PROMPT, SAMPLED
+from slime_core.testing.contracts.engine_case import GREEDY, PROMPT, SAMPLED
 from slime_core.testing.contracts.engine_control import EngineControl
 from slime_core.testing.contracts.engine_sampling import EngineSampling
-from slime_core.testing.contracts.engine_weights import EngineWeights
+from slime_core.testing.contracts.engine_weights import NEW, EngineWeights
 from slime_core.testing.tiny import tiny_moe_model
 from slime_core.types import GenerationOutput, Sample
 
 
 class EngineContract(EngineWeights, EngineControl, EngineSampling):
-    """Tokens with log-probs and weight versions that are right; abort, pause and new weights while requests run."""
+    """Tokens with log-probs and weight versions that are right; abort, pause and new weights while requests run.
+
+    What follows comes last, and in this order, because it leaves no engine behind that others could go on with.
+    """
 
     def test_start_and_stop(self) -> None:
         """Each safe twice; nothing is answered after `stop`, and everything is after another `start` ("restart")."""
@@ -62,6 +65,33 @@ class EngineContract(EngineWeights, EngineControl, EngineSampling):
             return self.run(use)
         finally:
             type(self).deadline = deadline
+
+    @pytest.mark.parametrize("wrong", ["name", "shape"])
+    def test_weights_that_do_not_fit_are_refused(self, wrong: str) -> None:
+        """By slime's errors, and the old ones still serve; or nothing does ("old_weights"), until a restart."""
+        if wrong == "name":
+            self.need("unknown_weights")
+        others = {"no.such.weight": torch.zeros(2)} if wrong == "name" else {"model.norm.weight": torch.ones(7)}
+
+        async def use(engine: Any) -> None:
+            before = await engine.generate(PROMPT, GREEDY)
+            with pytest.raises(SlimeError):
+                await self.push(engine, engine.weight_transports[0], NEW, others)
+            if "old_weights" not in self.lacking:
+                assert (await engine.generate(PROMPT, GREEDY)).token_ids == before.token_ids
+                self.check_parity(PROMPT, await engine.generate(PROMPT, SAMPLED), SAMPLED)
+                return
+            task = asyncio.ensure_future(engine.generate(PROMPT, SAMPLED))
+            await asyncio.wait({task}, timeout=2.0)
+            if not task.done():
+                task.cancel()
+            found = (await asyncio.gather(task, return_exceptions=True))[0]
+            held = isinstance(found, SlimeError | asyncio.CancelledError)
+            assert held, f"it answers with weights that it refused, or a part of them: {found!r}"
+
+        self.run(use)
+        if "old_weights" in self.lacking:
+            self._hosted.discard(self.start_deadline)
 
     def test_reported_experts_are_those_used(self) -> None:
         """Of every token but the last, prompt included; skipped where no mixture of experts can be served."""

@@ -48,13 +48,17 @@ class EstimatorContract(Contract):
             return cast("AdvantageEstimator", construct(obj, settings))
         return CustomAdvantages(EstimatorBase(settings), obj, self.component)
 
-    def shape(self, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
-        """Shaped rewards, every sample a rollout of its own."""
+    def shape(
+        self, rewards: Sequence[float], groups: Sequence[int], rollout_ids: Sequence[int] | None = None
+    ) -> list[float]:
+        """Shaped rewards; without `rollout_ids` every sample is a rollout of its own."""
         from slime_core.protocols import RewardInputs
 
         n = len(rewards)
         baselines = [0.25] * n if getattr(self.resolved.obj, "needs_greedy_baseline", False) else None
-        inputs = RewardInputs(list(rewards), list(groups), list(range(n)), [10] * n, [False] * n, baselines)
+        inputs = RewardInputs(
+            list(rewards), list(groups), list(rollout_ids or range(n)), [10] * n, [False] * n, baselines
+        )
         return self.estimator.shape_rewards(self.settings, inputs)
 
     def test_it_speaks_of_settings_that_exist(self) -> None:
@@ -91,6 +95,17 @@ class EstimatorContract(Contract):
         mixed = self.shape([rewards[i] for i in order], [groups[i] for i in order])
         expected = [straight[i] for i in order]
         assert mixed == pytest.approx(expected, abs=1e-6), "groups go by group_indices, not by position in the list"
+
+    def test_fan_out_counts_once(self) -> None:
+        """Copies of one execution change nobody's shaped reward: see docs/concepts/fan-out.md."""
+        rewards, groups, copies = [1.0, 0.0, 0.5, 2.0], [0, 0, 0, 0], [3, 1, 2, 1]
+        straight = self.shape(rewards, groups)
+        of = [i for i, count in enumerate(copies) for _ in range(count)]
+        shaped = self.shape([rewards[i] for i in of], [groups[i] for i in of], of)
+        expected = [straight[i] for i in of]
+        assert shaped == pytest.approx(expected, abs=1e-6), (
+            "siblings (equal rollout_ids) are one member: ops.group_members"
+        )
 
     def test_centered(self) -> None:
         """Where declared: group sums of zero."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -43,6 +44,18 @@ class FilterContract(Contract):
         if isinstance(decision, FilterDecision) and not decision.keep:
             assert decision.reason, f"a drop says why: set `reason`, which the metrics count (rewards {rewards})"
             assert "/" not in decision.reason, "the reason becomes part of a metric's name"
+
+    def test_fan_out_counts_once(self) -> None:
+        """Copies of one execution change no decision: see docs/concepts/fan-out.md."""
+        for rewards in ([0.0, 1.0, 1.0], [1.0, 1.0], [0.5], [0.0, None, 1.0]):
+            group = scored_group(list(rewards))
+            fanned = [copy.deepcopy(s) for s in group for _ in range(1 + (s.index or 0) % 3)]
+            for sample in fanned:
+                sample.rollout_id = sample.index
+            plain, found = (self.resolved.obj(self.settings, g) for g in (group, fanned))
+            assert found == plain, (
+                f"rewards {rewards}: {plain!r}, and with siblings {found!r}; use slime_core.executions"
+            )
 
     def test_the_group_is_left_alone(self) -> None:
         """Dropping is the rollout's."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slime_core.plugins.signatures import declared
-from slime_core.protocols import MicroBatchOutput
+from slime_core.protocols import MicroBatchOutput, StepResult
 from slime_core.testing.contracts.base import Contract
 from slime_core.testing.contracts.engine_reference import weights
 from slime_core.testing.tiny import tiny_model, tiny_moe_model
@@ -63,6 +63,10 @@ class TrainerContract(Contract):
             trainer.close()
 
     def step(self, trainer: Any, micro_batches: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Metrics of `step_result`."""
+        return self.step_result(trainer, micro_batches).metrics
+
+    def step_result(self, trainer: Any, micro_batches: Sequence[Sequence[int]]) -> StepResult:
         """One step of supervised learning: minus the mean log-prob of the unmasked tokens."""
         batch = example_batch()
         total = sum(map(sum, batch.loss_masks))
@@ -72,8 +76,9 @@ class TrainerContract(Contract):
             loss = -(output.log_probs * mask.to(output.log_probs.device)).sum() / total
             return loss, {"loss": loss.detach()}
 
-        metrics: dict[str, float] = trainer.train_step(batch, micro_batches, loss_fn)
-        return metrics
+        result = trainer.train_step(batch, micro_batches, loss_fn)
+        assert isinstance(result, StepResult), f"train_step() returns a StepResult; found {type(result).__name__}"
+        return result
 
     def test_log_probs_are_the_models(self) -> None:
         """One float32 tensor of [response_length] per sample, however the samples are split, and no gradient."""
@@ -118,6 +123,18 @@ class TrainerContract(Contract):
         first, last = losses[0]["loss"], losses[-1]["loss"]
         assert last < first, f"ten steps raised the loss from {first:.4f} to {last:.4f}"
 
+    def test_a_step_returns_the_log_probs_before_it(self) -> None:
+        """Those of `log_probs`, detached, by position; of the samples that its micro-batches name, and no others."""
+        chosen = SPLITS[1][:2]
+        with self.built() as trainer:
+            before = trainer.log_probs(example_batch(), SPLITS[0])
+            found = self.step_result(trainer, chosen).log_probs
+        assert sorted(found) == sorted(i for part in chosen for i in part), f"of other samples: {sorted(found)}"
+        for position, part in found.items():
+            assert not part.requires_grad, "the log-probs in a StepResult carry a gradient"
+            gap = (part - before[position]).abs().max().item()
+            assert gap <= self.tolerance, f"a step's log-probs are up to {gap:.2g} from those before it"
+
     def test_no_split_changes_the_step(self) -> None:
         """Gradients and metrics are summed over micro-batches."""
         outcomes = []
@@ -156,6 +173,36 @@ class TrainerContract(Contract):
                 assert torch.equal(tensor, weights_then[name]), f"after save and load the next step differs in {name}"
         differ = {k: (expected[k], found.get(k)) for k in ("loss", "grad_norm", "lr") if expected[k] != found.get(k)}
         assert not differ, f"after save and load the next step reports other numbers: {differ}"
+
+    def test_offloading_changes_no_bit(self) -> None:
+        """Steps, weights and what is saved between `offload` and `onload`; skipped without `offload`."""
+        if not hasattr(self.resolved.obj, "offload"):
+            pytest.skip("its class has no `offload`")
+        directory = Path(str(self.folder)) / "offloaded"
+        directory.mkdir()
+        with self.built() as trainer:
+            self.step(trainer, SPLITS[1])
+            expected = self.step(trainer, SPLITS[1])
+            weights_then = {name: tensor.detach().clone() for name, tensor in trainer.named_weights()}
+        with self.built() as trainer:
+            trainer.offload()  # as before the first rollout
+            trainer.offload()
+            trainer.onload()
+            self.step(trainer, SPLITS[1])
+            trainer.offload()
+            trainer.save(directory)
+            trainer.onload()
+            trainer.onload()
+            found = [self.step(trainer, SPLITS[1])]
+            trainer.offload()
+            for name, tensor in trainer.named_weights():
+                assert torch.equal(tensor, weights_then[name]), f"after offload and onload a step differs in {name}"
+        with self.built() as trainer:
+            trainer.load(directory)
+            found.append(self.step(trainer, SPLITS[1]))
+        for metrics in found:
+            differ = {k: (expected[k], metrics.get(k)) for k in ("loss", "grad_norm") if expected[k] != metrics.get(k)}
+            assert not differ, f"after offload and onload a step reports other numbers: {differ}"
 
     def test_a_critic_answers_values(self) -> None:
         """One float32 per response token; skipped for a trainer without the keyword `role`."""

@@ -8,7 +8,7 @@ head alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,12 +42,16 @@ class Critic(Decoder):
 
 def critic_config(config: ModelConfig) -> ModelConfig:
     """The configuration of the critic over the same body; calling it on its own result changes nothing."""
-    hf: dict[str, Any] = dict(config.hf)
-    if names := hf.get("architectures"):
-        hf["architectures"] = [str(name).replace("ForCausalLM", "ForTokenClassification") for name in names]
-    hf |= {"id2label": {"0": "value"}, "label2id": {"value": 0}}
     # Tied means to `Decoder` that the model has no output layer of its own.
-    return replace(config, tie_word_embeddings=True, hf=hf)
+    return replace(config, tie_word_embeddings=True, hf=critic_hf(config.hf))
+
+
+def critic_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """`config.json` of the critic over a language model's body."""
+    found = dict(hf)
+    if names := found.get("architectures"):
+        found["architectures"] = [str(name).replace("ForCausalLM", "ForTokenClassification") for name in names]
+    return found | {"id2label": {"0": "value"}, "label2id": {"value": 0}}
 
 
 def with_head(

@@ -1,19 +1,19 @@
-"""Some samples of a `TrainBatch` -> the packed tensors of one forward pass.
-
-A response token at place `t` is predicted by the hidden state at `t - 1`; `rows` holds those predecessors, so only
-they go through the output layer.
-"""
+"""Some samples of a `TrainBatch` -> the packed tensors of one forward pass; the checks are `sample_rows`'."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
 
 from slime_core.errors import TrainError
+from slime_core.models.decoder import Decoder
+from slime_core.models.routing import Routing
+from slime_core.models.vision_language import VisionLanguageModel
+from slime_core.multimodal import TrainInputs
+from slime_core.trainers.sample_rows import read_samples
 from slime_core.types import TrainBatch
 
 
@@ -33,6 +33,8 @@ class MicroBatch:
     """[R] int64 response tokens."""
     response_lengths: list[int]
     """[n]; they sum to R."""
+    images: list[TrainInputs | None] | None = None
+    """[n] what a vision-language model takes besides the tokens; None: there are no images."""
 
 
 def pack(batch: TrainBatch, positions: Sequence[int], vocab_size: int, device: torch.device) -> MicroBatch:
@@ -41,34 +43,28 @@ def pack(batch: TrainBatch, positions: Sequence[int], vocab_size: int, device: t
     Raises:
         TrainError: A sample has no prompt token, or a token id outside the vocabulary.
     """
-    positions = list(positions)
-    if not positions:
-        raise TrainError(f"rollout {batch.rollout_id}: a micro-batch without samples")
-    lengths = [len(batch.tokens[i]) for i in positions]
-    responses = [batch.response_lengths[i] for i in positions]
-    for i, length, response in zip(positions, lengths, responses, strict=True):
-        if not 0 <= response < length:
-            raise TrainError(
-                f"sample {batch.sample_indices[i]} of rollout {batch.rollout_id}: response_length {response} with"
-                f" {length} tokens; at least one prompt token must come before the response"
-            )
-    ids = np.fromiter(chain.from_iterable(batch.tokens[i] for i in positions), np.int64, sum(lengths))
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        _raise_foreign_token(batch, positions, vocab_size)
-    ends, counts = np.cumsum(lengths), np.asarray(responses)
-    before = np.cumsum(counts) - counts
-    rows = np.repeat(ends - counts - 1 - before, counts) + np.arange(counts.sum())
-    token_ids = torch.from_numpy(ids).to(device)
-    targets = torch.from_numpy(ids[rows + 1]).to(device)
-    return MicroBatch(positions, token_ids, lengths, rows, targets, responses)
+    samples = read_samples(batch, positions, vocab_size)
+    token_ids = torch.from_numpy(samples.token_ids).to(device)
+    targets = torch.from_numpy(samples.targets).to(device)
+    column = batch.multimodal_train_inputs
+    rows = [None if column is None or column[i] is None else TrainInputs.of(column[i]) for i in samples.positions]
+    images = rows if any(row is not None for row in rows) else None
+    return MicroBatch(
+        samples.positions, token_ids, samples.lengths, samples.rows, targets, samples.response_lengths, images
+    )
 
 
-def _raise_foreign_token(batch: TrainBatch, positions: list[int], vocab_size: int) -> None:
-    for i in positions:
-        wrong = [t for t in batch.tokens[i] if not 0 <= t < vocab_size]
-        if wrong:
-            raise TrainError(
-                f"sample {batch.sample_indices[i]} of rollout {batch.rollout_id}: token id {wrong[0]} is outside the"
-                f" model's vocabulary of {vocab_size}; is the tokenizer that of --hf-checkpoint, and the vocabulary of"
-                " --opd-teacher-load or --ref-load the same?"
-            )
+def hidden_states(
+    model: Decoder, micro: MicroBatch, *, every_row: bool = False, routing: Routing | None = None
+) -> torch.Tensor:
+    """[R, hidden] states that predict the response tokens, or [T, hidden] all.
+
+    Raises:
+        TrainError: The samples have images and the model takes none.
+    """
+    rows = None if every_row else micro.rows
+    if isinstance(model, VisionLanguageModel):
+        return model.hidden(micro.token_ids, micro.lengths, rows=rows, images=micro.images)
+    if micro.images is not None:
+        raise TrainError(f"the samples have images, and a {model.config.model_type} model takes text only")
+    return model.hidden(micro.token_ids, micro.lengths, rows=rows, routing=routing)

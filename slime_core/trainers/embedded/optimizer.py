@@ -17,6 +17,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from slime_core.errors import ConfigError, TrainError
+from slime_core.models.storages import Storages
 from slime_core.trainers.embedded.parallel import DataParallel
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 
@@ -121,6 +122,10 @@ class FlatAdamW:
         moments = 0 if settings.stateless else total
         self._exp_avg = torch.zeros(moments, device=parallel.device)
         self._exp_avg_sq = torch.zeros(moments, device=parallel.device)
+        self._gradients = Storages([self.grads])
+        self._on_device = Storages([self._exp_avg, self._exp_avg_sq])
+        self._on_host: list[torch.Tensor] = []
+        """The moments while they are offloaded from a GPU; kept afterwards, since pinning memory takes long."""
         spans = [(0, boundary, settings.weight_decay), (boundary, total, 0.0)]
         self._slices = [self._slice(start, end, decay) for start, end, decay in spans if end > start]
 
@@ -144,6 +149,30 @@ class FlatAdamW:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every trained parameter."""
         return {name: tuple(shape) for name, (_, shape) in self._where.items()}
+
+    @torch.no_grad()
+    def offload(self) -> None:
+        """Free the gradients, and on a GPU move the moments to pinned host memory; on a CPU they are there already."""
+        self._gradients.free()
+        if self.values.device.type == "cpu" or self._on_device.freed:
+            return
+        moments = (self._exp_avg, self._exp_avg_sq)
+        self._on_host = self._on_host or [torch.empty_like(m, device="cpu", pin_memory=True) for m in moments]
+        for host, moment in zip(self._on_host, moments, strict=True):
+            host.copy_(moment)
+        self._on_device.free()
+        torch.cuda.empty_cache()  # for other processes on the device
+
+    @torch.no_grad()
+    def onload(self) -> None:
+        """Take the memory again: gradients of zero, and the moments as they were."""
+        if self._gradients.freed:
+            self._gradients.allocate()
+            self.grads.zero_()
+        if self._on_device.freed:
+            self._on_device.allocate()
+            for host, moment in zip(self._on_host, (self._exp_avg, self._exp_avg_sq), strict=True):
+                moment.copy_(host)
 
     def zero_grad(self) -> None:
         """Clear all gradients."""
@@ -220,10 +249,12 @@ class FlatAdamW:
             part.step.fill_(steps)
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """`exp_avg.<name>` and `exp_avg_sq.<name>` views of every trained parameter; empty when stateless."""
+        """`exp_avg.<name>` and `exp_avg_sq.<name>` views of every trained parameter, on the host while they are
+        offloaded; empty when stateless."""
         if self.settings.stateless:
             return {}
-        both = (("exp_avg", self._exp_avg), ("exp_avg_sq", self._exp_avg_sq))
+        flats = self._on_host if self._on_device.freed else (self._exp_avg, self._exp_avg_sq)
+        both = zip(("exp_avg", "exp_avg_sq"), flats, strict=True)
         return {f"{kind}.{name}": self._view(flat, name) for kind, flat in both for name in self._where}
 
     def restore(self, steps: int, moment_steps: int) -> None:

@@ -6,13 +6,10 @@ go as they are, bytes as uint8 tensors. Every wait ends after `timeout_minutes` 
 
 from __future__ import annotations
 
-import os
-from datetime import timedelta
-
 import torch
 import torch.distributed as dist
 
-from slime_core.errors import ConfigError
+from slime_core.trainers.torchrun import env_int, join_peers, pick_device
 
 BUCKET_ELEMENTS = 16 * 1024 * 1024
 """Elements of one all-reduce of gradients: large enough to fill the wire, small enough to bound its buffers."""
@@ -31,25 +28,12 @@ class DataParallel:
     """
 
     def __init__(self, device: str = "auto", timeout_minutes: float = 10, backend: str = "auto") -> None:
-        self.rank, self.world_size = _env_int("RANK", 0), _env_int("WORLD_SIZE", 1)
-        self.device = _pick_device(device, _env_int("LOCAL_RANK", 0))
+        self.rank, self.world_size = env_int("RANK", 0), env_int("WORLD_SIZE", 1)
+        self.device = pick_device(device, env_int("LOCAL_RANK", 0))
         self._owns_group = False
         if self.world_size > 1 and not dist.is_initialized():
-            self._join(timedelta(minutes=timeout_minutes), backend)
-
-    def _join(self, timeout: timedelta, backend: str) -> None:
-        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK") if name not in os.environ]
-        if missing:
-            raise ConfigError(
-                f"WORLD_SIZE={self.world_size} but {', '.join(missing)} not set: start the processes with torchrun"
-            )
-        on_cpu = self.device.type == "cpu"
-        if backend == "nccl" and on_cpu:
-            raise ConfigError("--distributed-backend nccl: needs GPUs and this process trains on cpu; use gloo or auto")
-        if backend == "auto":
-            backend = "gloo" if on_cpu else "nccl"
-        dist.init_process_group(backend, rank=self.rank, world_size=self.world_size, timeout=timeout)
-        self._owns_group = True
+            join_peers(self.device, timeout_minutes, backend)
+            self._owns_group = True
 
     def sum_in_buckets_(self, flat: torch.Tensor) -> None:
         """Sum a flat tensor over all ranks, in place."""
@@ -89,25 +73,3 @@ class DataParallel:
         if self._owns_group:
             dist.destroy_process_group()
             self._owns_group = False
-
-
-def _env_int(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ConfigError(f"environment variable {name}={text!r}: an integer is needed; torchrun sets it") from error
-
-
-def _pick_device(device: str, local_rank: int) -> torch.device:
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise ConfigError("--device cuda: torch sees no GPU here; use --device cpu or auto")
-    if device == "cpu" or not available:
-        return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"LOCAL_RANK={local_rank} but torch sees {torch.cuda.device_count()} GPU(s): start fewer processes"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)

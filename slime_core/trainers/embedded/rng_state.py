@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import logging
 import random
 from typing import Any
 
 import numpy as np
 import torch
+
+logger = logging.getLogger(__name__)
 
 
 def capture_rng() -> dict[str, Any]:
@@ -39,6 +42,24 @@ def restore_rng(state: dict[str, Any]) -> None:
     np.random.set_state((numpy["algorithm"], keys, numpy["place"], numpy["has_gauss"], numpy["cached"]))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(_decode(state["cuda"]))
+
+
+def restored_states(saved: int, now: int, rank: int) -> bool:
+    """Whether this process takes its stored states up again.
+
+    All do where there are as many as `saved` theirs. With another number those of process 0 go on, since rollouts are
+    its work, and the others begin afresh, which process 0 says: training draws nothing at dropout 0.
+    """
+    if saved == now:
+        return True
+    if rank == 0:
+        logger.warning(
+            "random states were saved by %d processes and this run has %d: those of process 0 go on, the others are"
+            " fresh; training itself draws nothing at dropout 0",
+            saved,
+            now,
+        )
+    return rank == 0
 
 
 def _encode(state: torch.Tensor) -> str:

@@ -1,18 +1,19 @@
 """Files of a trainer's checkpoint: what `EmbeddedTrainer.save` writes and `load` reads back, bit for bit.
 
     DIR/model.safetensors, config.json, tokenizer files   an HF-layout model
+    DIR/adapter/                              with LoRA: the adapters, as PEFT has them; the model above is merged
     DIR/trainer/state.json                    counters, schedule, trained parameters, world size, rank 0's RNG
     DIR/trainer/rng_<rank>.json               RNG of the other ranks
     DIR/trainer/optimizer.safetensors         moments under exp_avg.<name> and exp_avg_sq.<name>
     DIR/trainer/master.safetensors            float32 weights, only when the model is stored in another dtype
     DIR/trainer/reference.safetensors         the reference, only once it differs from its checkpoint
+    DIR/trainer/old_actor.safetensors         the old actor, only where it differs from the actor
 
 Safetensors and JSON only. Atomicity is the caller's: it hands in a directory and publishes it when `save` returned.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,25 +25,33 @@ from safetensors.torch import save_file
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import check_shapes
-from slime_core.models.hf_io import copy_assets, weight_files, write_config, write_weights
+from slime_core.models.hf_io import SHARD_BYTES, copy_assets, weight_files, write_config, write_weights
 from slime_core.trainers.embedded.optimizer import FlatAdamW
-from slime_core.trainers.embedded.rng_state import capture_rng, restore_rng
+from slime_core.trainers.embedded.rng_state import capture_rng, restore_rng, restored_states
 from slime_core.trainers.embedded.settings import TrainerSettings
+from slime_core.trainers.state_json import read_json, write_json
 
 FORMAT = 1
 FOLDER, STATE, OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"
-MASTER, REFERENCE = "master.safetensors", "reference.safetensors"
+MASTER, REFERENCE, OLD_ACTOR = "master.safetensors", "reference.safetensors", "old_actor.safetensors"
 
 
 def save_model(
-    directory: Path, weights: Mapping[str, torch.Tensor], config: ModelConfig, assets: str, dtype: torch.dtype
+    directory: Path,
+    weights: Mapping[str, torch.Tensor],
+    config: ModelConfig,
+    assets: str,
+    dtype: torch.dtype,
+    *,
+    exact: bool = True,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write an HF-layout model in `dtype`, and the float32 weights beside it when that loses bits."""
+    """Write an HF-layout model in `dtype`, and with `exact` the float32 weights beside it when that loses bits."""
     copy_assets(assets, directory)
     hf = {key: value for key, value in config.hf.items() if key != "torch_dtype"}
     write_config(directory, {**hf, "dtype": str(dtype).removeprefix("torch.")})
-    write_weights(directory, ((name, tensor.to(dtype)) for name, tensor in weights.items()))
-    if dtype != torch.float32:
+    write_weights(directory, ((name, tensor.to(dtype)) for name, tensor in weights.items()), shard_bytes=shard_bytes)
+    if exact and dtype != torch.float32:
         _write_tensors(directory / FOLDER / MASTER, weights)
 
 
@@ -56,14 +65,14 @@ def load_model(directory: Path, into: Mapping[str, torch.Tensor]) -> None:
     _read_tensors(files, into, ignore="lm_head.weight")
 
 
-def save_reference(directory: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write the reference's weights."""
-    _write_tensors(directory / FOLDER / REFERENCE, weights)
+def save_frozen(directory: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write the weights of a model that is not trained; `name` is REFERENCE or OLD_ACTOR."""
+    _write_tensors(directory / FOLDER / name, weights)
 
 
-def load_reference(directory: Path, into: Mapping[str, torch.Tensor]) -> bool:
-    """Copy stored reference weights into `into`; False when the checkpoint has none of its own."""
-    path = directory / FOLDER / REFERENCE
+def load_frozen(directory: Path, name: str, into: Mapping[str, torch.Tensor]) -> bool:
+    """Copy what `save_frozen` wrote into `into`; False when the checkpoint has none."""
+    path = directory / FOLDER / name
     if not path.is_file():
         return False
     _read_tensors([path], into)
@@ -76,7 +85,7 @@ def save_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettin
     folder.mkdir(parents=True, exist_ok=True)
     rng = capture_rng() if settings.save_rng else None
     if rank:
-        _write_json(folder / f"rng_{rank}.json", {"rng": rng})
+        write_json(folder / f"rng_{rank}.json", {"rng": rng})
         return
     state: dict[str, Any] = {
         "format": FORMAT,
@@ -93,7 +102,7 @@ def save_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettin
             "schedule": optimizer.schedule.facts(),
         }
         _write_tensors(folder / OPTIMIZER, optimizer.moments())
-    _write_json(folder / STATE, state)
+    write_json(folder / STATE, state)
 
 
 def load_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettings, rank: int, world_size: int) -> None:
@@ -110,33 +119,31 @@ def load_progress(directory: Path, optimizer: FlatAdamW, settings: TrainerSettin
             f"{directory}: no trainer state (no {FOLDER}/{STATE}); to start from its weights alone, use"
             " --finetune, or name it as --hf-checkpoint instead of --load"
         )
-    state = _read_json(folder / STATE)
+    state = read_json(folder / STATE)
     if state.get("format") != FORMAT:
         raise CheckpointError(f"{folder / STATE}: format {state.get('format')}, this version reads {FORMAT}")
-    problems = _differences(state, optimizer, settings, world_size)
+    problems = _differences(state, optimizer, settings)
     if problems:
         raise CheckpointError(f"{directory} does not fit this run:\n  " + "\n  ".join(problems))
     if settings.load_optim:
         stored = state["optimizer"]
         _read_tensors([folder / OPTIMIZER], optimizer.moments())
         optimizer.restore(int(stored["steps"]), int(stored["moment_steps"]))
-    if settings.load_rng:
-        restore_rng((state if rank == 0 else _read_json(folder / f"rng_{rank}.json"))["rng"])
+    # The Megatron trainer counts processes under another name, and has a file of random states for rank 0, too.
+    saved_by = int(state["world_size"] if "world_size" in state else state["processes"])
+    if settings.load_rng and restored_states(saved_by, world_size, rank):
+        own = rank == 0 and "world_size" in state
+        restore_rng((state if own else read_json(folder / f"rng_{rank}.json"))["rng"])
 
 
-def _differences(
-    state: Mapping[str, Any], optimizer: FlatAdamW, settings: TrainerSettings, world_size: int
-) -> list[str]:
+def _differences(state: Mapping[str, Any], optimizer: FlatAdamW, settings: TrainerSettings) -> list[str]:
     problems: list[str] = []
-    if settings.load_optim:
+    if settings.load_optim and "parameters" not in state:
+        problems.append("the optimizer's state is another trainer's: add --no-load-optim to begin with a fresh one")
+    elif settings.load_optim:
         problems += _optimizer_differences(state, optimizer, settings)
-    if settings.load_rng and state["rng"] is None:
+    if settings.load_rng and not state["rng"]:
         problems.append("it was saved with --no-save-rng: add --no-load-rng")
-    elif settings.load_rng and state["world_size"] != world_size:
-        problems.append(
-            f"saved by {state['world_size']} data-parallel processes, this run has {world_size}: start as many, or add"
-            " --no-load-rng to go on with fresh random states"
-        )
     return problems
 
 
@@ -182,17 +189,3 @@ def _read_tensors(files: list[Path], into: Mapping[str, torch.Tensor], ignore: s
                         into[name].copy_(file.get_tensor(name))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{files[0].parent}: cannot be read: {error}") from error
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
-    return value

@@ -2,42 +2,45 @@
 
 The launcher builds it from `args`, once for the actor and once for a critic, and calls it through `protocols.Trainer`;
 it turns packed micro-batches into log-probs or values, a caller-given loss into one AdamW step, and itself into a
-checkpoint. It knows no algorithm.
-What a reader would get wrong: parameters are float32 always; bfloat16 is what matrix products are computed in.
+checkpoint. It knows no algorithm. What a reader would get wrong: parameters are float32, only products are bfloat16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 
+from slime_core.config import Settings
 from slime_core.errors import ConfigError, TrainError
 from slime_core.models.config import load_model_config
 from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights
+from slime_core.models.lora_linear import add_adapters, merged_weights
 from slime_core.models.routing import Routing
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
-from slime_core.protocols import LossFn, MicroBatchOutput
+from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
 from slime_core.trainers.embedded import state
 from slime_core.trainers.embedded.batch_invariant import invariant_log_probs
 from slime_core.trainers.embedded.critic import Critic, critic_config, with_head
-from slime_core.trainers.embedded.microbatch import MicroBatch, pack
+from slime_core.trainers.embedded.frozen import OLD_ACTOR, REFERENCE, FrozenModels, tensors
+from slime_core.trainers.embedded.loading import load_model
+from slime_core.trainers.embedded.lora import base_of, load_adapter, save_adapter
+from slime_core.trainers.embedded.microbatch import MicroBatch, hidden_states, pack
 from slime_core.trainers.embedded.optimizer import AdamSettings, FlatAdamW
 from slime_core.trainers.embedded.parallel import DataParallel
 from slime_core.trainers.embedded.routing import keep_routing, routing_of
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
-from slime_core.trainers.embedded.settings import Role, TrainerSettings
+from slime_core.trainers.embedded.settings import TrainerSettings, check_fits
+from slime_core.trainers.embedded.trained import trained_parameters
+from slime_core.trainers.settings import Role
 from slime_core.types import TrainBatch
 
 MISMATCH = "routing_mismatch"
-_LOADED_WHEN = {
-    "ref": "it is loaded when --kl-coef is not 0 or --use-kl-loss is given",
-    "teacher": "it is loaded by --use-opd --opd-type megatron --opd-teacher-load DIR",
-}
 
 
 class EmbeddedTrainer:
@@ -54,6 +57,19 @@ class EmbeddedTrainer:
 
     true_on_policy: ClassVar[bool] = True
     routing_replay: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
+    uses: ClassVar[frozenset[str]] = frozenset(
+        {
+            "actor_num_gpus_per_node",
+            "actor_num_nodes",
+            "keep_old_actor",
+            "lora_alpha",
+            "lora_dropout",
+            "lora_rank",
+            "lora_target_modules",
+            "offload_train",
+        }
+    )
 
     def __init__(self, args: Any, *, role: Role = "actor") -> None:
         self.role = role
@@ -62,24 +78,46 @@ class EmbeddedTrainer:
         schedule = LearningRateSchedule.from_args(args, critic=role == "critic")
         adam = AdamSettings.from_args(args)
         config = load_model_config(settings.hf_checkpoint)
+        check_fits(settings, config, role)
         self._parallel = DataParallel(settings.device, settings.timeout_minutes, settings.distributed_backend)
         self.rank, self.world_size = self._parallel.rank, self._parallel.world_size
         self.device = self._parallel.device
         self.compute_dtype = settings.compute_dtype(self.device)
         self.config = config if role == "actor" else critic_config(config)
-        self.model: Decoder = self._load_model(settings.hf_checkpoint) if role == "actor" else self._load_critic()
-        self.optimizer = FlatAdamW(self._trained_parameters(), adam, schedule, self._parallel)
-        frozen = {"ref": settings.ref_checkpoint, "teacher": settings.teacher_checkpoint}
-        self._frozen = {k: self._load_model(path).requires_grad_(False) for k, path in frozen.items() if path}
-        if getattr(args, "ref_update_interval", None) and "ref" in self._frozen:
-            _check_same_shapes(self.model, self._frozen["ref"], settings.ref_checkpoint)
-        self._reference_moved = False
+        self.model: Decoder = (
+            load_model(settings.hf_checkpoint, settings, self.device) if role == "actor" else self._load_critic()
+        )
+        if settings.lora is not None:
+            add_adapters(self.model, settings.lora, int(getattr(args, "seed", 0)), merge=settings.batch_invariant)
+        self.optimizer = FlatAdamW(trained_parameters(self.model, settings), adam, schedule, self._parallel)
+        moves = bool(getattr(args, "ref_update_interval", None))
+        self._frozen = FrozenModels(settings, partial(self._load_frozen, reference_moves=moves))
+        if moves:
+            self._frozen.check_reference_fits(self.model)
         self._last_rollout: int | None = None
 
-    def _load_model(self, directory: str) -> Decoder:
-        # A teacher may be of another architecture than the actor.
-        config, weights = load_model_config(directory), read_weights(directory, self.device)
-        return Decoder.from_weights(config, weights, self.device, recompute=self.settings.recompute, origin=directory)
+    @classmethod
+    def processes(cls, settings: Settings) -> int | None:
+        """As many data-parallel processes as the user gave training GPUs; None where `--actor-num-gpus-per-node` has
+        its default of 8, which is THUDM/slime's and no request. Raises ConfigError when they are more than there are.
+        """
+        args = settings.args
+        if not settings.is_given("actor_num_gpus_per_node"):
+            return None
+        there = torch.cuda.device_count() if args.device != "cpu" else 0
+        if args.actor_num_gpus_per_node > there > 0:
+            raise ConfigError(
+                f"{settings.cite('actor_num_gpus_per_node')}: torch sees {there} GPU(s); type"
+                f" --actor-num-gpus-per-node {there}, or --device cpu"
+            )
+        return int(args.actor_num_nodes * args.actor_num_gpus_per_node)
+
+    def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
+        # With adapters the actor's own weights never change, so a reference that is these needs no memory.
+        shared = self.settings.lora is not None and directory == self.settings.hf_checkpoint
+        if shared and role == REFERENCE and not reference_moves:
+            return base_of(self.model)
+        return load_model(directory, self.settings, self.device)
 
     def _load_critic(self) -> Decoder:
         directory = self.settings.hf_checkpoint
@@ -92,20 +130,6 @@ class EmbeddedTrainer:
             origin=directory,
         )
 
-    def _trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Names and parameters to optimize; freezes the others."""
-        if self.settings.only_train and self.settings.freeze:
-            raise ConfigError("--only-train-params-name-list and --freeze-params-name-list: give one of the two")
-        trained = []
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(self.settings.trains(name))
-            if parameter.requires_grad:
-                trained.append((name, parameter))
-        if not trained:
-            flag = "--only-train-params-name-list" if self.settings.only_train else "--freeze-params-name-list"
-            raise ConfigError(f"{flag}: no parameter is left to train; names look like {name}")
-        return trained
-
     # -- forward -------------------------------------------------------------------------------------
 
     def log_probs(
@@ -113,7 +137,7 @@ class EmbeddedTrainer:
         batch: TrainBatch,
         micro_batches: Sequence[Sequence[int]],
         *,
-        role: Literal["actor", "ref", "teacher"] = "actor",
+        role: Literal["actor", "ref", "teacher", "old_actor"] = "actor",
     ) -> list[torch.Tensor]:
         """[response_length] float32 log-probs per sample of the batch, no gradient.
 
@@ -123,7 +147,7 @@ class EmbeddedTrainer:
         model = self._language_model(role)
 
         def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
-            return self._recorded(model, batch, micro, False)[:1]
+            return self._recorded(role, batch, micro, False)[:1]
 
         return self._over(model, batch, micro_batches, run)[0]
 
@@ -134,7 +158,7 @@ class EmbeddedTrainer:
         model = self._language_model("actor")
 
         def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
-            log_probs, entropy = self._recorded(model, batch, micro, True)
+            log_probs, entropy = self._recorded("actor", batch, micro, True)
             assert entropy is not None
             return log_probs, entropy
 
@@ -170,11 +194,12 @@ class EmbeddedTrainer:
         return [list(column) for column in zip(*(found[i] for i in range(len(batch))), strict=True)] or [[], []]
 
     def _recorded(
-        self, model: Decoder, batch: TrainBatch, micro: MicroBatch, with_entropy: bool
+        self, role: str, batch: TrainBatch, micro: MicroBatch, with_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`_log_probs`; the actor's repeat the batch's routing and complete it."""
-        routing = routing_of(batch, micro, self.config, self.device) if model is self.model else None
-        found = self._log_probs(model, micro, with_entropy, routing)
+        """`_log_probs`; those of the actor and the old actor repeat the batch's routing and complete it."""
+        replays = role in ("actor", OLD_ACTOR)
+        routing = routing_of(batch, micro, self.config, self.device) if replays else None
+        found = self._log_probs(self._language_model(role), micro, with_entropy, routing)
         if routing is not None:
             keep_routing(batch, micro, self.config, routing)
         return found
@@ -187,7 +212,7 @@ class EmbeddedTrainer:
             temperature = self.settings.temperature
             return invariant_log_probs(model, micro, temperature, with_entropy=with_entropy, routing=routing)
         with self._compute():
-            hidden = model.hidden(micro.token_ids, micro.lengths, rows=micro.rows, routing=routing)
+            hidden = hidden_states(model, micro, routing=routing)
         return token_log_probs(
             hidden.to(self.compute_dtype),
             model.head_weight,
@@ -200,7 +225,7 @@ class EmbeddedTrainer:
     def _values(self, critic: Critic, micro: MicroBatch) -> torch.Tensor:
         """[R] values of the states before the response tokens."""
         with self._compute():
-            hidden = critic.hidden(micro.token_ids, micro.lengths, rows=micro.rows)
+            hidden = hidden_states(critic, micro)
         return critic.values(hidden)
 
     @contextmanager
@@ -221,7 +246,7 @@ class EmbeddedTrainer:
         *,
         with_entropy: bool = False,
         with_logits: bool = False,
-    ) -> dict[str, float]:
+    ) -> StepResult:
         """One optimizer step over all micro-batches of all ranks.
 
         Args:
@@ -233,9 +258,10 @@ class EmbeddedTrainer:
             with_logits: Fill `MicroBatchOutput.logits`, differentiable: as much memory as tokens x vocabulary.
 
         Returns:
-            The metrics of `loss_fn` summed over micro-batches and ranks, `grad_norm` before clipping, `lr`,
+            As metrics those of `loss_fn` summed over micro-batches and ranks, `grad_norm` before clipping, `lr`,
             `skipped_steps` (1 when the gradients were not finite and nothing was changed), and with routing replay
-            `routing_mismatch`, the share of replayed (token, layer) pairs whose router would choose other experts.
+            `routing_mismatch`, the share of replayed (token, layer) pairs whose router would choose other experts;
+            and the log-probs before the step.
 
         Raises:
             TrainError: No micro-batch, or gradients not finite in several steps in a row.
@@ -247,11 +273,16 @@ class EmbeddedTrainer:
         self._last_rollout = batch.rollout_id
         self.optimizer.zero_grad()
         totals: dict[str, torch.Tensor] = {}
+        log_probs: dict[int, torch.Tensor] = {}
         mismatches = torch.zeros(2, dtype=torch.float64, device=self.device)
         for positions in micro_batches:
             micro = pack(batch, positions, self.config.vocab_size, self.device)
             routing = routing_of(batch, micro, self.config, self.device) if self.role == "actor" else None
-            loss, metrics = loss_fn(self._output(micro, with_entropy, with_logits, routing))
+            output = self._output(micro, with_entropy, with_logits, routing)
+            if self.role == "actor":
+                parts = torch.split(output.log_probs.detach(), micro.response_lengths)
+                log_probs.update(zip(micro.positions, parts, strict=True))
+            loss, metrics = loss_fn(output)
             if loss.requires_grad:
                 torch.autograd.backward(loss)
             for name, value in metrics.items():
@@ -263,7 +294,7 @@ class EmbeddedTrainer:
         if batch.routed_experts is not None and self.role == "actor":
             different, replayed = self._parallel.all_reduce(mismatches).tolist()
             found[MISMATCH] = different / max(replayed, 1.0)
-        return {**found, **self.optimizer.step()}
+        return StepResult({**found, **self.optimizer.step()}, log_probs)
 
     def _output(
         self, micro: MicroBatch, with_entropy: bool, with_logits: bool, routing: Routing | None
@@ -278,7 +309,7 @@ class EmbeddedTrainer:
 
     def _with_logits(self, micro: MicroBatch, with_entropy: bool, routing: Routing | None) -> MicroBatchOutput:
         with self._compute():
-            hidden = self.model.hidden(micro.token_ids, micro.lengths, routing=routing)
+            hidden = hidden_states(self.model, micro, every_row=True, routing=routing)
             logits = torch.nn.functional.linear(hidden.to(self.compute_dtype), self.model.head_weight).float()
         log_probs, entropy = log_probs_from_logits(
             logits[torch.from_numpy(micro.rows).to(self.device)],
@@ -309,28 +340,22 @@ class EmbeddedTrainer:
     # -- weights -------------------------------------------------------------------------------------
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """HF names and float32 tensors of the model; a tied output layer is left out, as HF does.
+        """HF names and float32 tensors of the model, adapters merged; a tied output layer is left out, as HF does.
 
-        The tensors are the live parameters: copy what must outlast the next step.
+        The tensors are the live parameters where there is no adapter: copy what must outlast the next step.
         """
-        for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach()
+        yield from merged_weights(self.model)
 
     def update_reference(self) -> None:
         """Copy the actor's weights into the reference. Raises TrainError when the run has no reference."""
-        reference = self._language_model("ref")
-        with torch.no_grad():
-            for target, source in zip(reference.parameters(), self.model.parameters(), strict=True):
-                target.copy_(source)
-        self._reference_moved = True
+        self._frozen.copy(REFERENCE, self.model)
+
+    def update_old_actor(self) -> None:
+        """Copy the actor's weights into the old actor. Raises TrainError without `--keep-old-actor`."""
+        self._frozen.copy(OLD_ACTOR, self.model)
 
     def _language_model(self, role: str) -> Decoder:
-        if role == self.role == "actor":
-            return self.model
-        if role in self._frozen:
-            return self._frozen[role]
-        hint = f"; {_LOADED_WHEN[role]}" if role in _LOADED_WHEN else ""
-        raise TrainError(f"this trainer has no {role!r} model{hint}")
+        return self.model if role == self.role == "actor" else self._frozen[role]
 
     def _critic(self) -> Critic:
         if not isinstance(self.model, Critic):
@@ -344,11 +369,21 @@ class EmbeddedTrainer:
         when every rank has written. The directory must be one that all ranks see."""
         directory = Path(directory)
         if self.rank == 0:
-            weights = dict(self.named_weights())
             settings = self.settings
-            state.save_model(directory, weights, self.config, settings.hf_checkpoint, settings.save_dtype)
-            if self._reference_moved:
-                state.save_reference(directory, _tensors(self._frozen["ref"]))
+            weights = dict(merged_weights(self.model))
+            exact = settings.lora is None
+            state.save_model(
+                directory,
+                weights,
+                self.config,
+                settings.hf_checkpoint,
+                settings.save_dtype,
+                exact=exact,
+                shard_bytes=settings.save_shard_bytes,
+            )
+            if settings.lora is not None:
+                save_adapter(directory, self.model, settings.lora, settings.hf_checkpoint)
+            self._frozen.save(directory, self.model)
         state.save_progress(directory, self.optimizer, self.settings, self.rank, self.world_size)
         self._parallel.barrier()
 
@@ -361,24 +396,24 @@ class EmbeddedTrainer:
         directory = Path(directory)
         if not self.settings.finetune:
             state.load_progress(directory, self.optimizer, self.settings, self.rank, self.world_size)
-        state.load_model(directory, _tensors(self.model))
-        if "ref" in self._frozen and not self.settings.finetune:
-            self._reference_moved = state.load_reference(directory, _tensors(self._frozen["ref"]))
+        if self.settings.lora is not None:
+            load_adapter(directory, self.model, self.settings.lora, self.settings.hf_checkpoint)
+        else:
+            state.load_model(directory, tensors(self.model))
+        self._frozen.load(directory, self.model)
+
+    def offload(self) -> None:
+        """Free the gradients and, on a GPU, move the moments to the host; returns when every rank has.
+
+        Parameters and frozen models stay where they are: weights are handed over, and checkpoints written, from there.
+        """
+        self.optimizer.offload()
+        self._parallel.barrier()
+
+    def onload(self) -> None:
+        """Take that memory again, and the moments back."""
+        self.optimizer.onload()
 
     def close(self) -> None:
         """Leave the process group; safe to call twice. The trainer takes no steps afterwards."""
         self._parallel.close()
-
-
-def _tensors(model: Decoder) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def _check_same_shapes(actor: Decoder, reference: Decoder, directory: str | None) -> None:
-    ours, theirs = ({k: tuple(v.shape) for k, v in _tensors(m).items()} for m in (actor, reference))
-    differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    if differ:
-        raise ConfigError(
-            f"--ref-update-interval copies the actor into the reference, but --ref-load {directory} is another"
-            f" architecture: {len(differ)} tensors differ, such as {differ[0]}"
-        )

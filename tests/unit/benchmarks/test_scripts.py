@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -36,6 +37,41 @@ def test_rollout_overhead() -> None:
     assert kinds == ["async", "inline", "thread", "process", "inline", "async", "thread", "process"]
     assert all(line.endswith("x") for line in lines if line.startswith("stage, "))
     assert "least possible, by waiting alone: async 0.50 s" in done.stdout
+
+
+def test_agents() -> None:
+    done = _run("agents.py", "--samples", "16", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    names = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    kinds = ["single_turn", "tool_use", "multi_turn", "agent"]
+    assert [name for name in names if name in kinds] == kinds
+    assert [name for name in names if name.endswith((", bare", ", slime"))] == [
+        f"{kind}, {side}" for kind in kinds for side in ("bare", "slime")
+    ]
+
+
+def _overlap(monkeypatch: pytest.MonkeyPatch, words: str) -> int:
+    """`async_overlap.py` in this process, under the virtual clock; its exit status."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", ["async_overlap.py", "--virtual", *words.split()])
+    return int(importlib.import_module("async_overlap").main())
+
+
+def test_async_overlap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _overlap(monkeypatch, "--rho 0.5 --rollouts 10 --modes one-step") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split("  ")[0] for line in lines if " 20 + 10 " in line or "30, in turns" in line]
+    assert rows == ["sync", "one-step", "full"]
+    (found,) = [line for line in lines if line.startswith("full / closed form: ")]
+    ratio = float(found.split(": ")[1].split(";")[0])
+    assert found.endswith("; responses came 0.0% of their time late")
+    assert ratio == pytest.approx(1, abs=0.06)  # nothing but the schedule: below 1 by what full idles
+
+
+def test_async_overlap_says_when_it_is_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One group a rollout cannot keep two sides busy."""
+    assert _overlap(monkeypatch, "--rho 1 --workers 2 --per-worker 2 --rollouts 6 --modes full") == 1
+    assert "off the closed form; 10% is allowed" in capsys.readouterr().err
 
 
 def test_buffer() -> None:
@@ -87,3 +123,13 @@ def test_startup() -> None:
     assert "command to first rollout:" in done.stdout
     assert "slime config show" in done.stdout
     assert "engine started, first rollout" in done.stdout
+
+
+@pytest.mark.backends
+def test_trainers() -> None:
+    names = ["hf sdpa, padded", "embedded", "megatron, 1 rank", "megatron, TP2"]
+    done = _run("trainers.py", "--quick", "--sides", *names)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("  ")[0] for line in done.stdout.splitlines() if line.startswith(("hf", "embedded", "megatron"))]
+    assert rows == [*names, *names[1:]]
+    assert "best hf: hf sdpa, padded" in done.stdout

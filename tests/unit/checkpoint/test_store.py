@@ -99,8 +99,41 @@ def test_killed_at_any_call_leaves_the_old_or_the_new_commit(
     found = CheckpointStore(tmp_path).latest()
     assert found is not None
     assert (found / "trainer" / "weights").read_text() == ("new" if found.name.endswith("1") else "old")
-    CheckpointStore(tmp_path).commit(1, {}, [_write("again")])
-    assert (tmp_path / "rollout_0000001" / "trainer" / "weights").read_text() == "again"
+    again = CheckpointStore(tmp_path).commit(1, {}, [_write("again")])
+    assert (again / "trainer" / "weights").read_text() == "again"
+
+
+@pytest.mark.parametrize("call", range(14))
+def test_a_commit_is_made_again_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Killed at any call, there is the old one or the new one, and the next run clears up what is left of it."""
+    store = CheckpointStore(tmp_path)
+    store.commit(3, {}, [_write("first")])
+    store.commit(4, {}, [_write("old")])
+    left = [call]
+
+    def dying(function):
+        def wrapper(*args, **kwargs):
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    with monkeypatch.context() as patch:
+        for name in ("rename", "replace", "fsync", "rmdir"):
+            patch.setattr(module.os, name, dying(getattr(os, name)))
+        with contextlib.suppress(Killed):
+            store.commit(4, {}, [_write("new")])
+    found = store.latest()
+    assert found is not None
+    assert (found / "trainer" / "weights").read_text() == ("new" if found.name == "rollout_0000004.01" else "old")
+    assert store.at(4) == found
+    store.rewind(found)
+    assert {p.name for p in tmp_path.iterdir()} - {f".{LATEST}.partial"} == {"rollout_0000003", found.name, LATEST}
+    names = [store.commit(5, {}, []).name for _ in range(3)]
+    assert names == ["rollout_0000005", "rollout_0000005.01", "rollout_0000005.02"]
+    assert store.commits() == [tmp_path / "rollout_0000003", found, tmp_path / "rollout_0000005.02"]
 
 
 def test_rewind_forgets_later_commits(tmp_path: Path) -> None:
@@ -109,6 +142,13 @@ def test_rewind_forgets_later_commits(tmp_path: Path) -> None:
     store.rewind(paths[0])
     assert store.commits() == [paths[0]]
     assert store.latest() == paths[0]
+
+
+def test_rewind_deletes_what_a_killed_run_had_not(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    paths = [store.commit(i, {}, [_write(str(i))]) for i in range(3)]
+    store.rewind(paths[2], keep=2)
+    assert store.commits() == paths[1:]
 
 
 def test_file_system_errors_are_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from slime_core.config import ForeignFlag, ForeignFlags, load_settings
 from slime_core.config.flags import parse_flags
 from slime_core.config.foreign import find_owners, resolve
-from slime_core.config.passthrough import BUILT_IN
+from slime_core.config.passthrough import FlagList
 from slime_core.errors import ConfigError
 
 OWNERS = find_owners([], {})[0]
@@ -19,20 +20,38 @@ def foreign(*argv: str, owners: tuple[ForeignFlags, ...] = OWNERS) -> dict[str, 
     return {name: entry.value for name, entry in resolve(given, owners, {}).items()}
 
 
-def test_megatron_flags_are_typed_attributes() -> None:
-    argv = (
-        "--tensor-model-parallel-size 2 --sequence-parallel --norm-epsilon 1e-6 --attention-backend flash"
-        " --spec slime_plugins.models.glm4 get_spec --rotary-base 1000000 --no-rope-fusion --lr 1"
-    )
-    assert foreign(*argv.split(), owners=BUILT_IN) == {
-        "tensor_model_parallel_size": 2,
-        "sequence_parallel": True,
-        "norm_epsilon": 1e-6,
-        "attention_backend": "flash",
-        "spec": ["slime_plugins.models.glm4", "get_spec"],
-        "rotary_base": 1000000,
-        "no_rope_fusion": True,
-    }
+def test_open_names_are_looked_up_only_when_no_setting_has_them() -> None:
+    asked = []
+
+    def listing(settings: Any) -> FlagList:
+        asked.append(settings)
+        toggle = ForeignFlag("depth-fusion", "toggle", off=("no-depth-fusion", "disable-fusion"), stored_as="fused")
+        return FlagList((ForeignFlag("depth", "int"), toggle), "Mine 1.0")
+
+    mine = ForeignFlags("Mine", listing=listing)
+    assert foreign("--lr", "1", "--no-apply-chat-template", owners=(mine, OPEN)) == {}
+    assert foreign("--mine-x", "3", owners=(mine, OPEN)) == {"mine_x": 3}
+    assert asked == []
+    argv = ("--depth", "3", "--disable-fusion", "--lr", "1")
+    assert foreign(*argv, owners=(mine, OPEN)) == {"depth": 3, "fused": False}
+    assert foreign("--depth=4", "--depth-fusion", owners=(mine,)) == {"depth": 4, "fused": True}
+    with pytest.raises(ConfigError, match=r"unknown flag --dept\. Did you mean --depth\?"):
+        foreign("--dept", "3", owners=(mine,))
+
+
+def test_a_file_says_the_same_with_either_name(tmp_path: Path) -> None:
+    toggle = ForeignFlag("depth-fusion", "toggle", off=("no-depth-fusion",), stored_as="fused")
+    mine = ForeignFlags("Mine", listing=lambda _: FlagList((toggle,), "Mine 1.0"), used_by=("fast",))
+    for text, fused in (("depth_fusion: false", False), ("no_depth_fusion: true", False), ("fused: true", True)):
+        (tmp_path / "run.yaml").write_text(text)
+        argv = ["--config", str(tmp_path / "run.yaml"), "--train-backend", "fast"]
+        assert load_settings(argv, command="show", env={}, foreign=(mine,)).args.fused is fused
+    (tmp_path / "run.yaml").write_text("fused: true\nno_depth_fusion: true")
+    with pytest.raises(ConfigError, match="already set as 'fused'"):
+        load_settings(argv, command="show", env={}, foreign=(mine,))
+    (tmp_path / "run.yaml").write_text("depth_fuson: true")
+    with pytest.raises(ConfigError, match=r"unknown setting 'depth_fuson'\. Did you mean depth_fusion"):
+        load_settings(argv, command="show", env={}, foreign=(mine,))
 
 
 def test_prefixed_flags_without_a_list_take_what_follows() -> None:

@@ -98,9 +98,13 @@ BROKEN = [
     ("--use-rollout-logprobs --proximal-policy interpolate",
      "--proximal-policy 'interpolate' (flag) and --use-rollout-logprobs (flag) both name the old policy; use one."),
     ("--use-rs", "--use-rs (flag) needs --use-tis."),
-    ("--keep-old-actor --opd-teacher-ckpt-step 3",
-     "--keep-old-actor (flag), --opd-teacher-ckpt-step 3 (flag) are not supported by this version; remove to go on."),
-    ("--optimizer sgd", "--optimizer 'sgd' (flag) is not supported by this version; remove to go on."),
+    ("--keep-old-actor --use-rollout-logprobs",
+     "--keep-old-actor (flag) and --use-rollout-logprobs (flag) both name the old policy; use one."),
+    ("--keep-old-actor --proximal-policy interpolate",
+     "--keep-old-actor (flag) and --proximal-policy 'interpolate' (flag) both name the old policy; use one."),
+    ("--rollout-buffer-url http://h:1",
+     "--rollout-buffer-url 'http://h:1' (flag) is not supported by this version; remove to"
+     " go on."),
 ]  # fmt: skip
 
 
@@ -192,8 +196,8 @@ WARNINGS = [
       "--rs-tr-threshold 0.1 (flag): no effect without --rs-trust-region."]),
     ("--use-tis --use-rs --rs-level sequence --tis-lower-bound 0.5", []),
     ("--custom-rm-path m.f", ["--rm-type 'math' (flag) has no effect with --custom-rm-path 'm.f' (flag)."]),
-    ("--train-env-vars {} --offload --rollout-num-gpus 4 --mtp-loss-scaling-factor 0.2",
-     ["without effect in this version: --offload (flag)"]),
+    ("--train-env-vars {} --release-train --rollout-num-gpus 4 --mtp-loss-scaling-factor 0.2",
+     ["without effect in this version: --release-train (flag)"]),
     ("--actor-num-nodes 1 --actor-num-gpus-per-node 8", []),
     ("--use-dynamic-batch-size --max-tokens-per-gpu 64 --micro-batch-size 2",
      ["--micro-batch-size 2 (flag) has no effect with --use-dynamic-batch-size (flag)."]),

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.config import load_settings
 from slime_core.config.spec import flag_specs
-from slime_core.config.support import BY_COMPONENT, UNSUPPORTED, check_component_support
+from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, check_component_support
 from slime_core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,3 +65,12 @@ def test_a_derived_value_was_not_asked_for() -> None:
     settings = load_settings([], command="show", env={})
     settings.derive("actor_num_gpus_per_node", 0, "slime rollout")
     assert check_component_support(settings.args, settings.origins, (), "--rollout-engine b") == []
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in REFUSED_VALUES.items() for v in values])
+def test_values_that_only_some_components_act_on(name: str, value: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    settings = load_settings([flag, value], command="show", env={})
+    assert check_component_support(settings.args, settings.origins, {name}, "a") == []
+    with pytest.raises(ConfigError, match=f"{flag} '{value}' .flag. has no effect with b; remove to go on"):
+        check_component_support(settings.args, settings.origins, set(), "b")

@@ -22,6 +22,10 @@ from slime_core.errors import DataError, RolloutError
 from slime_core.types import Sample
 
 
+class _NotAPlainValue:
+    """Nobody can have told torch that it is safe, as libraries do for `pathlib.Path`."""
+
+
 def _sample(index: int, group: int | None = 0, **more) -> Sample:
     sample = Sample(index=index, group_index=group, tokens=[1, 2], reward=1 / 3, label={"a": [1]}, **more)
     meta = {"finish_reason": {"type": "length"}, "weight_version": str(index)}
@@ -43,7 +47,7 @@ def test_files_of_thudm_slime_are_read_without_running_what_they_hold(tmp_path: 
     (sample,) = read_samples(tmp_path / "0.pt")
     assert sample.rollout_log_probs == [-0.1, -1 / 7]
     assert sample.trace == {"events": []}
-    torch.save({"samples": [Path("x")]}, tmp_path / "1.pt")
+    torch.save({"samples": [_NotAPlainValue()]}, tmp_path / "1.pt")
     with pytest.raises(DataError, match=r"1\.pt: not a rollout of THUDM/slime that can be read safely"):
         read_samples(tmp_path / "1.pt")
     torch.save([1], tmp_path / "2.pt")

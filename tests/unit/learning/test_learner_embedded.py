@@ -86,6 +86,7 @@ def make_args(model_dir: Path, **changes: Any) -> SimpleNamespace:
         "use_opd": False,
         "use_rollout_entropy": False,
         "true_on_policy_mode": False,
+        "keep_old_actor": False,
         "use_rollout_logprobs": False,
         "use_unbiased_kl": False,
         "proximal_policy": "recompute",

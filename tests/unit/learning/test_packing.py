@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +45,7 @@ def check(schedule: Schedule, batch: TrainBatch, policy: PackingPolicy) -> None:
     """The invariants every schedule keeps."""
     for step in schedule.steps:
         assert len({len(rank) for rank in step.micro_batches}) == 1
+        assert len(step.micro_batches[0]) % policy.multiple == 0
         assert all(micro_batch for rank in step.micro_batches for micro_batch in rank)
     assert sorted(i for step in schedule.steps for i in step.samples) == list(range(len(batch)))
     seen: dict[int, int] = {}
@@ -145,27 +149,53 @@ def test_an_odd_number_of_samples_joins_the_smallest() -> None:
     assert join_bins([[0], [1], [2]], [5, 1, 2], 2) == [[0], [1, 2]]
 
 
+def test_virtual_pipeline_stages_want_a_multiple() -> None:
+    # 5 bins of at most 10 tokens on 2 ranks; in groups of 2 they become 8, the largest split by halves.
+    batch = make_batch([9, 4, 5, 9, 6, 3, 8, 9])
+    plain = PackingPolicy(world_size=2, global_batch_size=8, max_tokens=10)
+    grouped = replace(plain, multiple=2)
+    assert counts(build_schedule(batch, plain)) == [[3, 3]]
+    schedule = build_schedule(batch, grouped)
+    check(schedule, batch, grouped)
+    assert counts(schedule) == [[4, 4]]
+    with pytest.raises(TrainError, match=r"8 sample\(s\) .* 3 data-parallel ranks, each with 3 micro-batches at least"):
+        build_schedule(batch, PackingPolicy(world_size=3, global_batch_size=8, multiple=3))
+
+
+def test_processes_that_share_a_micro_batch_share_its_tokens() -> None:
+    args = SimpleNamespace(
+        global_batch_size=8, micro_batch_size=1, max_tokens_per_gpu=10, use_dynamic_batch_size=True,
+        balance_data=False, balance_by_flops=False,
+    )  # fmt: skip
+    assert PackingPolicy.from_args(args, 2, context_parallel_size=4).max_tokens == 40
+    args.use_dynamic_batch_size, args.max_tokens_per_gpu = False, None
+    assert PackingPolicy.from_args(args, 2, context_parallel_size=4).max_tokens is None
+
+
 # -- properties ------------------------------------------------------------------------------------------
 
 batches = st.lists(st.tuples(st.integers(2, 40), st.integers(0, 12)), min_size=4, max_size=40)
 
 
 @settings(max_examples=150, deadline=None)
-@given(batches, st.integers(1, 4), st.integers(1, 6), st.sampled_from([None, 30, 64]), st.booleans(), st.booleans())
+@given(
+    batches, st.integers(1, 4), st.integers(1, 6), st.sampled_from([None, 30, 64]), st.booleans(), st.booleans(),
+    st.sampled_from([1, 1, 2, 3]),
+)  # fmt: skip
 def test_invariants(
-    rows: list[tuple[int, int]], ranks: int, size: int, cap: int | None, balance: bool, flops: bool
+    rows: list[tuple[int, int]], ranks: int, size: int, cap: int | None, balance: bool, flops: bool, multiple: int
 ) -> None:
     batch = make_batch([length for length, _ in rows], [rollout for _, rollout in rows])
-    policy = PackingPolicy(ranks, size, 2, cap, balance or flops, flops and cap is not None)
+    policy = PackingPolicy(ranks, size, 2, cap, balance or flops, flops and cap is not None, multiple)
     try:
         schedule = build_schedule(batch, policy, GOLDEN_SHAPE.forward_flops)
     except TrainError:
         members = [sum(r == rollout for _, r in rows) for rollout in {r for _, r in rows}]
-        assert min(members) * size < ranks
+        assert min(members) * min(size, len(members)) < ranks * multiple
         return
     check(schedule, batch, policy)
     assert schedule == build_schedule(batch, policy, GOLDEN_SHAPE.forward_flops)
-    if cap is not None and not policy.balance_by_flops and ranks == 1:
+    if cap is not None and not policy.balance_by_flops and ranks * multiple == 1:
         for step in schedule.steps:
             for micro_batch in step.micro_batches[0]:
                 assert len(micro_batch) == 1 or sum(rows[i][0] for i in micro_batch) <= cap

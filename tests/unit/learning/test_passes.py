@@ -163,3 +163,27 @@ def test_the_hook_of_a_supervised_run() -> None:
     assert trainer.calls == ["train_step"]
     Learner(args, plain, None, loss).train(0, batch)
     assert not torch.equal(trainer.weight, plain.weight)
+
+
+# -- the old actor -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("global_batch_size", [8, 4])
+def test_old_log_probs_are_those_of_the_kept_actor(global_batch_size: int) -> None:
+    args, batch = make_args(keep_old_actor=True, global_batch_size=global_batch_size), make_batch()
+    trainer = ToyTrainer()
+    with torch.no_grad():
+        trainer.weight += 0.5 * torch.randn(trainer.weight.shape, generator=torch.Generator().manual_seed(5)).double()
+    metrics = learn(args, batch, trainer)
+    assert [call for call in trainer.calls if call != "train_step"] == ["log_probs old_actor 8"]
+    # The engine's log-probs are those of the weights at the start, which is the old actor.
+    assert metrics["train/train_rollout_logprob_abs_diff"] < 1e-6
+    assert abs(metrics["train/ppo_kl"]) > 1e-3
+    fresh = learn(make_args(global_batch_size=global_batch_size), batch, ToyTrainer())
+    assert fresh["train/pg_loss"] != pytest.approx(metrics["train/pg_loss"], abs=1e-4)
+
+
+def test_entropies_are_the_actors_beside_a_kept_one() -> None:
+    trainer, batch = ToyTrainer(), make_batch()
+    learn(make_args(keep_old_actor=True, use_rollout_entropy=True), batch, trainer)
+    assert trainer.calls == ["log_probs_and_entropy 8", "log_probs old_actor 8", "train_step"]

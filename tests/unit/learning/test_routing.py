@@ -10,15 +10,15 @@ import pytest
 
 from slime_core.errors import TrainError
 from slime_core.learning.routing import routing_arrays
-from slime_core.models.config import ModelConfig, load_model_config
+from slime_core.models.routed_layers import RoutedLayers, routed_layers
 from slime_core.routed_experts import FREE, RoutedExperts, json_default
 from slime_core.testing.tiny import tiny_moe_model
 from slime_core.types import TrainBatch
 
 
 @pytest.fixture(scope="module")
-def config() -> ModelConfig:
-    return load_model_config(tiny_moe_model())
+def model() -> RoutedLayers:
+    return routed_layers(tiny_moe_model())
 
 
 def batch(*rows: object) -> TrainBatch:
@@ -37,9 +37,9 @@ KEPT[:, 1] = FREE  # a dense layer
 KEPT[1, 0] = FREE  # twice the same expert is none
 
 
-def test_rows_in_every_form(config: ModelConfig) -> None:
+def test_rows_in_every_form(model: RoutedLayers) -> None:
     stored = orjson.loads(orjson.dumps(RoutedExperts.of(GIVEN), default=json_default))  # from another process
-    found = routing_arrays(batch(GIVEN, GIVEN.tolist(), RoutedExperts.of(GIVEN), stored, None), config)
+    found = routing_arrays(batch(GIVEN, GIVEN.tolist(), RoutedExperts.of(GIVEN), stored, None), model)
     for array in found[:4]:
         np.testing.assert_array_equal(array, KEPT)
         assert array.dtype == np.int32
@@ -47,13 +47,13 @@ def test_rows_in_every_form(config: ModelConfig) -> None:
     assert found[0] is not GIVEN, "the trainer fills them in"
 
 
-def test_a_batch_without_the_column_gets_empty_ones(config: ModelConfig) -> None:
-    found = routing_arrays(replace(batch(None, None), routed_experts=None), config)
+def test_a_batch_without_the_column_gets_empty_ones(model: RoutedLayers) -> None:
+    found = routing_arrays(replace(batch(None, None), routed_experts=None), model)
     assert [array.shape for array in found] == [(3, 3, 2)] * 2
     assert all((array == FREE).all() for array in found)
 
 
 @pytest.mark.parametrize("wrong", [GIVEN[:2], GIVEN[:, :2], GIVEN[:, :, :1], np.where(GIVEN == 7, 8, GIVEN)])
-def test_another_models_experts_are_named(config: ModelConfig, wrong: np.ndarray) -> None:
+def test_another_models_experts_are_named(model: RoutedLayers, wrong: np.ndarray) -> None:
     with pytest.raises(TrainError, match=r"sample 1 of rollout 2: .*3 layers and 2 of 8 experts per token"):
-        routing_arrays(batch(None, wrong), config)
+        routing_arrays(batch(None, wrong), model)

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 
 from slime_core.errors import PluginIncompatibleError
@@ -35,3 +39,19 @@ def test_a_malformed_requirement_is_named() -> None:
         check_compatible(ref("slime-rl >> 3"))
     assert "\n" not in str(caught.value)
     assert "pip install --upgrade slime-reward-f1" in str(caught.value)
+
+
+def test_only_requirements_on_slime_are_parsed() -> None:
+    """Every command checks its hook modules at its start, and the core alone has a hundred requirements."""
+    program = (
+        "from packaging.requirements import Requirement as R; init, seen = R.__init__, []\n"
+        "R.__init__ = lambda self, text: seen.append(text) or init(self, text)\n"
+        "from slime_core.plugins.manager import build_manager; build_manager()\n"
+        "assert all('slime' in text for text in seen), seen"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    mixed = ref("torch @@ broken", "slime-rl<0.0.1")
+    with pytest.raises(PluginIncompatibleError, match=r"needs slime-rl<0\.0\.1"):
+        check_compatible(mixed)
+    check_compatible(replace(mixed, distribution="slime_rl"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 from slime_core.plugins import hookspecs
@@ -21,7 +22,7 @@ def test_the_readme_lists_every_plugin_folder() -> None:
 def test_every_plugin_has_its_parts() -> None:
     for pyproject in ROOT.glob("plugins/*/*/pyproject.toml"):
         folder = pyproject.parent
-        (package,) = folder.glob("slime_*")
+        package = folder / tomllib.loads(pyproject.read_text())["project"]["name"].replace("-", "_")
         for part in (folder / "README.md", package / "py.typed", folder / "tests" / "test_contract.py"):
             assert part.is_file(), part
 

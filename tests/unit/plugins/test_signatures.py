@@ -227,3 +227,15 @@ def test_is_async_and_is_batch_reward() -> None:
 def test_construct_gives_args_to_who_takes_them() -> None:
     assert construct(ComputeReward, "args").args == "args"
     assert isinstance(construct(CallableReward, "args"), CallableReward)
+
+
+def test_a_list_of_tools_is_one_component() -> None:
+    def tool(city: str) -> str:
+        return city
+
+    check("tools", [tool, tool])
+    check("tools", tool)
+    with pytest.raises(PluginSignatureError, match="expected a function, found str 'weather'"):
+        check("tools", [tool, "weather"])
+    with pytest.raises(PluginSignatureError, match="expected a function, found list"):
+        check("functions", [tool])

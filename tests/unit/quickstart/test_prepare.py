@@ -12,7 +12,7 @@ from safetensors.torch import load, load_file
 
 from slime_core.config import load_settings
 from slime_core.quickstart import prepare as recipe
-from slime_core.quickstart import task
+from slime_core.quickstart import task, warmup
 from slime_core.quickstart.model import write_random_model
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
@@ -76,7 +76,7 @@ def test_a_killed_preparation_is_done_again_with_the_same_result(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(recipe, "copy_assets", killed)
+        patch.setattr(warmup, "copy_assets", killed)
         with pytest.raises(KeyboardInterrupt):
             recipe.prepare(demo_args(tmp_path, seed=5))
     assert (tmp_path / ".model.preparing").is_dir()
@@ -95,7 +95,7 @@ def test_the_models_seed_is_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         made.append(args.seed)
         return model
 
-    monkeypatch.setattr(recipe, "_fine_tune", fine_tune)
+    monkeypatch.setattr(warmup, "_fine_tune", fine_tune)
     for seed in (0, 0, 1, 1):
         recipe.prepare(demo_args(tmp_path, seed))
     assert made == [0, 0, 1, 1]  # two phases each, and none for the second run of a seed

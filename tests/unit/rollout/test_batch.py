@@ -130,7 +130,7 @@ def test_no_samples() -> None:
 
 
 def test_no_prompt_tokens() -> None:
-    with pytest.raises(RolloutError, match="has no prompt tokens"):
+    with pytest.raises(RolloutError, match="no prompt tokens"):
         build([[sample(0, 1.0, tokens=[10, 11])]])
 
 

@@ -42,12 +42,12 @@ def test_a_sample_with_versions_per_call_counts_as_old_as_the_oldest() -> None:
 
 
 def test_staleness() -> None:
-    samples = [sample([4, 2, NOT_SAMPLED]), sample([5, 4])]
+    samples = [sample([2, 4, NOT_SAMPLED]), sample([4, 5])]
     batch = make_batch(ARGS, 0, [samples], None, weight_version=4)
     found = TrainTensors.from_batch(batch, torch.device("cpu")).staleness
     assert found is not None
     # Sampled after the batch was scheduled is not staler than fresh.
-    assert [part.tolist() for part in found] == [[0.0, 2.0, 0.0], [0.0, 0.0]]
+    assert [part.tolist() for part in found] == [[2.0, 0.0, 0.0], [0.0, 0.0]]
     fresh = make_batch(ARGS, 0, [[sample([4, 4])]], None, weight_version=4)
     assert TrainTensors.from_batch(fresh, torch.device("cpu")).staleness is None
 

@@ -143,3 +143,20 @@ async def test_a_cancelled_wait_for_a_place_loses_none() -> None:
     assert entered.is_set(), "the third one got in"
     async with asyncio.timeout(1), gate.place():
         pass
+
+
+async def test_the_engine_is_busy_while_a_request_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    gate = GatedEngine(engine, deterministic=False)
+    now = 100.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    requests = [asyncio.ensure_future(gate.generate([1], {})) for _ in range(2)]
+    await asyncio.sleep(0)
+    now = 103.0
+    assert gate.take_busy_seconds() == 3.0  # two at a time are no longer than one
+    now = 105.0
+    engine.release.set()
+    await asyncio.gather(*requests)
+    now = 110.0
+    assert gate.take_busy_seconds() == 2.0
+    assert gate.take_busy_seconds() == 0.0

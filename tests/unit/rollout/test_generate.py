@@ -186,3 +186,12 @@ def test_one_reason_is_told_once_whichever_sample_has_it(caplog: pytest.LogCaptu
     assert len(told) == 2
     assert told[0].startswith("sample 1 failed in generator 'g': ValueError: no answer for 0 (at ")
     assert told[1].endswith("(10 samples so far)")
+
+
+async def test_who_asks_is_told_of_every_sample_that_ended() -> None:
+    told: list[list[int | None]] = []
+    runner = _runner(_replaced)
+    await runner.run_group(
+        _group(), {}, rollout_id=0, sample_done=lambda siblings: told.append([s.index for s in siblings])
+    )
+    assert sorted(told) == [[0], [1]]

@@ -320,18 +320,16 @@ def test_finished_samples_of_an_interrupted_group_are_masked_too() -> None:
     assert [s.loss_mask for s in group] == [[0, 1], [0]]
 
 
-def test_a_sample_cut_off_in_its_reward_starts_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slime_core.rollout import schedule as rollout
-
+def test_a_sample_cut_off_in_its_reward_starts_afresh() -> None:
     class Hanging(Scorer):
         async def score(self, samples, evaluation):
             if samples[0].group_index == 0:
                 await asyncio.Event().wait()
             return await super().score(samples, evaluation)
 
-    monkeypatch.setattr(rollout, "STOP_DEADLINE", 0.05)
     source = Source()
-    _run(_args(over_sampling_batch_size=3, partial_rollout=True), source, Generator(), scorer=Hanging())
+    args = _args(over_sampling_batch_size=3, partial_rollout=True, rollout_stop_timeout=0.05)
+    _run(args, source, Generator(), scorer=Hanging())
     assert [g[0].group_index for g in source.returned] == [0]
     assert all((s.status, s.response_length) == (Sample.Status.PENDING, 0) for s in source.returned[0])
 

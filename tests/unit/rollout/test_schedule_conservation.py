@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from slime_core.errors import RolloutError
+from slime_core.fan_out import executions
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
@@ -49,9 +50,7 @@ class Generator:
     async def call(
         self, args: Any, sample: Sample, params: Any, *, evaluation: bool = False, context: Any = None
     ) -> Any:
-        rng = random.Random(f"{self.traits.seed} {sample.index}")
-        steps, broken = rng.choice([1, 1, 2, 5]), rng.random() < self.traits.broken
-        fans_out, aborts = rng.random() < self.traits.fan_out, rng.random() < self.traits.aborts
+        steps, broken, fans_out, aborts = self.fate(sample)
         for _ in range(steps):
             if await context.engine.generate(sample.tokens, params) == "abort":
                 sample.append_response_tokens(
@@ -62,10 +61,18 @@ class Generator:
             raise ValueError("no luck")
         reason = "abort" if aborts and sample.index not in self.aborted else "stop"
         self.aborted.add(sample.index)  # type: ignore[arg-type]
-        siblings = [sample, copy.deepcopy(sample)] if fans_out and reason == "stop" else [sample]
+        siblings = [sample, copy.deepcopy(sample)] if fans_out else [sample]
         for one in siblings:
-            one.append_response_tokens(tokens=[5], log_probs=[-1.0], meta_info={"finish_reason": {"type": reason}})
+            kind = reason if one is siblings[-1] else "stop"  # of a fan-out only the second one is interrupted
+            one.append_response_tokens(tokens=[5], log_probs=[-1.0], meta_info={"finish_reason": {"type": kind}})
         return siblings if len(siblings) > 1 else sample
+
+    def fate(self, sample: Sample) -> tuple[int, bool, bool, bool]:
+        """Engine steps, and whether it raises, fans out, and is interrupted the first time."""
+        rng = random.Random(f"{self.traits.seed} {sample.index}")
+        steps, broken = rng.choice([1, 1, 2, 5]), rng.random() < self.traits.broken
+        fans_out, aborts = rng.random() < self.traits.fan_out, rng.random() < self.traits.aborts
+        return steps, broken, fans_out, aborts
 
 
 class Slow(Scorer):
@@ -138,6 +145,8 @@ def _play(seed: int, pace: int) -> tuple[list[Any], list[int]]:
             trained += accepted
             assert len(set(trained)) == len(trained), "trained twice"
             assert not set(trained) & set(waiting), "trained and to be drawn again"
+            for group in [*out.samples, *source.returned]:
+                _check_siblings(group, Generator(traits), source.size)
             # With "shrink", groups that were decided on go back where they do not fill a step.
             gone = [index for index in settled if index not in waiting]
             assert sorted([*set(gone), *waiting]) == list(range(source.next)), "lost, or in two places"
@@ -147,6 +156,18 @@ def _play(seed: int, pace: int) -> tuple[list[Any], list[int]]:
         return story
 
     return asyncio.run(go()), engine.steps
+
+
+def _check_siblings(group: list[Sample], generator: Generator, size: int) -> None:
+    """A group has an execution for each of its samples; a finished fan-out has both of its siblings."""
+    members = executions(group)
+    assert [e[0].index for e in members] == [group[0].group_index * size + i for i in range(size)]  # type: ignore[operator]
+    for siblings in members:
+        _, broken, fans_out, _ = generator.fate(siblings[0])
+        done = siblings[0].status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+        assert len(siblings) == (2 if fans_out and not broken and done else len(siblings))
+        assert len({s.status for s in siblings}) == 1 or any(s.status == Sample.Status.FAILED for s in siblings)
+        assert len(siblings) == 1 or not any(s.status == Sample.Status.PENDING for s in siblings)
 
 
 def _check_books(metrics: dict[str, float], accepted: int) -> None:

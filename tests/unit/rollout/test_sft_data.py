@@ -117,20 +117,20 @@ def test_all_turns_left_out_is_an_error(tokenizer: Any) -> None:
         fill_supervised(sample, tokenizer)
 
 
-def test_templates_that_rewrite_history_are_refused(with_template: Any) -> None:
+def test_templates_that_rewrite_history_train_turns_as_they_are_sampled(with_template: Any) -> None:
     tokenizer = with_template(FORGETFUL)
     messages = [turn("user", "a?"), turn("assistant", "why=>x"), turn("user", "b?"), turn("assistant", "why=>y")]
-    with pytest.raises(DataError, match="message 1: the chat template writes this assistant turn otherwise"):
-        fill_supervised(conversation(*messages), tokenizer)
-    messages[1]["step_loss_mask"] = 0
     sample = conversation(*messages)
     fill_supervised(sample, tokenizer)
-    assert trained_runs(sample, tokenizer) == ["why=>y<|end|>"]
-    assert "why=>x" not in tokenizer.decode(sample.tokens)
+    assert trained_runs(sample, tokenizer) == ["why=>x<|end|>", "why=>y<|end|>"]
+    assert "why=>x" not in tokenizer.apply_chat_template(messages, tokenize=False)
+    assert tokenizer.decode(sample.tokens) == (
+        "<|user|>a?<|end|><|assistant|>why=>x<|end|><|user|>b?<|end|><|assistant|>why=>y<|end|>"
+    )
 
 
 def test_a_template_whose_generation_prompt_is_not_what_it_writes(with_template: Any) -> None:
-    with pytest.raises(DataError, match="message 1: the chat template writes this assistant turn otherwise"):
+    with pytest.raises(DataError, match="message 1: the chat template writes the turn otherwise than it prompts"):
         fill_supervised(
             conversation(turn("user", "a?"), turn("assistant", "b")),
             with_template(NO_END + "{% if add_generation_prompt %}<|tool|>{% endif %}"),

@@ -10,6 +10,7 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
+from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.types import Sample
 
@@ -86,3 +87,34 @@ def test_what_the_engine_counted_is_among_the_metrics() -> None:
     stage.stop()
     assert "engine/requests" not in without
     assert metrics["engine/requests"] == 3.0
+
+
+def test_what_runs_is_abandoned_and_the_stage_goes_on() -> None:
+    begun, calls = threading.Event(), []
+
+    async def function(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+        calls.append(rollout_id)
+        begun.set()
+        if len(calls) == 1:
+            await asyncio.get_running_loop().create_future()
+        return answer()
+
+    stage = stage_of(function, needs_address=False)
+    stage._loop = LoopThread()
+    ended: list[type[BaseException]] = []
+
+    def generate() -> None:
+        try:
+            stage.generate_groups(0)
+        except BaseException as error:
+            ended.append(type(error))
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    assert begun.wait(10)
+    stage.abandon()
+    thread.join(10)
+    assert ended == [asyncio.CancelledError]
+    groups, _ = stage.generate_groups(0)
+    assert len(groups) == len(answer())
+    stage.stop()

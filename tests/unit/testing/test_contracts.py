@@ -14,6 +14,7 @@ from slime_core.testing import (
     CustomLossContract,
     DataPostprocessContract,
     DataSourceContract,
+    EnvironmentContract,
     EstimatorContract,
     EvalLogContract,
     FilterContract,
@@ -27,6 +28,8 @@ from slime_core.testing import (
     SampleConverterContract,
     SampleFilterContract,
     SampleHookContract,
+    ToolContract,
+    ToolParserContract,
     WeightPostWriteContract,
 )
 
@@ -260,6 +263,27 @@ BAD_COMPONENTS = {
         HOOKS("postprocess_rollout_data", "rollout_id, rollout_data", "rollout_data['advantages'].pop()"),
         "test_columns_keep_their_shapes",
     ),
+    "DropsTheSecondCall": (
+        ToolParserContract,
+        "from slime_core.tools import *\nclass ToolParser(MarkedParser):\n    begin, end = '<c>', '</c>'\n"
+        "    def calls_in(self, body, tools):\n        return [json_call(body)]\n"
+        "    def render(self, calls):\n        c = calls[0]\n"
+        "        return '<c>' + json_text({'name': c.name, 'arguments': c.arguments}) + '</c>'\n"
+        "    def claims(self, chat_template):\n        return '<c>' in chat_template\n",
+        "test_calls_that_were_written_are_read",
+    ),
+    "ShowsEverySampleSomethingElse": (
+        EnvironmentContract,
+        "from slime_core import Step\nclass Environment:\n    def __init__(self, args):\n        pass\n"
+        "    def reset(self, sample):\n        return f'Guess {sample.index}.'\n"
+        "    def step(self, action):\n        return Step('no')\n    def close(self):\n        pass\n",
+        "test_samples_of_a_group_see_the_same",
+    ),
+    "SaysNothing": (
+        ToolContract,
+        "def tool(city: str) -> str:\n    return city\n",
+        "test_every_tool_says_what_it_does",
+    ),
     "WritesOver": (
         RecipeContract,
         "from pathlib import Path\ndef prepare(args):\n    Path(args.prompt_data).parent.mkdir(exist_ok=True)\n"
@@ -318,5 +342,18 @@ def test_every_suite_has_bad_components() -> None:
     from slime_core.plugins.kinds import KINDS
 
     tried = {contract.kind for contract, *_ in BAD_COMPONENTS.values()}
-    elsewhere = {"models", "engines", "trainers", "corrections", "loss_reducers", "advantages", "functions"}
+    elsewhere = {
+        "models",
+        "megatron_models",
+        "engines",
+        "trainers",
+        "corrections",
+        "loss_reducers",
+        "advantages",
+        "functions",
+        "megatron_before_log_probs",
+        "megatron_before_train_steps",
+        "megatron_inits",
+        "megatron_model_providers",
+    }
     assert tried | elsewhere == set(KINDS)

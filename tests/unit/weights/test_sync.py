@@ -12,6 +12,7 @@ import torch
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.models.hf_io import read_weights
 from slime_core.weights.checksum import checksum_dtype, tensor_checksum
+from slime_core.weights.collective import FollowingWeights
 from slime_core.weights.sync import WeightSync, choose_transport
 
 TOLD: list[int] = []
@@ -52,7 +53,7 @@ class Receiver:
 def _sync(tmp_path: Path, receiver: Receiver, **changes) -> WeightSync:
     (tmp_path / "model").mkdir(exist_ok=True)
     (tmp_path / "model" / "config.json").write_text("{}")
-    args = SimpleNamespace(
+    args = SimpleNamespace(save_shard_size=5.0, 
         update_weight_start_version=0, update_weight_mode="full", update_weight_transport="auto",
         update_weight_disk_dir=None, run_dir=tmp_path,
         update_weight_disk_keep_files=False, check_weight_update_equal=True, hf_checkpoint=tmp_path / "model",
@@ -189,3 +190,16 @@ def test_under_fault_tolerance_the_served_directory_stays_until_the_next(tmp_pat
     sync.push()
     sync.push()
     assert [path.exists() for path, _ in receiver.paths] == [False, True]
+
+
+@pytest.mark.parametrize("transports", [("tensor",), ()])
+def test_the_old_actor_is_what_was_pushed_last(tmp_path: Path, transports: tuple[str, ...]) -> None:
+    sync = _sync(tmp_path, Receiver(transports), keep_old_actor=True)
+    seen: list[int] = []
+    sync._trainer.update_old_actor = lambda: seen.append(sync.version)
+    sync.push()
+    sync.push()
+    assert seen == ([1, 2] if transports else [0, 0])
+    follower = FollowingWeights(sync.args, sync._trainer)
+    assert follower.push() == {}
+    assert len(seen) == 3

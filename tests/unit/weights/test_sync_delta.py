@@ -70,6 +70,7 @@ def make(tmp_path: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) ->
         "update_weight_disk_dir": None, "run_dir": tmp_path / "run", "update_weight_disk_keep_files": False,
         "check_weight_update_equal": True, "hf_checkpoint": model, "update_weight_delta_encoding": "xor",
         "update_weight_delta_checksum": "xxh3-128", "update_weight_buffer_size": 2**20, "true_on_policy_mode": False,
+        "save_shard_size": 5.0,
     }  # fmt: skip
     receiver = Receiver(tmp_path / "local")
     post_write = changes.pop("post_write", None)

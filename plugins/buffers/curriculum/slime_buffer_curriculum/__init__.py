@@ -3,7 +3,7 @@
 The pass rate of a prompt is an exponential moving average over its groups, those that a dynamic filter dropped
 included (a group that is always right is exactly what it drops):
 
-    rate <- rate + rate_weight * (share of the group's samples with reward >= pass_reward - rate)
+    rate <- rate + rate_weight * (share of the group's executions with reward >= pass_reward - rate)
 
 A prompt without a rate is always used. One outside [low, high] is skipped with a probability, but never more than
 `max_skips` times in a row, so it is tried again and can come back. The draws are a hash of seed, row and a counter, so
@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from slime_core import BufferBase, Group, PluginOptions, Sample, options
+from slime_core import BufferBase, Group, PluginOptions, Sample, execution_rewards, options
 
 
 class Options(PluginOptions):
@@ -30,7 +30,7 @@ class Options(PluginOptions):
     high: float = Field(default=0.8, ge=0, le=1)
     """Highest pass rate of the band; above it a prompt is too easy."""
     pass_reward: float = Field(default=1.0, allow_inf_nan=False)
-    """Least reward of a sample that passes."""
+    """Least reward of an execution that passes; of fan-out siblings the mean counts."""
     rate_weight: float = Field(default=0.5, gt=0, le=1)
     """Weight of the newest group in a prompt's pass rate."""
     skip_probability: float = Field(default=0.9, ge=0, le=1)
@@ -74,7 +74,7 @@ class Buffer(BufferBase):
     def observe(self, groups: list[Group], trained: bool) -> None:
         """Update the prompts' pass rates."""
         for group in groups:
-            rewards = [float(s.get_reward_value(self.args)) for s in group if s.reward is not None]
+            rewards = execution_rewards(self.args, group)
             row = group[0].row
             if row is None or not rewards:
                 continue

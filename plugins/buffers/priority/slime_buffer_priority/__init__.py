@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slime_core import BufferBase, Group, PluginOptions, SampleStatus, options
+from slime_core import BufferBase, Group, PluginOptions, SampleStatus, execution_rewards, options
 
 
 class Options(PluginOptions):
     """Weights of the two terms, and where partial groups go."""
 
     reward: float = Field(default=0.0, allow_inf_nan=False)
-    """Weight of the group's mean reward; negative puts low rewards first."""
+    """Weight of the group's mean reward, fan-out siblings counting once; negative puts low rewards first."""
     staleness: float = Field(default=1.0, allow_inf_nan=False)
     """Weight of the group's age in weight versions; negative puts the freshest first."""
     partial: Literal["first", "last", "any"] = "first"
@@ -72,7 +72,7 @@ class Buffer(BufferBase):
         return {"any": 0, "first": 0 if partial else 1, "last": 1 if partial else 0}[self._options.partial]
 
     def _priority(self, group: Group) -> float:
-        rewards = [float(s.get_reward_value(self.args)) for s in group if s.reward is not None]
+        rewards = execution_rewards(self.args, group)
         mean = statistics.fmean(rewards) if rewards else 0.0
         versions = [v for s in group for v in s.token_weight_versions if v >= 0]
         oldest = min(versions, default=self.weight_version)

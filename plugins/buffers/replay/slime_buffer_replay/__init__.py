@@ -43,14 +43,19 @@ class Options(PluginOptions):
 class _Kept:
     group: Group
     uses: int
+    out: bool = False
+    """Handed out and not trained on yet: a batch with the group twice would take its samples for siblings."""
 
 
 class Buffer(BufferBase):
     """Waiting groups first in, first out; kept ones by their group index."""
 
+    drops = True  # a replayed group that was given back and has grown too old
+
     def __init__(self, args: Any) -> None:
         super().__init__(args)
         self._options = chosen = options(args, "replay", Options)
+        self.replays = chosen.max_uses
         if not (args.use_tis or args.use_rollout_logprobs or chosen.uncorrected):
             raise ConfigError(
                 "the replay buffer trains on groups of older policies, so it needs --use-tis or --use-rollout-logprobs;"
@@ -87,13 +92,14 @@ class Buffer(BufferBase):
                 fresh.append(group)
             elif index in self._kept:
                 self._kept[index].uses -= 1
+                self._kept[index].out = False
                 self._quota += 1
         super().add(fresh)
 
     def take(self, num_groups: int) -> list[Group]:
         """Kept groups up to what is left of the rollout's quota, then waiting ones."""
         taken: list[Group] = []
-        free = [i for i, kept in self._kept.items() if kept.uses < self._options.max_uses]
+        free = [i for i, kept in self._kept.items() if kept.uses < self._options.max_uses and not kept.out]
         if self._options.order == "newest":
             free.sort(key=lambda i: (-_oldest(self._kept[i].group), self._kept[i].uses, i))
         elif free:
@@ -101,7 +107,7 @@ class Buffer(BufferBase):
             self._draws += 1
         for index in free[: max(0, min(self._quota, num_groups))]:
             kept = self._kept[index]
-            kept.uses += 1
+            kept.uses, kept.out = kept.uses + 1, True
             self._quota -= 1
             taken.append(_copy(kept.group))
             for sample in taken[-1]:
@@ -110,10 +116,12 @@ class Buffer(BufferBase):
 
     def observe(self, groups: list[Group], trained: bool) -> None:
         """Keep copies of what is trained on, if it can be trained on again."""
-        for group in groups if trained else ():
+        for group in groups:
             if MARK in group[0].metadata:
-                self._replayed += 1
-            elif group[0].group_index is not None and _reusable(group):
+                self._replayed += trained
+                if group[0].group_index in self._kept:
+                    self._kept[group[0].group_index].out = False
+            elif trained and group[0].group_index is not None and _reusable(group):
                 self._kept[group[0].group_index] = _Kept(_copy(group), 0)
         while len(self._kept) > self._options.capacity:
             del self._kept[next(iter(self._kept))]
@@ -130,6 +138,7 @@ class Buffer(BufferBase):
             **super().state_dict(),
             "kept": self.pack(entry.group for entry in kept),
             "uses": [entry.uses for entry in kept],
+            "out": [entry.out for entry in kept],
             "quota": self._quota,
             "draws": self._draws,
             "replayed": self._replayed,
@@ -139,7 +148,8 @@ class Buffer(BufferBase):
         """Inverse of `state_dict`."""
         super().load_state_dict(state)
         groups = self.unpack(state["kept"])
-        self._kept = {g[0].group_index or 0: _Kept(g, uses) for g, uses in zip(groups, state["uses"])}
+        entries = zip(groups, state["uses"], state["out"], strict=True)
+        self._kept = {g[0].group_index or 0: _Kept(g, uses, out) for g, uses, out in entries}
         self._quota, self._draws = int(state["quota"]), int(state["draws"])
         self._replayed = int(state["replayed"])
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from slime_core import FilterDecision, Group, PluginOptions, options
+from slime_core import FilterDecision, Group, PluginOptions, execution_rewards, options
 
 
 class Options(PluginOptions):
@@ -22,9 +22,9 @@ class Options(PluginOptions):
     high: float = Field(default=0.8, allow_inf_nan=False)
     """Highest value that is kept."""
     of: Literal["pass_rate", "reward"] = "pass_rate"
-    """What must lie in between: the share of samples that pass, or the mean reward."""
+    """What must lie in between: the share of executions that pass, or the mean reward."""
     pass_reward: float = Field(default=1.0, allow_inf_nan=False)
-    """Least reward of a sample that passes."""
+    """Least reward of an execution that passes."""
     fallback: bool = False
     """Keep a group outside the band when the rollout would otherwise lack one."""
 
@@ -38,10 +38,10 @@ class Options(PluginOptions):
 def dynamic_filter(args: Any, samples: Group) -> FilterDecision:
     """Keep iff low <= value <= high; the reason is `below_band`, `above_band` or `no_reward`.
 
-    Samples without a reward (failed ones) are left out.
+    Samples without a reward (failed ones) are left out; fan-out siblings count once, with their mean reward.
     """
     chosen = options(args, "band", Options)
-    rewards = [float(sample.get_reward_value(args)) for sample in samples if sample.reward is not None]
+    rewards = execution_rewards(args, samples)
     if not rewards:
         return FilterDecision(keep=False, reason="no_reward", keep_when_insufficient=chosen.fallback)
     values = [float(r >= chosen.pass_reward) for r in rewards] if chosen.of == "pass_rate" else rewards

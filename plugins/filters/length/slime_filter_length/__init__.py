@@ -7,11 +7,12 @@ which most are cut teach the model to be short and little else.
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from slime_core import FilterDecision, Group, PluginOptions, SampleStatus, options
+from slime_core import FilterDecision, Group, PluginOptions, SampleStatus, executions, options
 
 
 class Options(PluginOptions):
@@ -34,10 +35,15 @@ class Options(PluginOptions):
 
 
 def dynamic_filter(args: Any, samples: Group) -> FilterDecision:
-    """Keep iff all bounds hold; the reason is `truncated`, `too_short` or `too_long`. Rewards are not looked at."""
+    """Keep iff all bounds hold; the reason is `truncated`, `too_short` or `too_long`. Rewards are not looked at.
+
+    Fan-out siblings count once: with their mean length, and with the share of them that was cut.
+    """
     chosen = options(args, "length", Options)
-    mean = math.fsum(sample.response_length for sample in samples) / len(samples)
-    truncated = sum(sample.status == SampleStatus.TRUNCATED for sample in samples) / len(samples)
+    members = executions(samples)
+    mean = math.fsum(statistics.fmean(s.response_length for s in siblings) for siblings in members) / len(members)
+    cut = (statistics.fmean(s.status == SampleStatus.TRUNCATED for s in siblings) for siblings in members)
+    truncated = math.fsum(cut) / len(members)
     reason = None
     if truncated > chosen.max_truncated:
         reason = "truncated"

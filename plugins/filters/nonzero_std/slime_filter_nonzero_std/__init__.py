@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_core import FilterDecision, Group
+from slime_core import FilterDecision, Group, execution_rewards
 
 MIN_STD = 1e-6
 
@@ -18,8 +18,9 @@ def dynamic_filter(args: Any, samples: Group) -> FilterDecision:
     """Keep iff the unbiased standard deviation exceeds 1e-6; the reason to drop is `zero_std_<reward>`.
 
     Samples without a reward (failed ones) are left out of the statistics; without any reward the group is dropped.
+    Fan-out siblings are one member of their group, worth their mean.
     """
-    rewards = [float(sample.get_reward_value(args)) for sample in samples if sample.reward is not None]
+    rewards = execution_rewards(args, samples)
     if not rewards:
         return FilterDecision(keep=False, reason="no_reward")
     if len(rewards) == 1 or _std(rewards) > MIN_STD:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_core import FilterDecision, Group
+from slime_core import FilterDecision, Group, execution_rewards
 
 MIN_STD = 1e-6
 
@@ -19,9 +19,9 @@ def dynamic_filter(args: Any, samples: Group) -> FilterDecision:
     """Keep iff the unbiased standard deviation exceeds 1e-6; else leave it to whether there are enough groups.
 
     Samples without a reward (failed ones) are left out of the statistics; a single reward says nothing about spread
-    and the group is kept.
+    and the group is kept. Fan-out siblings are one member of their group, worth their mean.
     """
-    rewards = [float(sample.get_reward_value(args)) for sample in samples if sample.reward is not None]
+    rewards = execution_rewards(args, samples)
     if len(rewards) == 1 or (rewards and _std(rewards) > MIN_STD):
         return FilterDecision(keep=True)
     reason = f"zero_std_{round(rewards[0], 1)}" if rewards else "no_reward"

@@ -23,10 +23,14 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *
     if room <= 0:
         sample.status = SampleStatus.TRUNCATED
         return sample
+    images: Any = {"image_data": sample.image_data()} if sample.multimodal_inputs else {}
     output = await context.engine.generate(
-        sample.tokens, {**sampling_params, "max_new_tokens": room}, session_id=sample.session_id
+        sample.tokens, {**sampling_params, "max_new_tokens": room}, session_id=sample.session_id, **images
     )
     sample.append_response_tokens(
         args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
     )
     return sample
+
+
+generate.takes_images = True  # type: ignore[attr-defined]

@@ -68,3 +68,12 @@ def _evaluate(node: ast.expr) -> Number:
     if value.bit_length() > _MAX_BITS if isinstance(value, int) else not math.isfinite(value):
         raise ValueError("number too large")
     return value
+
+
+def calculator(expression: str) -> str:
+    """Compute an arithmetic expression.
+
+    Args:
+        expression: Numbers, parentheses and the operators + - * / // % **.
+    """
+    return calculate(expression)

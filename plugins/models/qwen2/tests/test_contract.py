@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import ModelContract
+from slime_core.testing import MegatronModelContract, ModelContract
 
 
 class TestQwen2(ModelContract):
@@ -8,5 +8,14 @@ class TestQwen2(ModelContract):
 
 
 class TestQwen2Tied(ModelContract):
+    component = "qwen2"
+    config = {"tie_word_embeddings": True, "num_key_value_heads": 4}
+
+
+class TestMegatron(MegatronModelContract):
+    component = "qwen2"
+
+
+class TestMegatronTied(MegatronModelContract):
     component = "qwen2"
     config = {"tie_word_embeddings": True, "num_key_value_heads": 4}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import ModelContract
+from slime_core.testing import MegatronModelContract, ModelContract
 
 
 class TestQwen3(ModelContract):
@@ -10,3 +10,12 @@ class TestQwen3(ModelContract):
 class TestQwen3Tied(ModelContract):
     component = "qwen3"
     config = {"tie_word_embeddings": True, "num_key_value_heads": 4}
+
+
+class TestMegatron(MegatronModelContract):
+    component = "qwen3"
+
+
+class TestMegatronTied(MegatronModelContract):
+    component = "qwen3"
+    config = {"tie_word_embeddings": True}

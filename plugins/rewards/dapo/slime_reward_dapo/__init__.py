@@ -42,7 +42,13 @@ def reward(args: Any, sample: Sample, evaluation: bool = False) -> float | dict[
     return result if key or getattr(args, "custom_reward_post_process_path", None) else float(result["score"])
 
 
+def extract_answer(sample: Sample) -> str | None:
+    """The normalised answer, for votes."""
+    return find_answer(sample.response) or None
+
+
 reward.execution = "inline"  # type: ignore[attr-defined]  # it reads 300 characters
+reward.extract_answer = extract_answer  # type: ignore[attr-defined]
 
 
 def score(response: str, label: Any) -> dict[str, Any]:

@@ -28,17 +28,26 @@ _BRACKETS = {"(": ")", "[": "]"}
 
 def reward(args: Any, sample: Sample) -> float:
     """1.0 or 0.0; what cannot be parsed, on either side, is unequal unless spelt alike."""
-    marker = next((m for m in MARKERS if m in sample.response), None)
-    if marker is None or sample.label is None:
-        return 0.0
-    answer = last_boxed(sample.response.rpartition(marker)[2])
-    if answer is None:
+    answer = _boxed_answer(sample.response)
+    if answer is None or sample.label is None:
         return 0.0
     labels = sample.label if isinstance(sample.label, (list, tuple)) else [sample.label]
     return float(any(equal(answer, _bare(label)) for label in labels))
 
 
+def extract_answer(sample: Sample) -> str | None:
+    """The answer as it is spelt once normalised, for votes; equal expressions that are spelt differently are two."""
+    answer = _boxed_answer(sample.response)
+    return None if answer is None else normalized(answer) or None
+
+
+def _boxed_answer(response: str) -> str | None:
+    marker = next((m for m in MARKERS if m in response), None)
+    return None if marker is None else last_boxed(response.rpartition(marker)[2])
+
+
 reward.execution = "process"  # type: ignore[attr-defined]  # sympy can take for ever
+reward.extract_answer = extract_answer  # type: ignore[attr-defined]
 
 
 def equal(answer: str, label: str) -> bool:

@@ -17,11 +17,19 @@ def reward(args: Any, sample: Sample) -> float:
     r"""1.0 or 0.0 for the last `\boxed{...}` of the response, or the response itself, against the label."""
     if sample.label is None or sample.status == SampleStatus.TRUNCATED:
         return 0.0
+    return float(extract_answer(sample) == _plain(str(sample.label)))
+
+
+def extract_answer(sample: Sample) -> str | None:
+    """The final answer as it is compared; None of a response that was cut, or whose box never closes."""
+    if sample.status == SampleStatus.TRUNCATED:
+        return None
     answer = last_boxed(sample.response) if _OPENING in sample.response else sample.response
-    return float(answer is not None and _plain(answer) == _plain(str(sample.label)))
+    return None if answer is None else _plain(answer)
 
 
 reward.execution = "inline"  # type: ignore[attr-defined]
+reward.extract_answer = extract_answer  # type: ignore[attr-defined]
 
 
 def _plain(text: str) -> str:

@@ -51,6 +51,15 @@ def reward(args: Any, sample: Sample) -> float:
     return float(any(f" {_plain(t)} " in text for t in texts if t is not None and _plain(t)))
 
 
+def extract_answer(sample: Sample) -> str | None:
+    """The chosen letter, for votes."""
+    letters = _valid_letters(sample.metadata, _choices(sample.metadata.get("choices")))
+    return chosen_letter(sample.response.rpartition("</think>")[2], letters)
+
+
+reward.extract_answer = extract_answer  # type: ignore[attr-defined]
+
+
 def chosen_letter(response: str, letters: str = VALID_LETTERS) -> str | None:
     """The letter that the response settles on; None when it names none."""
     for phrase in _PHRASES:

@@ -45,6 +45,18 @@ def reward(args: Any, sample: Sample) -> float:
     return float(equal(final_answer(sample.response), label))
 
 
+def extract_answer(sample: Sample) -> str | None:
+    r"""What the answer's box holds, without its spaces, for votes; None of a response that is prose without a box.
+
+    Equal expressions that are spelt differently are two answers.
+    """
+    answer = final_answer(sample.response)
+    return _squeezed(answer[len(_OPENING) : -1]) or None if answer.startswith(_OPENING) else None
+
+
+reward.extract_answer = extract_answer  # type: ignore[attr-defined]
+
+
 def final_answer(response: str) -> str:
     r"""The last `\boxed{...}` with its braces, else the last 500 characters; empty when the box never closes.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime_core import JsonClient, get_model_url, planned_models
+from slime_core import JsonClient, Source, get_model_url, planned_models
 from slime_core.errors import ConfigError, PluginError
 from slime_core.types import Sample
 
@@ -90,12 +90,13 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
 def teacher_log_probs(answer: Mapping[str, Any], sample: Sample) -> list[float]:
     """[response_length] from SGLang's answer: entries [log-prob, token, text], the first token's log-prob being null.
 
+    0.0 where the policy did not sample (tools' answers, template): the teacher is asked about what it may have said.
+
     Raises:
         PluginError: The answer does not score the response's tokens.
     """
     try:
         entries = answer["meta_info"]["input_token_logprobs"][1:][-sample.response_length :]
-        log_probs = [float(entry[0]) for entry in entries]
         tokens = [int(entry[1]) for entry in entries]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PluginError(f"the teacher's answer has no usable meta_info.input_token_logprobs: {error!r}") from error
@@ -104,4 +105,13 @@ def teacher_log_probs(answer: Mapping[str, Any], sample: Sample) -> list[float]:
             f"the teacher scored {len(tokens)} tokens {tokens[:8]}..., not the {sample.response_length} of the response"
             f" {sample.response_tokens[:8]}...; teacher and actor must share a tokenizer"
         )
-    return log_probs
+    try:
+        return [float(e[0]) if was_sampled else 0.0 for e, was_sampled in zip(entries, _sampled(sample), strict=True)]
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"the teacher's answer has no log-prob of a sampled token: {error!r}") from error
+
+
+def _sampled(sample: Sample) -> list[bool]:
+    """[response_length] whether the policy sampled it."""
+    spans = sample.told_spans()
+    return [span.source == Source.SAMPLED for span in spans for _ in range(span.length)][-sample.response_length :]

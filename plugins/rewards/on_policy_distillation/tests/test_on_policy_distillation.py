@@ -96,3 +96,17 @@ def test_post_process_reads_answers_and_gives_zeros() -> None:
     assert samples[1].teacher_log_probs == [-3.0, -4.0]
     with pytest.raises(PluginError, match="sample 3 has no teacher log-probs"):
         plugin.post_process_rewards(None, [make_sample()])
+
+
+def test_only_sampled_tokens_have_teacher_log_probs() -> None:
+    """Two turns with a tool's answer between: aligned with the sampled tokens, whatever the teacher says of others."""
+    sample = Sample(index=4, tokens=[1, 2])
+    sample.append_response_tokens(tokens=[5, 6], log_probs=[-0.1, -0.2])
+    sample.append_response_tokens(tokens=[7], trainable=False)
+    sample.append_response_tokens(tokens=[8], log_probs=[-0.3])
+    scores = [None, -1.0, -5.0, -6.0, None, -8.0]  # null: minus infinity, as JSON cannot say it
+    answer = {"meta_info": {"input_token_logprobs": [[p, t, None] for p, t in zip(scores, sample.tokens)]}}
+    assert plugin.teacher_log_probs(answer, sample) == [-5.0, -6.0, 0.0, -8.0]
+    answer["meta_info"]["input_token_logprobs"][5][0] = None
+    with pytest.raises(PluginError, match="no log-prob of a sampled token"):
+        plugin.teacher_log_probs(answer, sample)

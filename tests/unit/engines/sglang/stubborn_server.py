@@ -1,10 +1,12 @@
 """A server that is hard to end: it forks descendants that ignore signals and leave its process group and session.
 
-`python stubborn_server.py PIDS [exit]` writes their process ids to PIDS, one per line, and its own first.
+`python stubborn_server.py PIDS [exit]` writes their process ids to PIDS, one per line, and its own first. They have a
+file of SGLang's in shared memory.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import sys
@@ -36,6 +38,11 @@ def deaf(*, new_session: bool = False, new_group: bool = False, orphan: bool = F
 
 
 if __name__ == "__main__":
+    path = f"/dev/shm/sglang_loads_{os.getpid()}.shm"
+    with open(path, "w+b") as shared:
+        shared.write(b"SLNS")
+        shared.flush()
+        mapped = mmap.mmap(shared.fileno(), 4)
     pids = [os.getpid(), deaf(), deaf(new_group=True), deaf(new_session=True), deaf(new_session=True, orphan=True)]
     with open(sys.argv[1] + ".partial", "w") as file:
         file.write("\n".join(map(str, pids)))

@@ -91,4 +91,4 @@ def test_with_another_engine_they_end_in_one_warning() -> None:
 
 def test_who_takes_them_is_said_by_the_owner() -> None:
     users = {owner.owner: owner.used_by for owner in find_owners(["--no-plugins"], {})[0]}
-    assert users == {"Megatron": (), "SGLang": ("sglang",), "SGLang's router": ("sglang",)}
+    assert users == {"Megatron": ("megatron",), "SGLang": ("sglang",), "SGLang's router": ("sglang",)}

@@ -65,6 +65,11 @@ def running(pid: int) -> bool:
         return False
 
 
+def shared_file(server: int) -> Path:
+    """As SGLang's schedulers leave one."""
+    return Path(f"/dev/shm/sglang_loads_{server}.shm")
+
+
 Started = tuple[subprocess.Popen[str], int, list[int]]
 
 
@@ -142,7 +147,9 @@ def test_a_server_that_ends_leaves_no_descendants(tmp_path: Path) -> None:
     while process.alive and time.monotonic() < end:
         time.sleep(0.01)
     assert process.ending() == "exited with status 3"
-    assert not any(running(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert not any(running(pid) for pid in pids)
+    assert not shared_file(pids[0]).exists()
 
 
 @pytest.fixture
@@ -158,9 +165,11 @@ def stubborn(tmp_path: Path) -> Iterator[tuple[KeptProcess, list[int]]]:
 
 def test_stop_returns_when_nothing_runs(stubborn: tuple[KeptProcess, list[int]]) -> None:
     process, pids = stubborn
+    assert shared_file(pids[0]).exists()
     process.stop()
     assert not process.alive
     assert not any(running(pid) for pid in pids)
+    assert not shared_file(pids[0]).exists()
     process.stop()
 
 
@@ -171,6 +180,7 @@ def test_kill_ends_a_frozen_server_at_once(stubborn: tuple[KeptProcess, list[int
     process.kill()
     assert time.monotonic() - started < 1.0
     assert not any(running(pid) for pid in pids)
+    assert not shared_file(pids[0]).exists()
     assert process.ending() == "was killed by signal 9 (SIGKILL)"
 
 

@@ -148,7 +148,8 @@ async def test_cancelling_the_wait_leaves_the_process_to_its_owner(make_server: 
 
 
 async def test_what_it_inherits(make_server: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "3", "MASTER_PORT": "1", "SEEN": "yes", "no_proxy": "other"}.items():
+    of_torchrun = {"RANK": "3", "MASTER_PORT": "1", "ROLE_RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in {**of_torchrun, "SEEN": "yes", "no_proxy": "other"}.items():
         monkeypatch.setenv(name, value)
     server = make_server(environment={"OF_PLAN": "1"})
     await server.launch()
@@ -158,7 +159,7 @@ async def test_what_it_inherits(make_server: Make, monkeypatch: pytest.MonkeyPat
     assert seen["OF_PLAN"] == "1"
     assert seen["no_proxy"] == "other,localhost,127.0.0.1"
     assert "server_side/plugin" in seen["PYTHONPATH"]
-    assert not {"RANK", "MASTER_PORT"} & seen.keys()
+    assert not of_torchrun.keys() & seen.keys()
 
 
 # -- ports and command lines ---------------------------------------------------------------------------------

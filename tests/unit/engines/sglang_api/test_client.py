@@ -368,6 +368,66 @@ async def test_a_server_taken_out_while_a_request_rests_is_not_asked(monkeypatch
         assert engine.pool.workers[0].busy == 0
 
 
+def sglang(software: str) -> Reaction:
+    """Answers with the version 5, and says which software it is."""
+
+    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/server_info":
+            return {"version": software}
+        return answer(1, version="5") if request.path == "/generate" else {"weight_version": "5"}
+
+    return react
+
+
+async def test_prefixes_are_shared_within_a_version_only() -> None:
+    """By both ways of asking, and never with another run's of the same number; not a name before there is a version."""
+    async with servers(sglang("0.5.20")) as (server,), engine_at(server) as engine, engine_at(server) as other:
+        await engine.generate([3], {})
+        for version in (4, 4, 5):
+            engine.pool.version_wanted, engine.pool.version_coming = version, 5
+            await engine.generate([3], {})
+        other.pool.version_wanted = 5
+        await other.generate([3], {})
+        keys = [body.get("extra_key") for body in server.asked("/generate")]
+        assert keys[0] is None
+        assert keys[1] == keys[2]
+        assert all(keys[1:])
+        assert len(set(keys)) == 4
+        server.react = one_event
+        _ = [piece async for piece in engine.stream([3], {})]
+        assert server.asked("/generate")[-1]["extra_key"] == keys[3]
+
+
+async def one_event(server: Server, request: Any, body: Any, before: int) -> Any:
+    """A stream of one event."""
+    return await sse(request, answer(1, version="5"))
+
+
+async def test_a_server_of_slime_is_not_asked_for_what_it_does_not_know() -> None:
+    """It forgets its prefixes with the update, and refuses fields that it does not know."""
+    async with servers(sglang("slime 1.2.3")) as (server,), engine_at(server) as engine:
+        engine.pool.version_wanted = 5
+        await engine.generate([3], {})
+        assert "extra_key" not in server.asked("/generate")[-1]
+
+
+@pytest.mark.parametrize(("version", "named"), [("0.3.2", True), ("", False)])
+async def test_a_router_that_may_drop_the_name_of_the_prefixes_is_not_avoided_for_it(version: str, named: bool) -> None:
+    async with servers(sglang("0.5.20")) as (server,):
+        pool = WorkerPool([Worker(server.url, state=WorkerState.READY, software="0.5.20")])
+        pool.version_wanted = 5
+        http = Http(timeout=10.0)
+        await http.open()
+        client = Client(http, pool, Router(http, server.url, version))
+        try:
+            await client.generate([3], {})
+        finally:
+            client.close()
+            await http.close()
+        assert client.counts["bypassed_router"] == 0
+        assert ("extra_key" in server.asked("/generate")[-1]) == named
+
+
 async def test_a_second_try_is_held_to_the_version_of_its_own_time() -> None:
     async def react(server: Server, request: Any, body: Any, before: int) -> Any:
         if before == 0:

@@ -51,7 +51,7 @@ def test_values_start_at_zero_and_learn_the_reward(make_args: MakeArgs, make_bat
     critic, batch = make_critic(make_args()), make_batch(8)
     everything = [list(range(8))]
     assert all(not part.any() for part in critic.values(batch, everything))
-    losses = [critic.train_step(batch, everything, squared_error(batch))["value_loss"] for _ in range(60)]
+    losses = [critic.train_step(batch, everything, squared_error(batch)).metrics["value_loss"] for _ in range(60)]
     assert losses[-1] < losses[0] / 3
     found = [part[-1].item() for part in critic.values(batch, everything)]
     assert torch.corrcoef(torch.tensor([found, batch.rewards]))[0, 1] > 0.8
@@ -96,8 +96,8 @@ def test_the_split_into_micro_batches_does_not_matter(
 ) -> None:
     batch = make_batch(8, seed=9)
     whole, split = (trained(make_args, make_batch) for _ in range(2))
-    a = whole.train_step(batch, [list(range(8))], squared_error(batch))
-    b = split.train_step(batch, micro_batches, squared_error(batch))
+    a = whole.train_step(batch, [list(range(8))], squared_error(batch)).metrics
+    b = split.train_step(batch, micro_batches, squared_error(batch)).metrics
     assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
     torch.testing.assert_close(split.optimizer.grads, whole.optimizer.grads, rtol=1e-4, atol=1e-6)
 
@@ -154,8 +154,8 @@ def test_its_own_learning_rate_and_all_parameters(make_args: MakeArgs, make_batc
     flags = {"critic_lr": 0.5, "freeze_params_name_list": ["embed"], "kl_coef": 0.1}
     args, batch = make_args(**flags), make_batch(2)
     actor, critic = EmbeddedTrainer(args), make_critic(args)
-    assert critic.train_step(batch, [[0, 1]], squared_error(batch))["lr"] == 0.5
-    assert actor.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum(), {}))["lr"] == 1e-2
+    assert critic.train_step(batch, [[0, 1]], squared_error(batch)).metrics["lr"] == 0.5
+    assert actor.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum(), {})).metrics["lr"] == 1e-2
     assert "model.embed_tokens.weight" in critic.optimizer.shapes
     assert "model.embed_tokens.weight" not in actor.optimizer.shapes
 

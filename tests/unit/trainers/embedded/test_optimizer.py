@@ -136,3 +136,22 @@ def test_reset_forgets_moments_but_not_the_schedule() -> None:
 def test_settings_out_of_range_are_refused(flags: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         AdamSettings.from_args(SimpleNamespace(**flags))
+
+
+def test_offloaded_gradients_hold_no_memory_and_steps_go_on_bit_for_bit() -> None:
+    modules = model(), model()
+    optimizers = [flat(module) for module in modules]
+    for step in range(3):
+        for module, optimizer in zip(modules, optimizers, strict=True):
+            optimizer.zero_grad()
+            backward(module, step)
+            optimizer.step()
+        optimizers[0].offload()
+        assert optimizers[0].grads.untyped_storage().nbytes() == 0
+        assert all(p.grad.untyped_storage().nbytes() == 0 for p in modules[0].parameters())
+        for (name, moment), other in zip(optimizers[0].moments().items(), optimizers[1].moments().values()):
+            assert torch.equal(moment, other), f"{name} is saved while it is offloaded"
+        optimizers[0].onload()
+        assert not optimizers[0].grads.any()
+    for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -14,6 +14,7 @@ from slime_core.errors import TrainError
 from slime_core.learning.routing import routing_arrays
 from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.hf_io import read_weights
+from slime_core.models.routed_layers import routed_layers
 from slime_core.protocols import MicroBatchOutput
 from slime_core.routed_experts import FREE
 from slime_core.testing.tiny import tiny_moe_model
@@ -68,7 +69,7 @@ def rollout(config: ModelConfig) -> tuple[TrainBatch, list[np.ndarray]]:
         sample_indices=list(range(n)), group_indices=[0] * n, rollout_ids=list(range(n)), rollout_mask_sums=lengths,
         rollout_log_probs=[s.log_probs for s in sampled], routed_experts=list(experts),
     )  # fmt: skip
-    batch.routed_experts = list(routing_arrays(batch, config))
+    batch.routed_experts = list(routing_arrays(batch, routed_layers(tiny_moe_model())))
     return batch, [np.asarray(e) for e in experts]
 
 
@@ -132,7 +133,7 @@ def test_a_pass_records_and_the_steps_replay(config: ModelConfig) -> None:
     assert (batch.routed_experts[0] == FREE).all()
     model.log_probs(batch, SPLIT)
     recorded = [array.copy() for array in batch.routed_experts]
-    mismatches = [model.train_step(batch, SPLIT, loss_of(batch))["routing_mismatch"] for _ in range(4)]
+    mismatches = [model.train_step(batch, SPLIT, loss_of(batch)).metrics["routing_mismatch"] for _ in range(4)]
     assert mismatches[0] == 0.0, "the weights that recorded choose what they recorded"
     assert 0 < mismatches[-1] < 1, "four steps later they choose others"
     for before, after in zip(recorded, batch.routed_experts, strict=True):
@@ -147,7 +148,7 @@ def test_recomputed_and_tiled_passes_replay_alike(config: ModelConfig, changes: 
     found = []
     for flags in ({}, changes):
         model = trainer(weights, **flags)
-        metrics = model.train_step(batch, SPLIT, loss_of(batch))
+        metrics = model.train_step(batch, SPLIT, loss_of(batch)).metrics
         found.append((metrics, {name: w.clone() for name, w in model.named_weights()}))
         model.close()
     (plain, plain_weights), (other, other_weights) = found
@@ -164,7 +165,8 @@ def test_with_logits_and_entropy_it_is_the_same_pass(config: ModelConfig) -> Non
     found = []
     for with_logits in (False, True):
         model = trainer(perturbed(0.1))
-        found.append(model.train_step(batch, SPLIT, loss_of(batch), with_entropy=True, with_logits=with_logits))
+        result = model.train_step(batch, SPLIT, loss_of(batch), with_entropy=True, with_logits=with_logits)
+        found.append(result.metrics)
         model.close()
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-5)
 
@@ -200,7 +202,7 @@ def test_engines_rows_become_arrays(config: ModelConfig) -> None:
     layers, per_token = config.num_layers, 2
     zeros = np.zeros((len(batch.tokens[0]) - 1, layers, per_token), np.int32)
     batch.routed_experts = [zeros, None, *(e.tolist() for e in experts[2:])]
-    arrays = routing_arrays(batch, config)
+    arrays = routing_arrays(batch, routed_layers(tiny_moe_model()))
     assert (arrays[0] == FREE).all(), "an expert named twice: the engine did not route there"
     assert (arrays[1] == FREE).all()
     np.testing.assert_array_equal(arrays[2][:, LAYERS_WITH_EXPERTS], experts[2][:, LAYERS_WITH_EXPERTS])
@@ -212,4 +214,4 @@ def test_another_models_experts_are_an_error(config: ModelConfig, change: Any) -
     batch, experts = rollout(config)
     batch.routed_experts = [change(e) for e in experts]
     with pytest.raises(TrainError, match="this model has 3 layers and 2 of 8 experts"):
-        routing_arrays(batch, config)
+        routing_arrays(batch, routed_layers(tiny_moe_model()))

@@ -32,7 +32,7 @@ def noisy_loss(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.
 
 
 def train(trainer: EmbeddedTrainer, make_batch: MakeBatch, steps: range) -> list[dict[str, float]]:
-    return [trainer.train_step(make_batch(4, seed=s), [[0, 1], [2, 3]], noisy_loss) for s in steps]
+    return [trainer.train_step(make_batch(4, seed=s), [[0, 1], [2, 3]], noisy_loss).metrics for s in steps]
 
 
 def seeded(args: SimpleNamespace) -> EmbeddedTrainer:
@@ -159,13 +159,22 @@ def test_another_schedule_is_taken_when_asked_for(make_args: MakeArgs, tmp_path:
     assert trainer.optimizer.schedule.lr == 0.5
 
 
-def test_another_number_of_processes_is_refused(make_args: MakeArgs, tmp_path: Path) -> None:
+def test_another_number_of_processes_goes_on_with_process_zeros_states(
+    make_args: MakeArgs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     EmbeddedTrainer(make_args()).save(tmp_path / "checkpoint")
+    saved = torch.get_rng_state()
     path = tmp_path / "checkpoint/trainer/state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "world_size": 4}))
-    with pytest.raises(CheckpointError, match=r"saved by 4 data-parallel processes.*--no-load-rng"):
-        EmbeddedTrainer(make_args()).load(tmp_path / "checkpoint")
-    EmbeddedTrainer(make_args(no_load_rng=True)).load(tmp_path / "checkpoint")
+    trainer = EmbeddedTrainer(make_args())
+    torch.manual_seed(9)
+    trainer.load(tmp_path / "checkpoint")
+    assert torch.equal(torch.get_rng_state(), saved)
+    assert "saved by 4 processes and this run has 1" in caplog.text
+    torch.manual_seed(9)
+    fresh = torch.get_rng_state()
+    state.load_progress(tmp_path / "checkpoint", trainer.optimizer, trainer.settings, 1, 2)
+    assert torch.equal(torch.get_rng_state(), fresh)
 
 
 @pytest.mark.parametrize("file", ["trainer/state.json", "trainer/optimizer.safetensors", "model.safetensors"])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -87,7 +87,8 @@ def test_three_steps_equal_plain_transformers_training(
     )
     for step in range(3):
         batch = make_batch(6, seed=step)
-        result = trainer.train_step(batch, [[0, 3], [5, 1, 4], [2]], weighted_loss(batch, 0.01), with_entropy=True)
+        micro_batches = [[0, 3], [5, 1, 4], [2]]
+        result = trainer.train_step(batch, micro_batches, weighted_loss(batch, 0.01), with_entropy=True).metrics
         plain.zero_grad()
         loss = reference_loss(model, batch, 0.7, 0.01)
         loss.backward()
@@ -111,8 +112,8 @@ def test_the_split_into_micro_batches_does_not_matter(
 ) -> None:
     batch = make_batch(8)
     whole, split = EmbeddedTrainer(make_args()), EmbeddedTrainer(make_args())
-    a = whole.train_step(batch, [list(range(8))], weighted_loss(batch))
-    b = split.train_step(batch, micro_batches, weighted_loss(batch))
+    a = whole.train_step(batch, [list(range(8))], weighted_loss(batch)).metrics
+    b = split.train_step(batch, micro_batches, weighted_loss(batch)).metrics
     assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
     torch.testing.assert_close(split.optimizer.grads, whole.optimizer.grads, rtol=1e-4, atol=1e-6)
 
@@ -172,8 +173,8 @@ def test_samples_without_response_and_a_loss_without_gradient(make_args: MakeArg
     batch.response_lengths = [0, 0]
     before = trainer.optimizer.values.clone()
     assert [t.shape for t in trainer.log_probs(batch, [[0, 1]])] == [(0,), (0,)]
-    connected = trainer.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum(), {}))
-    constant = trainer.train_step(batch, [[0, 1]], lambda out: (torch.zeros(()), {}))
+    connected = trainer.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum(), {})).metrics
+    constant = trainer.train_step(batch, [[0, 1]], lambda out: (torch.zeros(()), {})).metrics
     assert connected["grad_norm"] == constant["grad_norm"] == 0.0
     assert torch.equal(trainer.optimizer.values, before)
 
@@ -181,9 +182,37 @@ def test_samples_without_response_and_a_loss_without_gradient(make_args: MakeArg
 def test_a_step_without_finite_gradient_is_skipped(make_args: MakeArgs, make_batch: MakeBatch) -> None:
     trainer, batch = EmbeddedTrainer(make_args()), make_batch(2)
     before = weights(trainer)
-    result = trainer.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum() * math.nan, {}))
+    result = trainer.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum() * math.nan, {})).metrics
     assert result["skipped_steps"] == 1.0
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.named_weights())
+
+
+def test_the_old_actor_stays_until_it_is_updated(make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path) -> None:
+    batch, micro_batches = make_batch(4), [[0, 1, 2, 3]]
+    trainer = EmbeddedTrainer(make_args(keep_old_actor=True))
+
+    def of(role: Literal["actor", "old_actor"], trainer: EmbeddedTrainer = trainer) -> torch.Tensor:
+        return torch.cat(trainer.log_probs(batch, micro_batches, role=role))
+
+    start = of("actor")
+    assert torch.equal(of("old_actor"), start)
+    trainer.train_step(batch, micro_batches, weighted_loss(batch))
+    stepped = of("actor")
+    assert torch.equal(of("old_actor"), start)
+    trainer.update_old_actor()
+    trainer.save(tmp_path / "same")
+    trainer.train_step(batch, micro_batches, weighted_loss(batch))
+    assert torch.equal(of("old_actor"), stepped)
+    trainer.save(tmp_path / "behind")
+    stored = [(tmp_path / name / "trainer" / "old_actor.safetensors").is_file() for name in ("same", "behind")]
+    assert stored == [False, True]
+    again = EmbeddedTrainer(make_args(keep_old_actor=True))
+    again.load(tmp_path / "behind")
+    assert torch.equal(of("old_actor", again), stepped)
+    assert torch.equal(of("actor", again), of("actor"))
+    again.load(tmp_path / "same")
+    assert torch.equal(of("old_actor", again), stepped)
+    assert torch.equal(of("actor", again), stepped)
 
 
 def test_calls_that_cannot_be_served(make_args: MakeArgs, make_batch: MakeBatch) -> None:
@@ -196,6 +225,8 @@ def test_calls_that_cannot_be_served(make_args: MakeArgs, make_batch: MakeBatch)
         trainer.log_probs(batch, [[0, 1, 2]], role="teacher")
     with pytest.raises(TrainError, match="no 'ref' model"):
         trainer.update_reference()
+    with pytest.raises(TrainError, match="no 'old_actor' model; it is kept with --keep-old-actor"):
+        trainer.update_old_actor()
     with pytest.raises(TrainError, match="without micro-batches"):
         trainer.train_step(batch, [], weighted_loss(batch))
 
@@ -327,8 +358,8 @@ def test_a_step_on_logits_is_the_same_step(
         seen.append(output.logits.shape)
         return weighted_loss(batch, 0.01)(MicroBatchOutput(output.positions, torch.cat(log_probs), torch.cat(entropy)))
 
-    a = plain.train_step(batch, [[0, 3, 5], [1, 2, 4]], weighted_loss(batch, 0.01), with_entropy=True)
-    b = full.train_step(batch, [[0, 3, 5], [1, 2, 4]], through_logits, with_logits=True)
+    a = plain.train_step(batch, [[0, 3, 5], [1, 2, 4]], weighted_loss(batch, 0.01), with_entropy=True).metrics
+    b = full.train_step(batch, [[0, 3, 5], [1, 2, 4]], through_logits, with_logits=True).metrics
     assert seen == [(1, sum(len(batch.tokens[i]) for i in mb), 61) for mb in ([0, 3, 5], [1, 2, 4])]
     assert a == pytest.approx(b, rel=1e-5)
     torch.testing.assert_close(full.optimizer.grads, plain.optimizer.grads, rtol=1e-4, atol=1e-7)

@@ -1,5 +1,6 @@
-"""Two features of SGLang that assume CUDA where they need none, made to work on CPU; nothing is changed on a GPU.
+"""What SGLang does for CUDA's sake, done otherwise on CPU; nothing is changed on a GPU.
 
+    start of a server                its processes are spawned, and each imports for 5 s what the first has imported
     --enable-return-routed-experts   its host buffer is registered with cudaHostRegister
     POST /weights_checker            it synchronises with CUDA, copies to it, and takes `.cpu()` for a copy
 
@@ -24,11 +25,32 @@ def apply() -> None:
 
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1" or torch.cuda.is_available():
         return
-    for repair in (_plain_host_memory, _weight_checker):
+    for repair in (_forked_processes, _plain_host_memory, _weight_checker):
         try:
             repair()
         except (ImportError, AttributeError) as error:
             logger.warning("slime: %s does not fit this version of SGLang: %s", repair.__name__.strip("_"), error)
+
+
+def _forked_processes() -> None:
+    """Scheduler and detokenizer begin with what the first process has imported: two thirds of a start's CPU time.
+
+    CUDA does not survive a fork, and neither does what another thread holds at that moment. A controller of
+    data-parallel ranks starts them from threads.
+    """
+    import multiprocessing
+
+    from sglang.srt.entrypoints import engine
+
+    configure = engine._set_envs_and_config
+
+    def configured(server_args: Any, *args: Any, **kwargs: Any) -> Any:
+        found = configure(server_args, *args, **kwargs)
+        if server_args.dp_size == 1 and len(os.listdir("/proc/self/task")) == 1:
+            multiprocessing.set_start_method("fork", force=True)
+        return found
+
+    engine._set_envs_and_config = configured
 
 
 def _plain_host_memory() -> None:

@@ -1,0 +1,302 @@
+"""One training run whose tokens and training steps take time and nothing else: the machinery of `async_overlap.py`.
+
+    real       both loops, rollout stage, rollout functions, reward stage, filters, ledger, flags
+    stands in  an engine that gives each request a token every `token_seconds`, a trainer that takes so long per token
+
+Lengths of responses belong to the sample, so every mode generates and trains the same work. `run_case` runs it in real
+time (timers, no arithmetic: the processor is idle most of the time), or under the virtual clock of
+`slime_core.testing.simulation`, where the framework itself takes no time at all. What a reader would get wrong: a
+request is slowed down by nothing, so so many slots are so many workers; `--sglang-server-concurrency` is their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core import loop, loop_async
+from slime_core.config import load_settings
+from slime_core.engines.scripted import CharTokenizer
+from slime_core.rollout import async_stage
+from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.loop_thread import LoopThread
+from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.schedule import generate_rollout
+from slime_core.rollout.stage import RolloutParts, RolloutStage
+from slime_core.testing.simulation.engine import SimulatedEngine, SimulatedGenerator
+from slime_core.testing.simulation.loop import SimulatedLoop, VirtualClock
+from slime_core.testing.simulation.threads import Runner, Threads
+from slime_core.types import Group, Sample, TrainBatch
+
+
+def long_tail(num_samples: int, median: float, sigma: float, cap: float, seed: int) -> list[int]:
+    """Response lengths in tokens: log-normal around `median`, at most `cap` times it."""
+    rng = random.Random(seed)
+    return [max(1, round(median * min(rng.lognormvariate(0.0, sigma), cap))) for _ in range(num_samples)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run."""
+
+    flags: Sequence[str]
+    """Of `slime train`: the mode and its settings."""
+    lengths: Sequence[int]
+    """Tokens of each sample's response, by the sample's number."""
+    num_rollout: int
+    rollout_batch_size: int
+    group_size: int
+    slots: int
+    """Requests that the engine runs at a time."""
+    token_seconds: float
+    train_token_seconds: float
+    """Of the trainer, per token."""
+
+
+@dataclass
+class Trace:
+    """What happened."""
+
+    trained: list[tuple[float, float, int]] = field(default_factory=list)
+    """Per rollout: begin and end of its training in seconds, and its response tokens."""
+    generated: list[float] = field(default_factory=list)
+    """Seconds of each rollout's generation; of the loop without `--async` only."""
+    busy: list[float] = field(default_factory=list)
+    """Slot-seconds in which the engine had worked when each training ended."""
+    ages: list[Counter[int]] = field(default_factory=list)
+    """Per rollout: weight versions between a sample's oldest token and its training -> samples."""
+    wasted: float = 0.0
+    """Tokens generated and thrown away."""
+    late: list[float] = field(default_factory=list)
+    """Per response: seconds that it took beyond its tokens' time, which a busy machine makes many."""
+
+
+class LongTailEngine(SimulatedEngine):
+    """`SimulatedEngine` with given lengths, one pace, and an account of its work. A prompt is one token: its number."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(lambda place: None, random.Random(0), 0)
+        self._case = case
+        self._area, self._since = 0.0, 0.0
+        self.late: list[float] = []
+
+    def wanted_length(self, input_ids: Sequence[int], seed: int) -> int:
+        """Of the sample, less what it has."""
+        return self._case.lengths[input_ids[0]] + 1 - len(input_ids)
+
+    def token_seconds(self) -> float:
+        """The same for all."""
+        return self._case.token_seconds
+
+    async def _run(self, length: int, rid: str | None, fault: str | None) -> Any:
+        self.busy()
+        started = time.perf_counter()
+        try:
+            how, request = await super()._run(length, rid, fault)
+        finally:
+            # The request has left `running`; until this moment it was in a slot.
+            self.busy(1)
+        if how == "done":
+            self.late.append(time.perf_counter() - started - length * self._case.token_seconds)
+        return how, request
+
+    def busy(self, leaving: int = 0) -> float:
+        """Slot-seconds worked; reads the clock that the rest of the run reads."""
+        now = time.perf_counter()
+        self._area += (now - self._since) * (len(self.running) + leaving) if self._since else 0.0
+        self._since = now
+        return self._area
+
+
+class _Prompts:
+    """A data source without a file: groups in order, those given back first."""
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size
+        self._next = 0
+        self._back: list[Group] = []
+
+    def get_samples(self, num_samples: int) -> list[Group]:
+        """So many groups."""
+        groups, self._back = self._back[:num_samples], self._back[num_samples:]
+        first, self._next = self._next, self._next + num_samples - len(groups)
+        size = self._group_size
+        return groups + [
+            [Sample(group_index=g, index=g * size + i, tokens=[g * size + i]) for i in range(size)]
+            for g in range(first, self._next)
+        ]
+
+    def add_samples(self, samples: list[Group]) -> None:
+        """Give groups back."""
+        self._back += samples
+
+
+class _Reward:
+    """Costs nothing."""
+
+    label, spec = "reward 'none'", "none"
+    provenance: Mapping[str, Any] = {}
+    batched = scores_groups = False
+
+    async def start(self) -> None:
+        """Nothing to load."""
+
+    async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
+        """Ones."""
+        return [1.0 for _ in samples]
+
+
+class _World:
+    """A run's parts, and their time: real seconds, or virtual ones when there is a `clock`."""
+
+    def __init__(self, case: Case, clock: VirtualClock | None) -> None:
+        self.case, self.clock = case, clock
+        self.args = _args(case)
+        self.engine = LongTailEngine(case)
+        self.trace = Trace(late=self.engine.late)
+        self.simulated = None
+        runner: Any = None
+        if clock is not None:
+            self.simulated = SimulatedLoop(random.Random(0), clock, max_turns=1 << 30)
+            runner = Runner(self.simulated)
+        elif self.args.async_training:
+            runner = LoopThread()
+        self.stage = RolloutStage(self.args, self._parts(), runner)
+        self._version = 0
+
+    def _parts(self) -> RolloutParts:
+        return RolloutParts(
+            data_source=_Prompts(self.case.group_size), rollout_function=generate_rollout, eval_function=None,
+            tokenizer=CharTokenizer(), engine=self.engine,  # type: ignore[arg-type]
+            generator=SimulatedGenerator(0, failing=0.0, fan_out=0.0, two_turns=0.0),
+            rewards=RewardStage(self.args, _Reward(), _no_other), filters=FilterStage(self.args, None),
+            resolve_generator=_no_other,
+        )  # fmt: skip
+
+    # -- the loop's stages, without --async -------------------------------------------------------------
+
+    def generate(self, rollout_id: int) -> Any:
+        started = time.perf_counter()
+        result = self.stage.generate(rollout_id)
+        self.trace.generated.append(time.perf_counter() - started)
+        return result
+
+    def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
+        started, seconds = time.perf_counter(), self._train_seconds(batch)
+        if self.clock is None:
+            time.sleep(seconds)
+        else:
+            self.clock.now += seconds
+        self._note(batch, started)
+        return {}
+
+    def push(self) -> dict[str, float]:
+        self._version += 1
+        self.stage.update_weights((), self._version)
+        return {}
+
+    def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:
+        self.trace.wasted += metrics.get("rollout/wasted_tokens", 0.0)
+
+    def _train_seconds(self, batch: TrainBatch) -> float:
+        return sum(batch.response_lengths) * self.case.train_token_seconds
+
+    def _note(self, batch: TrainBatch, started: float) -> None:
+        trace, versions = self.trace, batch.token_weight_versions
+        oldest = [min(v) for v in versions] if versions else [batch.weight_version] * len(batch)
+        trace.ages.append(Counter(batch.weight_version - version for version in oldest))
+        trace.trained.append((started, time.perf_counter(), sum(batch.response_lengths)))
+        trace.busy.append(self.engine.busy())
+
+    # -- running --------------------------------------------------------------------------------------
+
+    def run(self) -> Trace:
+        if not self.args.async_training:
+            self.stage.start()
+            try:
+                loop.train(self.args, loop.Stages(self, self, self, self), 0)  # type: ignore[arg-type]
+            finally:
+                self.stage.stop()
+        elif self.simulated is None:
+            asyncio.run(_Async(self, async_stage._in_thread).run())
+        else:
+            threads = Threads(self.simulated)
+            with threads.in_place_of(async_stage, "_in_thread"):
+                self.simulated.run(_Async(self, threads.call).run())
+        return self.trace
+
+
+class _Async:
+    """The stages of `loop_async`: a world's, while other things go on.
+
+    Args:
+        world: Whose.
+        in_thread: Calls what blocks.
+    """
+
+    def __init__(self, world: _World, in_thread: Callable[[Callable[[], Any]], Any]) -> None:
+        self._world, self._in_thread = world, in_thread
+
+    async def run(self) -> None:
+        world = self._world
+        rollout = async_stage.build_async_rollout(world.args, world.stage)
+        try:
+            await rollout.start()
+            await loop_async.train(world.args, loop_async.AsyncStages(rollout, self, self, self), 0)  # type: ignore[arg-type]
+        finally:
+            await rollout.stop()
+
+    async def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
+        started = time.perf_counter()
+        await asyncio.sleep(self._world._train_seconds(batch))
+        self._world._note(batch, started)
+        return {}
+
+    async def push(self) -> dict[str, float]:
+        return await self._in_thread(self._world.push)  # type: ignore[no-any-return]
+
+    async def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:
+        self._world.step_end(rollout_id, metrics)
+
+
+def _args(case: Case) -> Any:
+    """As `slime train` would load them; inputs are named and never read."""
+    argv = ["--hf-checkpoint", "none", "--prompt-data", "none.jsonl", "--rm-type", "none", "--run-dir", "none"]
+    argv += ["--rollout-batch-size", str(case.rollout_batch_size), "--n-samples-per-prompt", str(case.group_size)]
+    argv += ["--num-rollout", str(case.num_rollout), "--sglang-server-concurrency", str(case.slots)]
+    argv += ["--rollout-max-response-len", str(max(case.lengths)), *case.flags]
+    args = load_settings(argv, command="train", env={}).args
+    args.run_dir = None
+    args.over_sampling_batch_size = args.over_sampling_batch_size or args.rollout_batch_size
+    return args
+
+
+def _no_other(spec: str) -> Any:
+    raise LookupError(f"the run has no component {spec!r}")
+
+
+@contextmanager
+def _installed(clock: VirtualClock | None) -> Iterator[None]:
+    if clock is None:
+        yield
+        return
+    with clock.installed():
+        yield
+
+
+def run_case(case: Case, *, virtual: bool) -> Trace:
+    """Run it to its end."""
+    clock = VirtualClock() if virtual else None
+    with _installed(clock):
+        world = _World(case, clock)
+        try:
+            return world.run()
+        finally:
+            if world.simulated is not None:
+                world.simulated.discard()

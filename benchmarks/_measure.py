@@ -1,0 +1,97 @@
+"""What several benchmark scripts measure alike: peak memory, the FLOPs of a model, a device's own speed.
+
+Imported by `trainer.py`, `trainers.py` and `engine.py`. FLOPs are those of `slime_core.ops.flops`: two per weight and
+token, causal attention at half the square, nothing for norms, rotation and the optimizer; a training step is three
+forward passes, whether or not activations are computed again. "Utilisation" is FLOPs / seconds / peak, where the peak
+is what one large matrix product reaches here and now, or what `--peak-tflops` says (the data sheet's number, on a GPU).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime_core.ops.flops import DecoderShape
+
+
+class PeakMemory:
+    """Memory at its highest inside, in MiB: of the GPU where there is one, else of the process (Linux only).
+
+    `mib` is the growth since the beginning, `total` all of it, `before` what there was.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._cuda = device.startswith("cuda")
+
+    def __enter__(self) -> PeakMemory:
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")
+        self.before = resident(self._cuda)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.total = torch.cuda.max_memory_allocated() / 2**20 if self._cuda else _status("VmHWM")
+        self.mib = self.total - self.before
+
+
+def resident(cuda: bool = False) -> float:
+    """MiB in use now."""
+    return torch.cuda.memory_allocated() / 2**20 if cuda else _status("VmRSS")
+
+
+def _status(key: str) -> float:
+    line = next(ln for ln in Path("/proc/self/status").read_text().splitlines() if ln.startswith(key + ":"))
+    return int(line.split()[1]) / 1024
+
+
+def wait_for(device: str) -> None:
+    """Until everything that was asked of the device is done; before a clock is read."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def shape_of(hf: Mapping[str, Any]) -> DecoderShape:
+    """From the entries of a dense model's `config.json`."""
+    heads = hf["num_attention_heads"]
+    return DecoderShape(
+        hidden_size=hf["hidden_size"],
+        intermediate_size=hf["intermediate_size"],
+        vocab_size=hf["vocab_size"],
+        num_layers=hf["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=hf.get("num_key_value_heads", heads),
+        head_dim=hf.get("head_dim") or hf["hidden_size"] // heads,
+    )
+
+
+def step_flops(hf: Mapping[str, Any], lengths: Sequence[int]) -> int:
+    """Of forward and backward over sequences of these lengths; the output layer counts for every token."""
+    shape = shape_of(hf)
+    return 3 * sum(shape.forward_flops(length) for length in lengths)
+
+
+def decode_flops(hf: Mapping[str, Any], prompts: Sequence[int], outputs: Sequence[int]) -> int:
+    """Of generating so many tokens after prompts of so many, every token once."""
+    shape = shape_of(hf)
+    return sum(shape.forward_flops(prompt + output) for prompt, output in zip(prompts, outputs, strict=True))
+
+
+def matmul_flops_per_second(device: str, dtype: torch.dtype, *, seconds: float = 1.0) -> float:
+    """The best of many products of square matrices; on CPU per second of processor time, with the threads set."""
+    size = 8192 if device.startswith("cuda") else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    clock = time.perf_counter if device.startswith("cuda") else time.process_time
+    best, until = float("inf"), time.monotonic() + seconds
+    while time.monotonic() < until or best == float("inf"):
+        wait_for(device)
+        started = clock()
+        torch.mm(a, b)
+        wait_for(device)
+        best = min(best, clock() - started)
+    return 2 * size**3 / best

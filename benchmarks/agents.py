@@ -1,0 +1,276 @@
+"""Trajectories per second of the generators with tools, environments and agents, and the share of time that is ours.
+
+    .venv/bin/python benchmarks/agents.py [--samples 512] [--repeats 3]
+
+All samples at once through the rollout stage, over an engine and tools that only take time: three turns, 20 ms each for
+the engine and the tool (one turn for `single_turn`). The other side is `asyncio.gather` over coroutines that ask the
+same engine with the same ids and wait for the same tool, without sample, template, parser, HTTP or scheduling. Sides
+take turns. What a reader would get wrong: "ours" is processor time of this process beyond the other side's, over the
+processor time of all: engine and tools need next to none here, so it is a bound, not what a run with a model shows;
+"us a turn" is what to compare with a model's milliseconds. The agent's client library runs in this process, too, and is
+counted as ours. Lag is that of `perf/event_loop_lag_*`, wall time: on a busy machine see the column of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from _table import spread, table
+from overhead import GROUP_SIZE
+
+from slime_core import Sample, Step
+from slime_core.config import load_settings
+from slime_core.engines.scripted import CharTokenizer, Reply, Request, ScriptedEngine
+from slime_core.launch.process import set_up_process
+from slime_core.launch.resolver import Resolver
+from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.loop_lag import LoopLag
+from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.schedule import generate_rollout
+from slime_core.rollout.stage import RolloutParts, RolloutStage
+
+TURNS = 3
+ENGINE_SECONDS = TOOL_SECONDS = 0.02
+PROMPT = "What is 12*34? Look it up."
+CALL, ANSWER = "<tool>12*34</tool><|end|>", "The answer is 408.<|end|>"
+KINDS = {"single_turn": 1, "tool_use": TURNS, "multi_turn": TURNS, "agent": TURNS}
+"""Generator -> engine calls per sample."""
+HERE = str(Path(__file__).resolve())
+
+
+# -- what the generators are given; loaded from this file by its path ------------------------------------
+
+
+async def calculator(expression: str) -> str:
+    """Compute.
+
+    Args:
+        expression: What.
+    """
+    await asyncio.sleep(TOOL_SECONDS)
+    return "408"
+
+
+class Room:
+    """An environment of `TURNS` steps."""
+
+    def __init__(self, args: Any) -> None:
+        self.steps = 0
+
+    async def reset(self, sample: Sample) -> None:
+        """Nothing to see."""
+
+    async def step(self, action: str) -> Step:
+        """Wait, and go on."""
+        self.steps += 1
+        await asyncio.sleep(TOOL_SECONDS if self.steps < TURNS else 0)
+        return Step("<|tool|>408<|end|><|assistant|>", 1.0, self.steps == TURNS)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def program(args: Any, sample: Sample, *, base_url: str, api_key: str, sandbox: Any) -> None:
+    """An agent that knows a base URL: asks, waits for its tool, tells the result."""
+    import aiohttp
+
+    messages: list[dict[str, Any]] = [{"role": "user", "content": PROMPT}]
+    headers = {"authorization": f"Bearer {api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as client:
+        for turn in range(TURNS):
+            body = {"model": "policy", "messages": messages}
+            async with client.post(f"{base_url}/v1/chat/completions", json=body) as answer:
+                answer.raise_for_status()
+                message = (await answer.json())["choices"][0]["message"]
+            if turn + 1 < TURNS:
+                await asyncio.sleep(TOOL_SECONDS)
+                messages += [message, {"role": "user", "content": "408"}]
+
+
+class NoSandbox:
+    """The program runs in this process and writes nothing: a sandbox of its own would be what is measured."""
+
+    async def __aenter__(self) -> NoSandbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def write_file(self, path: str, data: Any) -> None:
+        """Nowhere."""
+
+
+def no_sandbox(args: Any, sample: Sample, url: str) -> tuple[Any, str]:
+    """`sandbox_path` of the generator `agent`."""
+    return NoSandbox(), url
+
+
+# -- the two sides ---------------------------------------------------------------------------------------
+
+
+class Prompts:
+    """A data source without a file."""
+
+    def __init__(self) -> None:
+        self.ids, self.next = CharTokenizer().encode(f"<|user|>{PROMPT}<|end|><|assistant|>"), 0
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """The next groups."""
+        first, self.next = self.next, self.next + num_samples
+        return [
+            [
+                Sample(group_index=g, index=g * GROUP_SIZE + i, prompt=PROMPT, tokens=list(self.ids))
+                for i in range(GROUP_SIZE)
+            ]
+            for g in range(first, self.next)
+        ]
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Nothing is given back in this benchmark."""
+        raise AssertionError
+
+
+def reply(request: Request) -> Reply:
+    """A call in the first turns, an answer in the last; how many there were is told by the tools' answers."""
+    told = CharTokenizer().decode(request.input_ids[len(Prompts().ids) :]).count("408")
+    return Reply(ANSWER if told >= TURNS - 1 else CALL, delay=ENGINE_SECONDS)
+
+
+def engine(kind: str) -> ScriptedEngine:
+    """One that takes time and no work."""
+    return ScriptedEngine(reply if KINDS[kind] > 1 else lambda _: Reply(ANSWER, delay=ENGINE_SECONDS))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One side, once."""
+
+    seconds: float
+    cpu: float
+    lag: dict[str, float]
+
+
+def bare(kind: str, num_samples: int) -> Measured:
+    """The other side."""
+    asked, lag = engine(kind), LoopLag()
+    prompt, observation = Prompts().ids, CharTokenizer().encode("<|tool|>408<|end|><|assistant|>")
+
+    async def one() -> None:
+        ids = list(prompt)
+        for turn in range(KINDS[kind]):
+            ids += (await asked.generate(ids, {"max_new_tokens": 400})).token_ids
+            if turn + 1 < KINDS[kind]:
+                await asyncio.sleep(TOOL_SECONDS)
+                ids += observation
+
+    async def everything() -> None:
+        with lag.counting():
+            await asyncio.gather(*(one() for _ in range(num_samples)))
+
+    started, cpu = time.perf_counter(), time.process_time()
+    asyncio.run(everything())
+    return Measured(time.perf_counter() - started, time.process_time() - cpu, lag.take())
+
+
+def settings(kind: str, num_samples: int, reward: Path) -> Any:
+    """As `slime rollout` would load them."""
+    flags = ["--rollout-batch-size", str(num_samples // GROUP_SIZE), "--n-samples-per-prompt", str(GROUP_SIZE)]
+    flags += ["--num-rollout", "1", "--rollout-max-response-len", "400", "--hf-checkpoint", "unused"]
+    flags += ["--run-dir", "unused", "--custom-rm-path", f"{reward}:reward", "--tool-call-parser", "plain"]
+    flags += ["--sglang-server-concurrency", str(num_samples), "--custom-generate-function-path", kind]
+    flags += ["--tools-path", f"{HERE}:calculator", "--environment-path", f"{HERE}:Room"]
+    flags += [
+        "--set",
+        f"plugins.agent.program={HERE}:program",
+        "--set",
+        f"plugins.agent.sandbox_path={HERE}:no_sandbox",
+    ]
+    return load_settings(flags, command="show")
+
+
+def staged(kind: str, num_samples: int, reward: Path) -> Measured:
+    """slime's side: draw, generate, score, filter, order, metrics. Bringing it up is not counted."""
+    loaded = settings(kind, num_samples, reward)
+    args, resolver = loaded.args, Resolver(loaded)
+    args.run_dir, args.over_sampling_batch_size = None, args.over_sampling_batch_size or args.rollout_batch_size
+    scorer = resolver.reward(f"{reward}:reward", "benchmark")
+    stage = RolloutStage(
+        args,
+        RolloutParts(
+            data_source=Prompts(),
+            rollout_function=generate_rollout,
+            eval_function=None,
+            tokenizer=CharTokenizer(),
+            engine=engine(kind),
+            generator=resolver.generator(kind, "benchmark"),
+            rewards=RewardStage(args, scorer, resolver.reward, workers=resolver.workers),
+            filters=FilterStage(args, None),
+            resolve_generator=resolver.generator,
+        ),
+    )
+    stage.start()
+    try:
+        started, cpu = time.perf_counter(), time.process_time()
+        groups, metrics = stage.generate_groups(0)
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    finally:
+        stage.stop()
+    samples = [sample for group in groups for sample in group]
+    assert len(samples) == num_samples, len(samples)
+    wrong = [s for s in samples if s.status != Sample.Status.COMPLETED or ANSWER[:-7] not in s.response]
+    assert not wrong, (len(wrong), wrong[0].status, wrong[0].response, wrong[0].metadata)
+    return Measured(seconds, cpu, {k: v for k, v in metrics.items() if "event_loop_lag" in k})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=512, help=f"at once; a multiple of {GROUP_SIZE}")
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        reward = Path(folder) / "reward.py"
+        reward.write_text("async def reward(args, sample):\n    return 1.0\n", encoding="utf-8")
+        set_up_process(settings("single_turn", GROUP_SIZE, reward).args)
+        rows, lags = [], []
+        for kind in KINDS:
+            found: dict[str, list[Measured]] = {"bare": [], "slime": []}
+            staged(kind, GROUP_SIZE, reward)  # imports
+            for _ in range(given.repeats):
+                found["bare"].append(bare(kind, given.samples))
+                found["slime"].append(staged(kind, given.samples, reward))
+            rows.append(_row(kind, given.samples, found))
+            lags += [_lag_row(kind, side, found[side]) for side in found]
+    print(table(["generator", "trajectories/s", "spread", "bare", "to bare", "ours of CPU", "us a turn"], rows))
+    print()
+    print(table([f"lag, {given.samples} at once", "p99 ms", "max ms", "max, computed ms"], lags))
+
+
+def _row(kind: str, num_samples: int, found: dict[str, list[Measured]]) -> list[str]:
+    def middle(side: str, of: Callable[[Measured], float]) -> float:
+        return statistics.median(map(of, found[side]))
+
+    ours, theirs = middle("slime", lambda m: m.seconds), middle("bare", lambda m: m.seconds)
+    cpu, bare_cpu = middle("slime", lambda m: m.cpu), middle("bare", lambda m: m.cpu)
+    return [
+        kind, f"{num_samples / ours:.0f}", spread([m.seconds for m in found["slime"]]), f"{num_samples / theirs:.0f}",
+        f"{theirs / ours:.2f}x", f"{100 * (cpu - bare_cpu) / cpu:.0f}%",
+        f"{1e6 * (cpu - bare_cpu) / num_samples / KINDS[kind]:.0f}",
+    ]  # fmt: skip
+
+
+def _lag_row(kind: str, side: str, found: list[Measured]) -> list[str]:
+    names = ("lag_p99", "lag_max", "lag_cpu_max")
+    values = [statistics.median(m.lag[f"perf/event_loop_{name}"] for m in found) for name in names]
+    return [f"{kind}, {side}", *(f"{1000 * value:.0f}" for value in values)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+r"""Inputs of `train.yaml`: made-up names with numbers, a corpus that tells them, and a model that seldom looks there.
+
+A question is `kibo=?`, to be answered `\boxed{4821}`, which only the corpus knows: `kibo 4821`. The warm-up shows two
+ways: searching (`<search>kibo</search>`, answered with the document), and guessing. It ends with one in five
+searching; reinforcement learning has to find out that searching pays. Held-out names are in the corpus, and in nothing
+that the model was trained on.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from slime_core.quickstart.warmup import PHASES, Recipe, make_missing_model, write_jsonl, write_missing
+
+Fact: TypeAlias = tuple[str, str]
+"""Name and number."""
+
+RECIPE = Recipe("search")
+NUM_TRAIN, NUM_HELD_OUT = 4000, 128
+NUM_SEARCHING = 6500
+"""Examples of the first warm-up phase, all with a query."""
+NUM_MIXED = 1500
+"""Examples of the second."""
+SEARCHING_SHARE = 0.2
+"""Of the second phase's examples, how many have a query."""
+_SPLIT_SEED = 20263
+_CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aeiou"
+
+
+def prepare(args: Any) -> None:
+    """Write what is missing of corpus, `--prompt-data`, the files of `--eval-prompt-data`, and `--hf-checkpoint`."""
+    train, held_out = facts()
+    corpus = Path(args.plugins["search"]["corpus"])
+    if not corpus.exists():
+        write_jsonl(corpus, [{"contents": f"{name} {number}"} for name, number in sorted(train + held_out)])
+    if args.prompt_data:
+        write_missing(args.prompt_data, rows(train))
+    for path in (args.eval_prompt_data or [])[1::2]:
+        write_missing(path, rows(held_out))
+    make_missing_model(args, RECIPE, dict(zip(PHASES, warmup(train, args.seed), strict=True)))
+
+
+def facts() -> tuple[list[Fact], list[Fact]]:
+    """Training and held-out facts; always the same, whatever the run's seed."""
+    rng = random.Random(_SPLIT_SEED)
+    found: dict[str, str] = {}
+    while len(found) < NUM_TRAIN + NUM_HELD_OUT:
+        name = "".join(rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(2))
+        found.setdefault(name, str(rng.randint(1000, 9999)))
+    everything = list(found.items())
+    return everything[NUM_HELD_OUT:], everything[:NUM_HELD_OUT]
+
+
+def rows(some: list[Fact]) -> list[dict[str, str]]:
+    """Rows of `--prompt-data`."""
+    return [{"input": f"{name}=?", "label": number} for name, number in some]
+
+
+def warmup(train: list[Fact], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Conversations of the two phases."""
+    rng = random.Random(seed)
+    searching = [_conversation(fact, search=True) for fact in rng.choices(train, k=NUM_SEARCHING)]
+    mixed = [_conversation(f, search=rng.random() < SEARCHING_SHARE) for f in rng.choices(train, k=NUM_MIXED)]
+    return searching, mixed
+
+
+def _conversation(fact: Fact, *, search: bool) -> dict[str, Any]:
+    name, number = fact
+    looked_up = [
+        {"role": "assistant", "content": f"<search>{name}</search>"},
+        {"role": "tool", "content": f"Doc 1 {name} {number}\n"},
+    ]
+    answer = {"role": "assistant", "content": rf"\boxed{{{number}}}"}
+    return {"messages": [{"role": "user", "content": f"{name}=?"}, *(looked_up if search else []), answer]}

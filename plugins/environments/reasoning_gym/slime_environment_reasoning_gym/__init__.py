@@ -1,0 +1,155 @@
+"""Tasks of the `reasoning-gym` package: prompts by seed and index, scored by the task's own verifier.
+
+    data source   --data-source-path reasoning_gym    training prompts, made as they are drawn; the cursor is resumed
+    reward        --custom-rm-path reasoning_gym      of rows that either of the two others made
+    recipe        --prepare-path reasoning_gym        the missing files of --eval-prompt-data, for `slime eval` too
+    environment   --environment-path reasoning_gym    several tries at one row, told the score of each
+
+What a reader would get wrong: training and evaluation differ by their seed alone, `seed` and `eval_seed`. Tasks with
+few different items may give the same one to both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from slime_core import DatasetSource, PluginOptions, Sample, Step, last_boxed, options
+from slime_core.errors import ConfigError
+from slime_environment_reasoning_gym.tasks import TaskRows, score
+
+_ANSWER = re.compile(r"<answer>\s?(.*?)\s?</answer>", re.DOTALL)
+
+
+class Options(PluginOptions):
+    """What a user may set: `--set plugins.reasoning_gym.task=leg_counting`."""
+
+    task: str = "chain_sum"
+    """Any task of the package; "composite" mixes those of `datasets`."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The task's own settings: ranges, sizes, difficulty."""
+    datasets: list[dict[str, Any]] = Field(default_factory=list)
+    """Of "composite": {name, weight, config} each."""
+    seed: int | None = None
+    """Of the training items; --rollout-seed when not given."""
+    eval_seed: int = 1_000_003
+    """Of the items that the recipe writes for evaluation."""
+    size: int = 100_000
+    """Training items before they repeat."""
+    eval_size: int = 200
+    """Items in each file that the recipe writes."""
+    system_prompt: str | None = None
+    """Makes prompts chat messages with this before the question; "default", "direct", ... are the package's own.
+    Without it the prompt is the question as text."""
+    answer: Literal["tag", "boxed", "text"] = "tag"
+    """Where the answer is in a response: in the last <answer></answer>, in the last \\\\boxed{}, or all of it."""
+    tries: int = 1
+    """Of the environment: answers per episode; the last one counts, or the first that is right."""
+
+
+class ReasoningGymSource(DatasetSource):
+    """The data source: `--rollout-shuffle`, `--buffer-filter-path` and so on work as with a file."""
+
+    def open_rows(self) -> TaskRows:
+        """Items of the task."""
+        own = options(self.args, "reasoning_gym", Options)
+        seed = self.args.rollout_seed if own.seed is None else own.seed
+        return _rows(self.args, own, seed, own.size, self.args.input_key, self.args.label_key)
+
+
+def reward(args: Any, sample: Sample) -> float:
+    """The verifier's score, mostly in [0, 1]; a verifier that raises on the answer gives 0.
+
+    Raises:
+        ConfigError: The sample is no row of reasoning-gym's.
+    """
+    value, problem = score(_facts(sample), answer_in(sample.response, options(args, "reasoning_gym", Options).answer))
+    if problem:
+        sample.metadata["verifier_raised"] = problem
+    return value
+
+
+def answer_in(response: str, how: str) -> str | None:
+    """What of a response is its answer; None when there is none."""
+    if how == "boxed":
+        return last_boxed(response)
+    if how == "tag":
+        found = _ANSWER.findall(response)
+        return found[-1].strip() if found else None
+    return re.sub(r"<\|[^|<>]*\|>\s*\Z", "", response).strip()
+
+
+def prepare(args: Any) -> None:
+    """The recipe: write the files of `--eval-prompt-data` that are missing."""
+    own = options(args, "reasoning_gym", Options)
+    for path in map(Path, (args.eval_prompt_data or [])[1::2]):
+        if path.exists():
+            continue
+        input_key = args.eval_input_key or args.input_key
+        rows = _rows(args, own, own.eval_seed, own.eval_size, input_key, args.eval_label_key or args.label_key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text("".join(json.dumps(rows[i]) + "\n" for i in range(len(rows))), encoding="utf-8")
+        partial.replace(path)
+
+
+class ReasoningGym:
+    """Answers until one is right or `tries` are used; plain methods, for verifiers take their time."""
+
+    def __init__(self, args: Any) -> None:
+        self._own = options(args, "reasoning_gym", Options)
+        self._facts: dict[str, Any] = {}
+        self._tries = 0
+
+    def reset(self, sample: Sample) -> None:
+        """The row's prompt is all there is to see."""
+        self._facts, self._tries = _facts(sample), 0
+
+    def step(self, action: str) -> Step:
+        """Score an answer."""
+        self._tries += 1
+        value, problem = score(self._facts, answer_in(action, self._own.answer))
+        done = value >= 1.0 or self._tries >= self._own.tries
+        info = {"score": value, "tries": self._tries, **({"verifier_raised": problem} if problem else {})}
+        return Step(f"Your answer scores {value:g}. Try again.", value if done else 0.0, done, info)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def snapshot(self) -> int:
+        """Tries so far."""
+        return self._tries
+
+    def restore(self, sample: Sample, state: int) -> None:
+        """Go on after so many tries."""
+        self._facts, self._tries = _facts(sample), state
+
+
+def _facts(sample: Sample) -> dict[str, Any]:
+    facts = sample.metadata.get("reasoning_gym")
+    if not isinstance(facts, dict):
+        raise ConfigError(
+            f"sample {sample.index} is no item of reasoning-gym (metadata has no 'reasoning_gym'); items come from"
+            " --data-source-path reasoning_gym, or from a file that --prepare-path reasoning_gym wrote"
+        )
+    return facts
+
+
+def _rows(args: Any, own: Options, seed: int, size: int, input_key: str, label_key: str | None) -> TaskRows:
+    config = {**own.config, "seed": seed, "size": size}
+    if own.datasets:
+        config["datasets"] = [{"weight": 1.0, "config": {}, **part} for part in own.datasets]
+    columns = {"input": input_key, "label": label_key or "label", "metadata": args.metadata_key}
+    return TaskRows({"name": own.task, "config": config}, columns, _system_prompt(own.system_prompt))
+
+
+def _system_prompt(named: str | None) -> str | None:
+    if named is None:
+        return None
+    from reasoning_gym.utils import SYSTEM_PROMPTS
+
+    return str(SYSTEM_PROMPTS.get(named, named))

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from slime_environment_reasoning_gym.tasks import TaskRows
+
+from slime_core import RewardCaller, Sample
+from slime_core.testing import DataSourceContract, EnvironmentContract, RecipeContract, RewardContract
+from slime_core.testing.contracts.base import answered_sample
+
+ROWS = TaskRows(
+    {"name": "chain_sum", "config": {"seed": 3, "size": 5}},
+    {"input": "input", "label": "label", "metadata": "metadata"},
+    None,
+)
+ANSWER = ROWS[0]["label"]
+
+
+class TestSource(DataSourceContract):
+    component = "reasoning_gym"
+    args = {"plugins": {"reasoning_gym": {"task": "basic_arithmetic", "size": 6}}}
+
+
+class TestCompositeSource(DataSourceContract):
+    component = "reasoning_gym"
+    args = {
+        "plugins": {
+            "reasoning_gym": {
+                "task": "composite",
+                "size": 6,
+                "datasets": [
+                    {"name": "leg_counting", "weight": 2.0, "config": {"max_animals": 3}},
+                    {"name": "spell_backward"},
+                ],
+            }
+        }
+    }
+
+
+class TestReward(RewardContract):
+    component = "reasoning_gym"
+    examples = [
+        ("", f"It is <answer>{ANSWER}</answer>", None, 1.0),
+        ("", f"{ANSWER}", None, 0.0),
+        ("", "<answer>no</answer>", None, 0.0),
+    ]
+
+    @pytest.fixture(autouse=True)
+    def _items(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The suite's samples become items of the task, which is all that the reward scores."""
+
+        def item(*args: Any, **keywords: Any) -> Sample:
+            sample = answered_sample(*args, **keywords)
+            sample.metadata.update(ROWS[0]["metadata"])
+            return sample
+
+        monkeypatch.setattr("slime_core.testing.contracts.reward.answered_sample", item)
+
+
+class TestEnvironment(EnvironmentContract):
+    component = "reasoning_gym"
+    metadata = ROWS[0]["metadata"]
+    actions = ("<answer>1</answer>", f"<answer>{ANSWER}</answer>")
+    args = {"plugins": {"reasoning_gym": {"tries": 3}}}
+    ends = True
+
+
+class TestRecipe(RecipeContract):
+    component = "reasoning_gym"
+    args = {"plugins": {"reasoning_gym": {"eval_size": 4}}}
+
+    @property
+    def settings(self) -> SimpleNamespace:
+        settings = super().settings
+        settings.eval_prompt_data = ["heldout", f"{self.folder}/rg/heldout.jsonl"]
+        return settings
+
+    def test_its_rows_are_scored(self) -> None:
+        self.resolved.obj(self.settings)
+        lines = Path(self.settings.eval_prompt_data[1]).read_text(encoding="utf-8").splitlines()
+        assert len(lines) == 4
+        for row in map(json.loads, lines):
+            sample = Sample(response=f"<answer>{row['label']}</answer>", metadata=row["metadata"])
+            caller = RewardCaller(TestReward().resolved, self.settings)
+            assert asyncio.run(caller.score([sample], False)) == [1.0]

@@ -1,0 +1,89 @@
+"""Turns of model and environment: the policy acts, the environment answers, until it is done.
+
+::
+
+    prompt + first observation | turn <|end|> | observation <|assistant|> | turn <|end|>
+    mask                         1 ...      1   0 ...                   0   1 ...      1
+
+The environment is `--environment-path`'s, or the row's (`metadata["environment_path"]`). What a reader would get wrong:
+a sample that was interrupted goes on only with the environment it left, put back by `restore`; where that cannot be,
+it starts again from the beginning, and `metadata["environment"]["restarts"]` says why.
+
+Options (`plugins: {multi_turn: ...}`), each of which a row's metadata may override, are in `Options`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+from slime_core import Dialogue, EnvironmentSession, GenerateContext, PluginOptions, Sample, SampleStatus, options
+from slime_core.errors import EnvironmentTimeoutError
+from slime_generator_multi_turn.episode import Episode
+
+
+class Options(PluginOptions):
+    """What a user may set: `--set plugins.multi_turn.max_turns=10`."""
+
+    max_turns: int = 8
+    """Turns of the policy; an episode that is not done by then is TRUNCATED."""
+    max_turn_tokens: int | None = None
+    """Tokens of one turn; a longer one is cut and acted on as it is. Without it a turn may use what is left."""
+    reward: Literal["sum", "last", "environment", "none"] | None = None
+    """Reward of the trajectory: the sum of the steps' rewards, the last step's, the environment's own (`score`), or
+    none here: --rm-type scores. Without it none where the run or the row names a reward, else sum."""
+    timeout: float | None = None
+    """Seconds an episode may take, generation included; --rollout-timeout holds besides."""
+    on_timeout: Literal["fail", "truncate"] = "fail"
+    """At the deadline of a step or of the episode: the sample fails, or is TRUNCATED and keeps its turns and their
+    rewards. It fails in any case before the first step is done, and with reward environment."""
+    resume: Literal["snapshot", "restart", "fail"] = "snapshot"
+    """An interrupted sample: goes on from the environment's snapshot, and starts again where there is none; always
+    starts again; or fails."""
+    observation_role: str = "user"
+    """Role of observations that are text, in chat rows."""
+    observation_template: str = "{observation}"
+    """Around each observation of text rows, such as "<|user|>{observation}<|end|><|assistant|>"."""
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
+    """Play one episode.
+
+    `max_new_tokens` counts observations too. COMPLETED is an episode that the environment ended; TRUNCATED one that ran
+    out of tokens or turns.
+
+    Raises:
+        ConfigError: No environment is named, or an option is wrong.
+        PluginError: The environment cannot be built, or raised.
+        EnvironmentTimeoutError: It overran a deadline, under policy fail.
+        EngineError: The engine refused the request or stopped answering.
+    """
+    own = _options(args, sample)
+    if sample.response_length >= int(sampling_params["max_new_tokens"]):
+        sample.status = SampleStatus.TRUNCATED
+        return sample
+    drawn = sample.prompt_tokens
+    role, template = own.observation_role, own.observation_template
+    dialogue = Dialogue(args, context.tokenizer, sample, role=role, template=template)
+    session = await EnvironmentSession.open(args, sample)
+    episode = Episode(args, sample, sampling_params, context, session, dialogue, own)
+    try:
+        await session.limited(episode.play(), own.timeout)
+    except EnvironmentTimeoutError as error:
+        if own.on_timeout == "fail" or not episode.turns or episode.reward_rule == "environment":
+            raise
+        episode.cut(str(error))
+    finally:
+        if problem := await session.close():
+            episode.note(close_error=problem)
+    # A sample with a first observation has another prompt than the one drawn, so it is another sample.
+    return sample if sample.prompt_tokens == drawn else copy.copy(sample)
+
+
+generate.uses_environment = True  # type: ignore[attr-defined]
+
+
+def _options(args: Any, sample: Sample) -> Options:
+    own = options(args, "multi_turn", Options)
+    row = {name: sample.metadata[name] for name in Options.model_fields if name in sample.metadata}
+    return Options.model_validate({**own.model_dump(), **row}) if row else own

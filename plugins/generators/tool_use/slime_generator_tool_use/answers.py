@@ -1,0 +1,54 @@
+"""The calls of a turn -> what each came to, in the order of the text; and per-tool counts in the sample's metadata.
+
+What a reader would get wrong: nothing here fails the sample. A call that cannot be read, names no tool, has wrong
+arguments, raises or takes too long is answered with `error: ...`, which the model may react to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from slime_core import Sample
+from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall, ToolResult, call_problem, call_tool, error_text
+from slime_generator_tool_use.settings import Settings
+
+STATS = "tool_stats"
+"""Key of the sample's metadata: {tool: {"calls", "errors", "seconds"}}."""
+UNKNOWN, ILL_FORMED = "unknown", "ill_formed"
+"""Counted under these: calls of tools that there are not, and calls that cannot be read."""
+
+
+async def answers(args: Any, sample: Sample, turn: ParsedTurn, settings: Settings) -> list[ToolResult]:
+    """One result per call of the turn; the calls run at the same time."""
+    called = turn.attempts[: settings.max_calls_per_turn]
+    results = list(await asyncio.gather(*(_answered(args, sample, attempt, settings) for attempt in called)))
+    dropped = len(turn.attempts) - len(called)
+    text = error_text(f"not called: a turn may have {settings.max_calls_per_turn} calls")
+    results += [ToolResult(text, True, 0.0)] * dropped
+    for attempt, result in zip(turn.attempts, results):
+        _count(sample, _name_of(attempt, settings), result)
+    return results
+
+
+async def _answered(args: Any, sample: Sample, attempt: ToolCall | IllFormedCall, settings: Settings) -> ToolResult:
+    if isinstance(attempt, IllFormedCall):
+        return ToolResult(error_text(f"the call cannot be read: {attempt.problem}"), True, 0.0)
+    problem = call_problem(attempt, settings.schemas)
+    if problem is not None or isinstance(attempt.arguments, str):
+        return ToolResult(error_text(problem or "arguments must be named"), True, 0.0)
+    tool = settings.tools[attempt.name]
+    return await call_tool(tool, attempt.arguments, deadline=settings.tool_timeout, args=args, sample=sample)
+
+
+def _name_of(attempt: ToolCall | IllFormedCall, settings: Settings) -> str:
+    if isinstance(attempt, IllFormedCall):
+        return ILL_FORMED
+    return attempt.name if attempt.name in settings.tools else UNKNOWN
+
+
+def _count(sample: Sample, name: str, result: ToolResult) -> None:
+    stats = sample.metadata.setdefault(STATS, {}).setdefault(name, {"calls": 0, "errors": 0, "seconds": 0.0})
+    stats["calls"] += 1
+    stats["errors"] += int(result.failed)
+    stats["seconds"] += result.seconds

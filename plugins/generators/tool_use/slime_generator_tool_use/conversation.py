@@ -1,0 +1,136 @@
+"""The turns of one sample: which tokens the current one has, and how answers to its calls are written behind it.
+
+What a reader would get wrong: sampled tokens are never encoded again. What stands behind a turn is the chat
+template's text behind a placeholder (`turn_delta`); a tokenizer without a template is given `tool_observation`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from slime_core import Sample, turn_delta
+from slime_core.errors import DataError
+from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall, ToolResult
+from slime_generator_tool_use.settings import Settings
+
+MESSAGES = "tool_messages"
+"""Key of the sample's metadata: what followed the prompt so far, as chat messages."""
+UNTEMPLATED = "<|tool|>{result}<|end|><|assistant|>"
+"""An observation for a tokenizer without a chat template."""
+_CUT = " ... (cut)"
+
+
+class Piece(NamedTuple):
+    """Tokens of one writer."""
+
+    tokens: list[int]
+    source: str
+    text: str
+
+
+class Observation(list[Piece]):
+    """What is appended behind a turn."""
+
+    messages: Sequence[Mapping[str, Any]] = ()
+    """The turn and its answers."""
+
+
+class Conversation:
+    """What the sample's prompt began."""
+
+    def __init__(self, args: Any, sample: Sample, tokenizer: Any, settings: Settings) -> None:
+        self.sample, self.settings = sample, settings
+        self._args, self._tokenizer = args, tokenizer
+
+    def observation(self, turn: ParsedTurn, results: Sequence[ToolResult]) -> Observation:
+        """The answers as tokens, up to where the model goes on. Raises DataError for a template that refuses them."""
+        texts = [self._cut(result.text) for result in results]
+        answered = [_tool_message(attempt, i, text) for i, (attempt, text) in enumerate(zip(turn.attempts, texts))]
+        assistant = _assistant_message(turn)
+        template = self.settings.tool_observation
+        if template is None and getattr(self._tokenizer, "chat_template", None):
+            try:
+                observation = self._templated(assistant, answered)
+            except DataError:  # Llama 3's template refuses several calls in one message; the results fit without it
+                if "tool_calls" not in assistant:
+                    raise
+                del assistant["tool_calls"]
+                observation = self._templated(assistant, answered)
+        else:
+            text = (template or UNTEMPLATED).replace("{result}", "\n".join(texts))
+            ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+            observation = Observation([Piece(ids, "tool", text)])
+        observation.messages = [assistant, *answered]
+        return observation
+
+    def append(self, observation: Observation) -> None:
+        """Put it behind the sample's response, untrained."""
+        for piece in observation:
+            self.sample.append_response_tokens(
+                self._args, piece.tokens, trainable=False, text=piece.text, source=piece.source
+            )
+        self.sample.metadata.setdefault(MESSAGES, []).extend(observation.messages)
+
+    def _templated(self, assistant: Mapping[str, Any], answered: Sequence[Mapping[str, Any]]) -> Observation:
+        prompt = self.sample.prompt
+        begun = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        pieces = turn_delta(
+            self._tokenizer,
+            self._args,
+            [*begun, *self.sample.metadata.get(MESSAGES, [])],
+            answered,
+            tools=self.settings.told or None,
+            sampled_ids=turn_tokens(self.sample),
+            assistant=assistant,
+            template_kwargs=self.sample.apply_chat_template_kwargs,
+        )
+        decode = self._tokenizer.decode
+        return Observation(Piece(ids, source, decode(ids, skip_special_tokens=False)) for ids, source in pieces)
+
+    def _cut(self, text: str) -> str:
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        limit = self.settings.tool_result_tokens
+        return text if len(ids) <= limit else self._tokenizer.decode(ids[:limit]) + _CUT
+
+
+def turn_tokens(sample: Sample) -> list[int]:
+    """Ids of the current turn: what was sampled after the last token that no policy sampled."""
+    versions = sample.token_weight_versions
+    start = next((i + 1 for i in range(len(versions) - 1, -1, -1) if versions[i] < 0), 0)
+    return sample.response_tokens[start:]
+
+
+def finished_turns(sample: Sample) -> int:
+    """Model turns before the current one: each is followed by one run of observation tokens."""
+    versions = sample.token_weight_versions
+    return sum(1 for before, after in itertools.pairwise(versions) if before >= 0 > after)
+
+
+def _assistant_message(turn: ParsedTurn) -> dict[str, Any]:
+    """The turn as a message, for templates that look at the calls of earlier turns; its text is never encoded."""
+    calls = [
+        {
+            "id": attempt.id or f"call_{i}",
+            "type": "function",
+            "function": {"name": attempt.name, "arguments": _arguments(attempt)},
+        }
+        for i, attempt in enumerate(turn.attempts)
+        if attempt.name
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": turn.content}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _arguments(attempt: ToolCall | IllFormedCall) -> dict[str, Any]:
+    return attempt.arguments if isinstance(attempt, ToolCall) and isinstance(attempt.arguments, dict) else {}
+
+
+def _tool_message(attempt: ToolCall | IllFormedCall, position: int, text: str) -> dict[str, Any]:
+    return {
+        "role": "tool",
+        "tool_call_id": attempt.id or f"call_{position}",
+        "name": attempt.name or "unknown",
+        "content": text,
+    }

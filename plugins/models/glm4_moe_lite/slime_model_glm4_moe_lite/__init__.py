@@ -1,0 +1,1 @@
+"""The GLM-4.7-Flash family: latent attention and experts."""

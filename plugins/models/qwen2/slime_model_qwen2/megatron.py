@@ -1,0 +1,21 @@
+"""Qwen2 and Qwen2.5 for Megatron-core: biases on the query, key and value projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slime_core.models.megatron_family import MegatronModel, decoder_architecture, refuse
+from slime_core.models.weight_map import attention_rows, dense_mlp_rows, embedding_rows
+
+
+def megatron(hf: Mapping[str, Any]) -> MegatronModel:
+    """`config.json` of a `Qwen2ForCausalLM` -> Megatron's model.
+
+    Raises:
+        ConfigError: A field is missing, or sliding windows are asked for.
+    """
+    refuse(hf, use_sliding_window=False)
+    architecture = decoder_architecture(hf, add_qkv_bias=True)
+    rows = [*embedding_rows(architecture), *attention_rows(architecture), *dense_mlp_rows(architecture)]
+    return MegatronModel(architecture, rows)

@@ -1,0 +1,42 @@
+"""Kimi K2's calls: `functions.NAME:INDEX`, which is also the call's id, and JSON, between special tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from slime_core.tools import IllFormedCall, MarkedParser, ToolCall, ToolSchema, json_text, named_call
+
+_ALL_BEGIN, _ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_ARGUMENTS = "<|tool_call_argument_begin|>"
+_ID = re.compile(r"(?:functions\.)?(?P<name>[A-Za-z0-9_.-]+):\d+")
+
+
+class KimiK2(MarkedParser):
+    """The id carries the name; a call without a readable one is ill-formed."""
+
+    begin = "<|tool_call_begin|>"
+    end = "<|tool_call_end|>"
+    ends: ClassVar[tuple[str, ...]] = ("<|im_end|>", "[EOS]")
+    dropped: ClassVar[tuple[str, ...]] = (_ALL_BEGIN, _ALL_END)
+
+    def calls_in(self, body: str, tools: Sequence[ToolSchema]) -> list[ToolCall | IllFormedCall]:
+        """One call."""
+        id, found, arguments = body.partition(_ARGUMENTS)
+        match = _ID.fullmatch(id.strip())
+        if not found or match is None:
+            return [IllFormedCall(body, f"expected functions.NAME:INDEX, {_ARGUMENTS} and arguments")]
+        return [named_call(match["name"], arguments, body, id.strip())]
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        """As the chat template writes them; calls without an id are numbered from 0."""
+        bodies = [
+            f"{self.begin}{call.id or f'functions.{call.name}:{i}'}{_ARGUMENTS}{json_text(call.arguments)}{self.end}"
+            for i, call in enumerate(calls)
+        ]
+        return _ALL_BEGIN + "".join(bodies) + _ALL_END
+
+    def claims(self, chat_template: str) -> bool:
+        """The marker of the arguments, or of the section, which nobody else has."""
+        return self.begin in chat_template and (_ARGUMENTS in chat_template or _ALL_BEGIN in chat_template)

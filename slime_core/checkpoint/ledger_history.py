@@ -1,0 +1,267 @@
+"""The ledger of one commit, read: its events in order, and what they add up to per group, row and rollout.
+
+`read_history` reads files and checks their digests; `replay` is a pure function of what was read. The checks are
+`checkpoint.ledger_verify`'s; `slime ledger show` prints from here. What a reader would get wrong: a group can be out
+several times, where the buffer declares that it gives groups out again after training.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from slime_core.checkpoint.store import read_state
+from slime_core.data.ledger import (
+    BUFFERED,
+    DRAWN,
+    DROPPED,
+    RECYCLED,
+    ROLLOUT,
+    SKIPPED,
+    TAKEN,
+    TRAINED,
+    TRAINING,
+    UNTAKEN,
+)
+from slime_core.data.ledger_files import Segment, SegmentRef, read_chain, read_commit, segments_of
+from slime_core.errors import CheckpointError
+from slime_core.rollout.open_groups import OPEN_GROUPS_FILE
+from slime_core.rollout.stage_state import STATE_FILE, group_indices
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class History:
+    """What one commit and its segments say."""
+
+    commit: Path
+    rollout_id: int
+    """The last rollout that the commit's weights were trained on."""
+    found: dict[str, Any]
+    """Its `ledger.json`."""
+    segments: list[Segment]
+    stored: frozenset[int]
+    """`group_index` of every group whose samples the commit holds."""
+
+    def events(self) -> Iterator[tuple[Segment, Event]]:
+        """Every event with its segment, oldest segment first; within one, by group."""
+        for segment in self.segments:
+            for event in segment.events:
+                yield segment, event
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """Where the ledger begins: "cursor", "open" groups, and the first "rollout" if it is known."""
+        declared = self.segments[0].header.get("start") if self.segments else None
+        return declared or {"cursor": None, "open": [], "rollout": None}
+
+
+@dataclass
+class GroupRecord:
+    """One group, as far as the events have come."""
+
+    index: int
+    state: str | None = None
+    """Of what is out of it now and not taken; None: nothing is."""
+    is_drawn: bool = False
+    """The data source handed it out first, so its number is one of the source's; not so for foreign groups."""
+    pending: Counter[int] = field(default_factory=Counter)
+    """Rollout -> times that the group was taken for it and not yet trained on."""
+    trained: list[int] = field(default_factory=list)
+    """Rollouts, one entry per time."""
+    dropped: str | None = None
+    """Why, where that was its end."""
+    retries: int = 0
+
+    @property
+    def times(self) -> int:
+        """How often it was trained on, or is to be."""
+        return len(self.trained) + sum(self.pending.values())
+
+    def describe(self) -> str:
+        """Its state in a few words."""
+        words = [self.state] if self.state else []
+        words += [f"taken for rollout {r}" for r in sorted(+self.pending)]
+        words += [f"trained at rollout {r}" for r in self.trained]
+        words += [f"dropped: {self.dropped}"] if self.dropped else []
+        return ", ".join(words) or "unknown"
+
+
+@dataclass
+class RolloutRecord:
+    """One rollout that was taken."""
+
+    groups: int
+    expected: int
+    reason: str | None
+    may_differ: bool
+    """The rollout function is one that decides on the number itself."""
+    taken: int = 0
+    """Groups that events say were taken for it."""
+
+
+@dataclass
+class Replay:
+    """What the events add up to."""
+
+    groups: dict[int, GroupRecord] = field(default_factory=dict)
+    rollouts: dict[int, RolloutRecord] = field(default_factory=dict)
+    rows: dict[int, Counter[int]] = field(default_factory=dict)
+    """Epoch -> row -> how often it was drawn as a fresh prompt or skipped."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Reason -> rows."""
+    samples: dict[int, int] = field(default_factory=dict)
+    """Sample index -> the group that was drawn with it."""
+    stale: list[tuple[Event, int | None]] = field(default_factory=list)
+    """Events of groups taken and not given back, with the `--max-staleness` that held."""
+    retold: dict[int, Event] = field(default_factory=dict)
+    """Rollout -> the event that told again what trained on it, where that was not known when it was taken."""
+    returned: Counter[int] = field(default_factory=Counter)
+    """Rollout -> groups that were taken for it and given back."""
+    foreign: int = 0
+    """Groups taken that no data source had handed out."""
+    problems: list[str] = field(default_factory=list)
+    """Events that cannot follow on the ones before."""
+
+
+def read_history(commit: Path) -> History:
+    """Everything that a commit says of its groups.
+
+    Raises:
+        CheckpointError: It has no ledger, or a file is missing or not what it was.
+    """
+    found = read_commit(commit)
+    if found is None:
+        raise CheckpointError(f"{commit}: no ledger: the commit was made by a version without one")
+    segments = read_chain(segments_of(commit), SegmentRef.of(found["segment"]))
+    return History(commit, int(read_state(commit)["rollout_id"]), found, segments, frozenset(_stored(commit)))
+
+
+def _stored(commit: Path) -> set[int]:
+    stored: set[int] = set()
+    if (commit / STATE_FILE).is_file():
+        stored |= group_indices(orjson.loads((commit / STATE_FILE).read_bytes()))
+    if (commit / OPEN_GROUPS_FILE).is_file():
+        for line in (commit / OPEN_GROUPS_FILE).read_bytes().splitlines():
+            stored |= group_indices(orjson.loads(line))
+    return stored
+
+
+def replay(history: History) -> Replay:
+    """Follow every group through the events; what cannot be is a problem, and the group goes on from there."""
+    result = Replay()
+    for entry in history.start["open"]:
+        record = result.groups.setdefault(entry["group"], GroupRecord(entry["group"]))
+        if entry["state"] == TAKEN:
+            record.pending[entry["rollout"]] += 1
+        else:
+            record.state = entry["state"]
+    for segment, event in history.events():
+        policy = segment.header["policy"]
+        kind, index = event["event"], event.get("group")
+        if kind == SKIPPED:
+            result.skipped[event["reason"]] += 1
+            result.rows.setdefault(event["epoch"], Counter())[event["row"]] += 1
+        elif kind == ROLLOUT:
+            _note_rollout(result, event, policy)
+        elif kind == TRAINING:
+            result.retold[event["rollout"]] = event
+        elif kind == UNTAKEN:
+            result.rollouts.pop(event["rollout"], None)
+        elif index is None:
+            result.foreign += 1
+            result.stale.append((event, policy["max_staleness"]))
+        else:
+            _STEPS.get(kind, _moved)(result, event, policy)
+    for _, event in history.events():  # of one segment they are ordered by group, so rollouts are known only now
+        if event["event"] == TAKEN and event["rollout"] in result.rollouts:
+            result.rollouts[event["rollout"]].taken += 1
+    for rollout in result.returned.keys() & result.rollouts.keys():
+        result.rollouts[rollout].taken -= result.returned[rollout]
+    return result
+
+
+def _note_rollout(result: Replay, event: Event, policy: dict[str, Any]) -> None:
+    number = event["rollout"]
+    if number in result.rollouts:
+        result.problems.append(f"rollout {number} is recorded twice")
+    result.rollouts[number] = RolloutRecord(
+        event["groups"], policy["groups_per_rollout"], event.get("reason"), policy["leaves_out"]
+    )
+
+
+def _drawn(result: Replay, event: Event, policy: dict[str, Any]) -> None:
+    index = event["group"]
+    record = result.groups.get(index)
+    if record is None:
+        record = result.groups[index] = GroupRecord(index, is_drawn=True)
+        for sample in event["samples"]:
+            if sample is not None and result.samples.setdefault(sample, index) != index:
+                result.problems.append(f"sample {sample} is in group {result.samples[sample]} and in group {index}")
+    elif record.dropped is not None:
+        result.problems.append(f"group {index} was drawn after it was dropped ({record.dropped})")
+    elif record.state not in (None, BUFFERED, RECYCLED):
+        result.problems.append(f"group {index} was drawn while it was {record.state}")
+    elif record.state is None and not policy["replays"]:
+        result.problems.append(f"group {index} was drawn again, though it is {record.describe()}")
+    record.state = DRAWN
+    if "row" in event:
+        result.rows.setdefault(event["epoch"], Counter())[event["row"]] += 1
+
+
+def _moved(result: Replay, event: Event, policy: dict[str, Any]) -> None:
+    """`generating`, `scored`, `buffered`, `recycled`."""
+    index, state = event["group"], event["event"]
+    record = result.groups.setdefault(index, GroupRecord(index))
+    if state == BUFFERED and +record.pending:  # taken and not trained on, given back by a run of another mode
+        result.returned.update(record.pending)
+        result.stale = [(e, m) for e, m in result.stale if e["group"] != index or not record.pending[e["rollout"]]]
+        record.pending.clear()
+    elif record.state is None and (record.trained or record.dropped is not None):
+        result.problems.append(f"group {index} is recorded as {state}, though it is {record.describe()}")
+    record.state = state
+    record.retries = event.get("retries", record.retries)
+
+
+def _dropped(result: Replay, event: Event, policy: dict[str, Any]) -> None:
+    index = event["group"]
+    record = result.groups.setdefault(index, GroupRecord(index))
+    if record.state is None:
+        result.problems.append(f"group {index} was dropped ({event['reason']}), though it is {record.describe()}")
+    record.state = None
+    if not record.times:  # what is dropped of a group that was trained on is its repetition
+        record.dropped = event["reason"]
+
+
+def _taken(result: Replay, event: Event, policy: dict[str, Any]) -> None:
+    index = event["group"]
+    record = result.groups.get(index)
+    if record is None:
+        record = result.groups[index] = GroupRecord(index)
+        result.foreign += 1
+    elif record.dropped is not None:
+        result.problems.append(
+            f"group {index} was taken for rollout {event['rollout']} after it was dropped ({record.dropped})"
+        )
+    record.state = None
+    record.pending[event["rollout"]] += 1
+    result.stale.append((event, policy["max_staleness"]))
+
+
+def _trained(result: Replay, event: Event, policy: dict[str, Any]) -> None:
+    index, rollout = event["group"], event["rollout"]
+    record = result.groups.setdefault(index, GroupRecord(index))
+    if record.pending[rollout]:
+        record.pending[rollout] -= 1
+    else:
+        result.problems.append(f"group {index} was trained at rollout {rollout}, for which it was not taken")
+    record.trained.append(rollout)
+
+
+_STEPS = {DRAWN: _drawn, DROPPED: _dropped, TAKEN: _taken, TRAINED: _trained}

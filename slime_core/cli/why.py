@@ -1,0 +1,104 @@
+"""`slime why`: what a live run is waiting for, process by process. Reads the boards below RUN/waits; loads no torch.
+
+Exit status: 0 something of the run is alive, 1 nothing is running there, 3 a wait is past its deadline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from slime_core.waits.reading import Report, ask_for_stacks, read_run
+
+NOTHING, OVERDUE = 1, 3
+_STACKS_WITHIN = 8.0
+_PERIOD = 2.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "why",
+        help="show what a live run is waiting for",
+        description="Print what each process of a live run waits for, oldest wait first. Exit status: 0 alive, 1"
+        " nothing is running there, 3 a wait is past its deadline.",
+    )
+    parser.add_argument("run", metavar="RUN", help="directory of the run (its --run-dir)")
+    parser.add_argument(
+        "--stacks", action="store_true", help="ask every process for the stacks of its threads and tasks"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object (with --watch one per line)")
+    parser.add_argument("--watch", action="store_true", help="print again every two seconds until nothing is running")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Print once, or until the run ends. Raises ConfigError where there is no such directory."""
+    run_dir = Path(namespace.run)
+    while True:
+        report = read_run(run_dir)
+        stacks = ask_for_stacks(report.answering, _STACKS_WITHIN) if namespace.stacks else {}
+        print(_as_json(report, stacks) if namespace.json else describe(report, stacks), flush=True)
+        if not namespace.watch or not report.alive:
+            return NOTHING if not report.alive else OVERDUE if report.overdue else 0
+        time.sleep(_PERIOD)
+        if not namespace.json:
+            print()
+
+
+def _as_json(report: Report, stacks: dict[str, str | None]) -> str:
+    processes = [
+        {**p.board, "state": p.state, "heartbeat_age": round(p.heartbeat_age, 1)}
+        | ({"stacks": stacks.get(p.name)} if p.name in stacks else {})
+        for p in report.processes
+    ]
+    return json.dumps({"run": str(report.run_dir), "alive": report.alive, "overdue": report.overdue,
+                       "processes": processes, "stalls": [str(p) for p in report.stalls]})  # fmt: skip
+
+
+def describe(report: Report, stacks: dict[str, str | None]) -> str:
+    """The text."""
+    if not report.processes:
+        return "\n".join([f"{report.run_dir}: nothing is running here", *_stalls(report)])
+    lines = []
+    for process in report.processes:
+        board = process.board
+        lines.append(f"{board['role']}  (pid {board['pid']} on {board['host']})  {process.words}{_progress(board)}")
+        if process.state == "gone":
+            lines.append("  was waiting for:")
+        lines += [f"  {_row(row, process.silence)}" for row in process.waits] or [
+            "  waits for nothing by name: it works"
+        ]
+        if board.get("left_off"):
+            lines.append(f"  and {board['left_off']} younger waits")
+        if process.name in stacks:
+            text = stacks[process.name]
+            lines += ["", *_indented(text or f"no answer within {_STACKS_WITHIN:g} s: even its board stands still"), ""]
+    if not report.alive:
+        lines.append(f"{report.run_dir}: nothing is running here any more; the above is what was last said")
+    return "\n".join([*lines, *_stalls(report)])
+
+
+def _row(row: dict[str, Any], silence: float) -> str:
+    number = f"{row['number']} x " if row["number"] > 1 else ""
+    limit = "no deadline" if row["deadline"] is None else f"of {row['deadline']:g} s"
+    mark = "OVERDUE  " if row["overdue"] else ""
+    return f"{row['age'] + silence:9.1f} s {limit:<14} {mark}{number}{row['what']}; then: {row['then']}"
+
+
+def _progress(board: dict[str, Any]) -> str:
+    facts = dict(board.get("progress") or {})
+    at = facts.pop("at", None)
+    if at is None:
+        return ""
+    return f"; {', '.join(f'{k} {v}' for k, v in facts.items())}, {max(0.0, time.time() - at):.0f} s ago"
+
+
+def _stalls(report: Report) -> list[str]:
+    return [f"stall reports, newest last: {', '.join(str(p) for p in report.stalls[-3:])}"] if report.stalls else []
+
+
+def _indented(text: str) -> list[str]:
+    return [f"    {line}" for line in text.splitlines()]

@@ -1,0 +1,199 @@
+"""`--megatron-config-path`: settings of the actor's trainer and of the critic's, where they differ.
+
+    megatron:
+      - name: value model        # for people
+        role: critic             # actor or critic, at most one entry of each
+        overrides:               # or "args", THUDM/slime's other name for it
+          lr: 1e-5
+          recompute_granularity: full
+
+`load_settings` checks the file; `launch.trainers.Trainers` asks `role_args` once for each trainer it builds. An entry
+may hold what a trainer alone reads: the settings in `PER_ROLE`, flags of another program that the chosen trainer takes,
+and keys of the user's own. What a reader would get wrong: the loop and the loss read the run's `args`, never these.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from slime_core.config.foreign import Given, find_owners, resolve
+from slime_core.config.origins import Entry, Origin
+from slime_core.config.passthrough import ForeignFlags, find_foreign
+from slime_core.config.schema import Args
+from slime_core.config.sections.train import OptimizerArgs
+from slime_core.config.spec import did_you_mean, flag_specs
+from slime_core.config.yaml_file import read_scalar, read_yaml
+from slime_core.errors import ConfigError
+
+Role = Literal["actor", "critic"]
+ROLES: tuple[Role, ...] = ("actor", "critic")
+ENTRIES = "megatron"
+"""The file's one key, whichever trainer runs."""
+
+PER_ROLE = (
+    *(name for name in OptimizerArgs.__annotations__),
+    "recompute_granularity",
+    "recompute_loss_function",
+    "log_probs_chunk_size",
+    "padded_vocab_size",
+    "dtype",
+    "bf16",
+    "save_dtype",
+    "no_save_optim",
+    "no_save_rng",
+    "no_load_optim",
+    "no_load_rng",
+)
+"""slime's own settings that may differ between roles: those of the optimizer, of memory, precision and checkpoints."""
+
+OF_CRITIC: Mapping[str, Any] = {
+    "kl_coef": 0.0,
+    "use_kl_loss": False,
+    "use_opd": False,
+    "keep_old_actor": False,
+    "custom_advantage_function_path": None,
+}
+"""What a critic's trainer sees whatever the run's settings are: it has no reference, no teacher and no advantages."""
+
+_IGNORED = ("num_nodes", "num_gpus_per_node")
+"""Keys of THUDM/slime's files; the critic has the actor's processes."""
+
+
+def role_args(args: Any, role: Role) -> Any:
+    """The settings that a role's trainer is built with: a copy of `args`, or `args` itself where nothing differs.
+
+    Raises:
+        ConfigError: The file of --megatron-config-path cannot be used.
+    """
+    own = {name: entry.value for name, entry in role_overrides(args).get(role, {}).items()}
+    if role == "critic":
+        own = {**OF_CRITIC, **own}
+        if "lr" in own:
+            own["critic_lr"] = None  # the entry says it for this role alone, --critic-lr for every critic
+    if not own:
+        return args
+    changed = copy.copy(args)
+    for name, value in own.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def check_role_settings(args: Any, foreign: Sequence[ForeignFlags]) -> list[str]:
+    """Read the file once, with what the owners of flags say about the values. Raises ConfigError."""
+    warnings = []
+    for role, entries in role_overrides(args, foreign).items():
+        for owner in foreign:
+            own = {name: entry for name, entry in entries.items() if _owner(foreign, name) is owner}
+            if own and owner.check is not None:
+                warnings += [f"{role}: {warning}" for warning in owner.check(args, own)]
+    return warnings
+
+
+def role_overrides(args: Any, foreign: Sequence[ForeignFlags] | None = None) -> dict[Role, dict[str, Entry]]:
+    """Role -> attribute -> value, typed.
+
+    Args:
+        args: The run's settings.
+        foreign: Owners of pass-through flags; by default those of installed distributions.
+
+    Raises:
+        ConfigError: The file cannot be read, or an entry is malformed or unknown; all with file and line.
+    """
+    path = getattr(args, "megatron_config_path", None)
+    if not path:
+        return {}
+    if foreign is None:
+        foreign, _ = find_owners(["--no-plugins"] if getattr(args, "no_plugins", False) else [], os.environ)
+    items = read_yaml(path, f"--megatron-config-path {path!r}")
+    for key in items:
+        if key != ENTRIES:
+            raise ConfigError(f"{items[key].where}: unknown key {key!r}; the file has one, {ENTRIES!r}")
+    if ENTRIES not in items:
+        raise ConfigError(f"--megatron-config-path {path!r}: no key {ENTRIES!r}, a list of entries with 'role'")
+    where, entries = items[ENTRIES].where, items[ENTRIES].value
+    if not isinstance(entries, list):
+        raise ConfigError(f"{where}: {ENTRIES!r} is a list of entries with 'role' and 'overrides'")
+    found: dict[Role, dict[str, Entry]] = {}
+    for number, entry in enumerate(entries):
+        role, own = _entry(f"{where}: megatron[{number}]", entry)
+        if role in found:
+            raise ConfigError(f"{where}: megatron[{number}]: there is an entry for {role!r} already; merge them")
+        found[role] = _typed(args, own, f"{where}: {role}", foreign)
+    return found
+
+
+def _entry(where: str, entry: Any) -> tuple[Role, dict[str, Any]]:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: expected a mapping with 'role' and 'overrides'")
+    known = ("name", "role", "overrides", "args", *_IGNORED)
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(str(key), known)}")
+    role = entry.get("role")
+    if role not in ROLES:
+        raise ConfigError(f"{where}: role {role!r}: must be one of {', '.join(ROLES)}")
+    given = [key for key in ("overrides", "args") if entry.get(key) is not None]
+    if len(given) == 2:
+        raise ConfigError(f"{where}: 'overrides' and 'args' are the same; keep one")
+    own = entry[given[0]] if given else {}
+    if not isinstance(own, dict):
+        raise ConfigError(f"{where}: {given[0]!r} is a mapping of settings to values")
+    return role, {str(key).replace("-", "_"): value for key, value in own.items()}
+
+
+def _typed(args: Any, own: Mapping[str, Any], where: str, foreign: Sequence[ForeignFlags]) -> dict[str, Entry]:
+    origin, entries, given = Origin("file", where), dict[str, Entry](), list[Given]()
+    for name, value in own.items():
+        if name in flag_specs():
+            if name not in PER_ROLE:
+                raise ConfigError(
+                    f"{where}: {name!r} is a setting of the whole run; a role may have {', '.join(PER_ROLE)}, and flags"
+                    f" of --train-backend {getattr(args, 'train_backend', '')}"
+                )
+            entries[name] = Entry(_own_value(name, value, where), origin)
+        elif owner := _owner(foreign, name):
+            if getattr(args, "train_backend", None) not in owner.used_by:
+                chosen = f"--train-backend {getattr(args, 'train_backend', None)}"
+                raise ConfigError(f"{where}: {name!r} is {owner.owner}'s, and {chosen} does not take it; remove it")
+            given.append(Given(name, value, origin))
+        elif hasattr(args, name):
+            entries[name] = Entry(_like(getattr(args, name), value, f"{where}: {name}"), origin)
+        else:
+            known = [*PER_ROLE, *(a for o in foreign if o.has_open_names for a in o.listed.by_name)]
+            raise ConfigError(f"{where}: unknown setting {name!r}.{did_you_mean(name, known)}")
+    return {**entries, **resolve(given, foreign, {})}
+
+
+def _owner(foreign: Sequence[ForeignFlags], name: str) -> ForeignFlags | None:
+    found = None if name in flag_specs() else find_foreign(foreign, name)
+    return found[0] if found is not None else None
+
+
+def _own_value(name: str, value: Any, where: str) -> Any:
+    if isinstance(value, bool) and flag_specs()[name].kind in ("int", "float"):
+        raise ConfigError(f"{where}: {name} {value!r}: must be a number")
+    try:
+        return getattr(Args.model_validate({name: value}), name)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].replace("Input should be", "must be")
+        raise ConfigError(f"{where}: {name} {value!r}: {reason}") from None
+
+
+def _like(existing: Any, value: Any, cited: str) -> Any:
+    """A key of the user's own; text is read as what the run's value is."""
+    if not isinstance(value, str) or not isinstance(existing, bool | int | float):
+        return value
+    try:
+        read = read_scalar(value)
+    except ValueError:
+        read = None
+    if isinstance(existing, float) and isinstance(read, int) and not isinstance(read, bool):
+        read = float(read)
+    if not isinstance(read, type(existing)):
+        raise ConfigError(f"{cited} {value!r}: expected {type(existing).__name__}, as elsewhere in the run")
+    return read

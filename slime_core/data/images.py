@@ -1,0 +1,166 @@
+"""A row's images and its prompt -> chat messages with image parts, token ids with image tokens, and train inputs.
+
+`rows.PromptReader` calls this where `--multimodal-keys` is set. Images are named by columns, one for each `<image>` in
+the text, or stand in the messages as content parts `{"type": "image", "image": ...}`. What a reader would get wrong:
+the ids come from the model's own processor, since one image is as many tokens as its size asks for; they are not what
+the tokenizer makes of the rendered text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import ConfigError, DataError
+from slime_core.multimodal import TrainInputs, image_ref, open_image
+
+PLACEHOLDER = "<image>"
+"""Stands in a text for the next image of the row, as in THUDM/slime."""
+IMAGE = "image"
+"""The kind of `--multimodal-keys` that is read."""
+_NO_TRAIN_INPUTS = ("input_ids", "attention_mask")
+
+
+def load_processor(directory: str | Path) -> Any:
+    """The HF processor of a local directory. Raises ConfigError when there is none that takes images."""
+    from transformers import AutoProcessor
+
+    try:
+        load: Any = AutoProcessor.from_pretrained
+        processor = load(str(directory), local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(f"--hf-checkpoint {directory}: --multimodal-keys needs its processor: {error}") from error
+    if getattr(processor, "image_processor", None) is None:
+        raise ConfigError(
+            f"--hf-checkpoint {directory}: --multimodal-keys needs a processor that takes images; there is only a"
+            f" {type(processor).__name__}"
+        )
+    return processor
+
+
+class ImagePrompts:
+    """Prompts with images of one data set.
+
+    Args:
+        processor: HF's, of the model that is trained.
+        columns: Kind -> column, `--multimodal-keys`.
+        folder: What relative paths of images count from: where the data file is.
+
+    Raises:
+        ConfigError: A kind other than "image".
+    """
+
+    def __init__(self, processor: Any, columns: Mapping[str, str], folder: Path) -> None:
+        check_kinds(columns)
+        self._processor = processor
+        self._column = columns.get(IMAGE)
+        self._folder = folder
+
+    def messages(
+        self, prompt: str | Sequence[Mapping[str, Any]], row: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """The prompt as messages whose image parts are empty, and the images of those parts, in order.
+
+        Raises:
+            DataError: Placeholders and images do not match, or an image cannot be read.
+        """
+        waiting = self._of_column(row)
+        named = len(waiting)
+        refs: list[str] = []
+        found: Sequence[Mapping[str, Any]] = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        )
+        messages: list[dict[str, Any]] = [dict(message) for message in found]
+        placeholders = 0
+        for message in messages:
+            parts, count = _parts(message.get("content"))
+            placeholders += count
+            if parts is None:
+                continue
+            message["content"] = [self._part(part, waiting, refs) for part in parts]
+        if waiting or placeholders > named:
+            raise DataError(
+                f"{placeholders} {PLACEHOLDER} in the prompt, and {named} images in column {self._column!r}"
+                " (--multimodal-keys); there must be one image for each"
+            )
+        return messages, refs
+
+    def _of_column(self, row: Mapping[str, Any]) -> list[Any]:
+        value = row.get(self._column) if self._column else None
+        if value is None:
+            return []
+        return list(value) if isinstance(value, list | tuple) else [value]
+
+    def _part(self, part: Mapping[str, Any], waiting: list[Any], refs: list[str]) -> dict[str, Any]:
+        kind = part.get("type")
+        if kind == "text":
+            return {"type": "text", "text": part.get("text", "")}
+        if kind not in ("image", "image_url"):
+            raise DataError(f"a content part of type {kind!r}; this version reads text and image")
+        image = part.get("image", part.get("image_url"))
+        if image is None:
+            image = waiting.pop(0) if waiting else None
+        if image is None:
+            return {"type": "image"}  # `messages` counts them
+        try:
+            refs.append(image_ref(image, self._folder))
+        except ValueError as error:
+            raise DataError(f"image {len(refs)}: {error}") from error
+        return {"type": "image"}
+
+    def encode(self, text: str, refs: Sequence[str]) -> tuple[list[int], TrainInputs]:
+        """Ids of the rendered prompt with every image's tokens in it, and what the model takes besides them.
+
+        Raises:
+            DataError: An image cannot be read, or the processor refuses text and images.
+        """
+        try:
+            images = [open_image(ref) for ref in refs]
+            found = self._processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
+            inputs = TrainInputs.of({k: v for k, v in found.items() if k not in _NO_TRAIN_INPUTS})
+        except (ValueError, TypeError, IndexError) as error:
+            raise DataError(f"the processor refuses the prompt and its {len(refs)} images: {error}") from error
+        return [int(token) for token in found["input_ids"][0]], inputs
+
+
+def has_images(prompt: str | Sequence[Mapping[str, Any]]) -> bool:
+    """Whether chat messages hold image parts."""
+    contents = [] if isinstance(prompt, str) else [m.get("content") for m in prompt]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
+
+
+def check_kinds(columns: Mapping[str, Any]) -> None:
+    """Raise ConfigError for kinds of `--multimodal-keys` that are not read."""
+    other = sorted(set(columns) - {IMAGE})
+    if other or not all(isinstance(column, str) for column in columns.values()):
+        raise ConfigError(
+            f"--multimodal-keys {dict(columns)}: this version reads images only; type"
+            ' --multimodal-keys \'{"image": "COLUMN"}\''
+        )
+
+
+def _parts(content: Any) -> tuple[list[Mapping[str, Any]] | None, int]:
+    """Content as parts, None where it holds no image, and how many images it leaves to the row's column."""
+    if isinstance(content, str):
+        pieces = content.split(PLACEHOLDER)
+        if len(pieces) == 1:
+            return None, 0
+        parts: list[Mapping[str, Any]] = []
+        for number, piece in enumerate(pieces):
+            parts += [{"type": "image"}] if number else []
+            parts += [{"type": "text", "text": piece}] if piece else []
+        return parts, len(pieces) - 1
+    if not isinstance(content, list):
+        return None, 0
+    found: list[Mapping[str, Any]] = []
+    for part in content:
+        if isinstance(part, Mapping) and part.get("type") == "text" and PLACEHOLDER in str(part.get("text")):
+            found += _parts(str(part["text"]))[0] or []
+        elif isinstance(part, Mapping):
+            found.append({k: v for k, v in part.items() if v is not None})
+        else:
+            raise DataError(f"a content part is a {type(part).__name__}; expected an object with a 'type'")
+    open_places = [p for p in found if p.get("type") == "image" and p.get("image", p.get("image_url")) is None]
+    return found, len(open_places)

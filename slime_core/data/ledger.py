@@ -1,0 +1,384 @@
+"""What has become of every prompt group: recorded as it happens, durable with the next commit.
+
+`RolloutStage` owns one `Ledger`; the built-in rollout functions record in it through `RolloutContext.ledger`, and any
+other is recorded at its ends, by `RecordedSource` around the data source and by the stage that takes its groups::
+
+    (prompt) --drawn--> drawn -> generating -> scored --taken(r)--> taken --trained_through(r)--> trained
+                ^                    |            |
+                |                    +--recycled--+--dropped(reason)--> dropped
+                +---- buffered <-----+------------+
+
+`trained` and `dropped` end a group; every other state is open, and then the commit holds the group's samples. Only open
+groups are kept in memory. Events wait as lines of JSON for the next commit (`data.ledger_files`); a run that is killed
+loses them together with what they tell of. What a reader would get wrong: the ledger judges nothing. A group that is
+drawn while it is being generated is written down like any other, and `checkpoint.ledger_verify` finds it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
+
+import orjson
+
+from slime_core.types import Group
+
+DRAWN, GENERATING, SCORED, BUFFERED, RECYCLED, TAKEN = "drawn", "generating", "scored", "buffered", "recycled", "taken"
+TRAINED, DROPPED, SKIPPED = "trained", "dropped", "skipped"
+ROLLOUT, TRAINING, UNTAKEN = "rollout", "training", "untaken"
+OPEN = (DRAWN, GENERATING, SCORED, BUFFERED, RECYCLED, TAKEN)
+"""States in which a group waits for something more."""
+LEFT_OUT = "left out by the rollout function"
+REMOVED = "removed by the buffer"
+
+
+class PassedRow(NamedTuple):
+    """One row that a data source's cursor has passed: it became a group, or was skipped for a reason."""
+
+    epoch: int
+    row: int
+    group_index: int | None
+    reason: str | None
+
+
+class LedgerSnapshot(NamedTuple):
+    """What one commit has to hold of a ledger."""
+
+    lines: list[bytes]
+    """New events, one JSON object each; of one group in the order in which they happened."""
+    open: list[dict[str, Any]]
+    """Every open group: "group", "state"; of those taken "rollout", and the weight "version" then; "retries" if any."""
+
+
+class Ledger:
+    """The states of a run's groups. Every method may be called from any thread.
+
+    A group is known by the `group_index` of its first sample; groups without one are only counted, when taken.
+    """
+
+    def __init__(self) -> None:
+        self.recording = True
+        """False where no commit will ever be made: nothing is kept then."""
+        self.weight_version = 0
+        """The newest, as far as the generation side knows; what trains on the groups taken from now on."""
+        self._lock = threading.RLock()
+        self._states: dict[int, str] = {}
+        self._retries: dict[int, int] = {}
+        self._taken: dict[int, list[int]] = {}
+        """Rollout -> its groups, until a commit says that they have been trained on."""
+        self._versions: dict[int, int] = {}
+        """Rollout that was taken -> the weight version then."""
+        self._told: dict[int, dict[str, list[int] | None]] = {}
+        """Rollout that was taken in this process -> its groups' versions, as they were told then."""
+        self._reasons: dict[int, str] = {}
+        """Rollout -> why it has not as many groups as it should."""
+        self._events: list[tuple[float, bytes]] = []
+
+    # -- events --------------------------------------------------------------------------------------
+
+    def drawn(self, groups: Iterable[Group], rows: Mapping[int, PassedRow] | None = None) -> None:
+        """The data source has handed out groups, fresh ones or ones it was given back.
+
+        Args:
+            groups: Those without a `group_index` are passed over; so are those that are drawn already.
+            rows: `group_index` -> the row of the data set that it was made of.
+        """
+        with self._lock:
+            for group in groups:
+                key = _key(group)
+                if key is None or self._states.get(key) == DRAWN:
+                    continue
+                details: dict[str, Any] = {"samples": [s.index for s in group]}
+                row = (rows or {}).get(key)
+                if row is not None:
+                    details |= {"row": row.row, "epoch": row.epoch}
+                self._move(key, DRAWN, details)
+
+    def skipped(self, row: PassedRow) -> None:
+        """A row of the data set was passed over: no group is made of it in this epoch."""
+        with self._lock:
+            self._record(None, {"event": SKIPPED, "row": row.row, "epoch": row.epoch, "reason": row.reason})
+
+    def generating(self, groups: Iterable[Group]) -> None:
+        """Groups went to the engine."""
+        self._move_all(groups, GENERATING)
+
+    def scored(self, group: Group) -> None:
+        """A group came back whole: every sample has its reward or has failed. Twice in a row is once."""
+        key = _key(group)
+        if key is not None and self._states.get(key) != SCORED:
+            self._move_all([group], SCORED)
+
+    def buffered(self, groups: Iterable[Group], reason: str | None = None) -> None:
+        """Groups were given back, or are finished and wait; those that are buffered already are passed over."""
+        with self._lock:
+            for group in groups:
+                key = _key(group)
+                if key is not None and self._states.get(key) != BUFFERED:
+                    self._move(key, BUFFERED, {"reason": reason} if reason else {})
+
+    def recycled(self, group: Group, reason: str) -> None:
+        """A group will be generated afresh; counts as a retry of it."""
+        with self._lock:
+            key = _key(group)
+            if key is not None:
+                self._retries[key] = self._retries.get(key, 0) + 1
+                self._move(key, RECYCLED, {"reason": reason, "retries": self._retries[key]})
+
+    def dropped(self, group: Group, reason: str) -> None:
+        """A group will never be trained on; one that is not open is passed over."""
+        key = _key(group)
+        if key in self._states:
+            self._drop(key, reason)
+
+    def taken(self, rollout_id: int, groups: Sequence[Group], *, weight_version: int | None = None) -> None:
+        """Groups are the batch of a rollout; they count as trained with the first commit after it.
+
+        Args:
+            rollout_id: The rollout, each once.
+            groups: All of it. Several lists of one `group_index` are one group, unless they share samples.
+            weight_version: Of the weights that train on it; the newest one known here when left out (see `training`).
+        """
+        version = self.weight_version if weight_version is None else weight_version
+        with self._lock:
+            keys, parts = self._taken.setdefault(rollout_id, []), _parts(groups)
+            self._versions[rollout_id], self._told[rollout_id] = version, _versions_of(parts)
+            for key, samples in parts:
+                details: dict[str, Any] = {"rollout": rollout_id, "samples": len(samples), "version": version}
+                oldest_newest = trained_versions(samples)
+                if oldest_newest is not None:
+                    details["versions"] = oldest_newest
+                if key is not None:
+                    if self._states.pop(key, None) is None:
+                        details["foreign"] = True
+                    self._retries.pop(key, None)
+                    keys.append(key)
+                self._record(key, {"event": TAKEN, "group": key, **details})
+            event: dict[str, Any] = {"event": ROLLOUT, "rollout": rollout_id, "groups": len(parts)}
+            reason = self._reasons.pop(rollout_id, None)
+            self._record(None, {**event, "reason": reason} if reason else event)
+
+    def short(self, rollout_id: int, reason: str) -> None:
+        """Say, before it is taken, why a rollout has fewer groups than `--rollout-batch-size`."""
+        self._reasons[rollout_id] = reason
+
+    def training(self, rollout_id: int, groups: Sequence[Group], weight_version: int) -> None:
+        """A rollout is trained on by weights of this version: said where `taken` said something else.
+
+        Weights may have come since; and tokens may have been masked since for their age, with or without new weights,
+        so the versions of those that count are told again.
+        """
+        with self._lock:
+            if rollout_id not in self._versions:
+                return
+            versions = _versions_of(_parts(groups))
+            if self._versions[rollout_id] == weight_version and self._told.get(rollout_id) == versions:
+                return
+            event = {"event": TRAINING, "rollout": rollout_id, "version": weight_version, "versions": versions}
+            self._record(None, event)
+
+    def trained_through(self, rollout_id: int) -> None:
+        """The commit that is being made holds weights trained on every rollout up to this one."""
+        with self._lock:
+            for rollout in sorted(r for r in self._taken if r <= rollout_id):
+                self._versions.pop(rollout, None)
+                self._told.pop(rollout, None)
+                for key in self._taken.pop(rollout):
+                    self._record(key, {"event": TRAINED, "group": key, "rollout": rollout})
+
+    def settle(self) -> None:
+        """Nothing is in flight: groups that were drawn, and neither taken nor given back nor dropped, are lost."""
+        with self._lock:
+            for key in [k for k, state in self._states.items() if state != BUFFERED]:
+                self._drop(key, LEFT_OUT)
+
+    def reconcile(self, stored: set[int]) -> None:
+        """Buffered groups that the commit will not hold have been removed by the buffer."""
+        with self._lock:
+            for key in [k for k, state in self._states.items() if state == BUFFERED and k not in stored]:
+                self._drop(key, REMOVED)
+
+    # -- commits -------------------------------------------------------------------------------------
+
+    def state_of(self, group_index: int) -> str | None:
+        """The state of an open group that has not been taken; None for any other."""
+        return self._states.get(group_index)
+
+    def snapshot(self) -> LedgerSnapshot:
+        """Events since the last commit, and the open groups. The events stay until `forget`."""
+        with self._lock:
+            # Sorted by group, so that the same run writes the same file whichever group is done first.
+            lines = [line for _, line in sorted(self._events, key=lambda event: event[0])]
+            return LedgerSnapshot(lines, self._open_groups())
+
+    def forget(self, num_events: int) -> None:
+        """The events of a snapshot are on disk."""
+        with self._lock:
+            del self._events[:num_events]
+
+    def restore(self, open_groups: Iterable[Mapping[str, Any]]) -> None:
+        """Take over the open groups of a commit."""
+        with self._lock:
+            self._events.clear()
+            self._states.clear()
+            self._retries.clear()
+            self._taken.clear()
+            self._versions.clear()
+            self._told.clear()
+            for entry in open_groups:
+                key = int(entry["group"])
+                if entry["state"] == TAKEN:
+                    self._taken.setdefault(int(entry["rollout"]), []).append(key)
+                    self._versions[int(entry["rollout"])] = int(entry.get("version", -1))
+                else:
+                    self._states[key] = str(entry["state"])
+                if entry.get("retries"):
+                    self._retries[key] = int(entry["retries"])
+
+    def untake(self, rollout_id: int, groups: Iterable[Group]) -> None:
+        """A rollout that was taken and not trained on goes back: a resumed run of another mode does not know it."""
+        with self._lock:
+            self._taken.pop(rollout_id, None)
+            self._versions.pop(rollout_id, None)
+            self._told.pop(rollout_id, None)
+            self._record(None, {"event": UNTAKEN, "rollout": rollout_id})
+            self.buffered(groups, f"rollout {rollout_id} was not trained on")
+
+    def _open_groups(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = [{"group": key, "state": self._states[key]} for key in sorted(self._states)]
+        for entry in entries:
+            if self._retries.get(entry["group"]):
+                entry["retries"] = self._retries[entry["group"]]
+        for rollout in sorted(self._taken):
+            version = self._versions.get(rollout, -1)
+            known = {"state": TAKEN, "rollout": rollout, "version": version}
+            entries += [{"group": key, **known} for key in sorted(self._taken[rollout])]
+        return entries
+
+    def _move_all(self, groups: Iterable[Group], state: str) -> None:
+        with self._lock:
+            for group in groups:
+                key = _key(group)
+                if key is not None:
+                    self._move(key, state, {})
+
+    def _move(self, key: int, state: str, details: Mapping[str, Any]) -> None:
+        self._states[key] = state
+        self._record(key, {"event": state, "group": key, **details})
+
+    def _drop(self, key: int, reason: str) -> None:
+        with self._lock:
+            self._states.pop(key, None)
+            self._retries.pop(key, None)
+            self._record(key, {"event": DROPPED, "group": key, "reason": reason})
+
+    def _record(self, key: int | None, event: Mapping[str, Any]) -> None:
+        if self.recording:
+            self._events.append((float("inf") if key is None else key, orjson.dumps(event)))
+
+
+_PASSED_ON = ("__len__", "__bool__", "__iter__", "__next__", "__getitem__", "__contains__", "__call__")
+
+
+class RecordedSource:
+    """A data source whose draws and returns are recorded; in everything else it is the source itself.
+
+    User code sees no difference: `isinstance`, `type(source).__name__` and what Python looks up on the class (`len`,
+    iteration, indexing) answer as the source does. Only `type(source) is ItsClass` does not hold.
+    """
+
+    def __new__(cls, source: Any, ledger: Ledger) -> RecordedSource:
+        """An object of a class made for this source's class."""
+        own = type(source)
+        passed_on = {name: _passed_on(name) for name in _PASSED_ON if hasattr(own, name)}
+        named = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+        made: RecordedSource = object.__new__(type(own.__name__, (cls,), passed_on | named))
+        return made
+
+    def __init__(self, source: Any, ledger: Ledger) -> None:
+        object.__setattr__(self, "_source", source)
+        object.__setattr__(self, "_ledger", ledger)
+        if hasattr(source, "take_passed_rows"):
+            source.take_passed_rows()  # it keeps them from the first call on
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # what isinstance() asks when the type does not do
+        return type(self._source)
+
+    def get_samples(self, num_samples: int) -> list[Group]:
+        """The source's answer, whatever it is: who asked checks it."""
+        groups: list[Group] = self._source.get_samples(num_samples)
+        self._note_rows(groups)
+        return groups
+
+    def add_samples(self, samples: list[Group]) -> None:
+        """Give groups back."""
+        self._source.add_samples(samples)
+        self._ledger.buffered(samples)
+
+    def _note_rows(self, groups: Any) -> None:
+        take = getattr(self._source, "take_passed_rows", None)
+        rows: list[PassedRow] = [] if take is None else take()
+        for row in rows:
+            if row.group_index is None:
+                self._ledger.skipped(row)
+        if isinstance(groups, list):
+            whole = [g for g in groups if isinstance(g, list) and g]
+            self._ledger.drawn(whole, {r.group_index: r for r in rows if r.group_index is not None})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._source, name, value)
+
+
+def _passed_on(name: str) -> Any:
+    """A method that Python looks up on the class, answered by the source."""
+
+    def method(self: Any, *details: Any) -> Any:
+        return getattr(self._source, name)(*details)
+
+    return method
+
+
+def trained_versions(samples: Iterable[Any]) -> list[int] | None:
+    """[oldest, newest] weight version of the sampled tokens that are trained on; None where none is known."""
+    found: set[int] = set()
+    for sample in samples:
+        versions, mask = sample.token_weight_versions, sample.loss_mask
+        if sample.is_removed or not versions:  # the masks of those that are removed become zero
+            continue
+        if versions.count(versions[0]) == len(versions):  # most samples; a batch has millions of tokens
+            found.update(versions[:1] if mask is None or any(mask) else ())
+        else:
+            found.update(versions if mask is None else compress(versions, mask))
+    found = {v for v in found if v >= 0}
+    return [min(found), max(found)] if found else None
+
+
+def _parts(groups: Sequence[Group]) -> list[tuple[int | None, Group]]:
+    """Groups by their key; lists of one key that have no sample in common are parts of one group."""
+    parts: list[tuple[int | None, Group]] = []
+    newest: dict[int, int] = {}
+    for group in groups:
+        key = _key(group)
+        place = None if key is None else newest.get(key)
+        if place is not None and not {s.index for s in group} & {s.index for s in parts[place][1]}:
+            parts[place][1].extend(group)
+            continue
+        if key is not None:
+            newest[key] = len(parts)
+        parts.append((key, list(group)))
+    return parts
+
+
+def _versions_of(parts: list[tuple[int | None, Group]]) -> dict[str, list[int] | None]:
+    """Of each group with a key."""
+    return {str(key): trained_versions(samples) for key, samples in parts if key is not None}
+
+
+def _key(group: Group) -> int | None:
+    return getattr(group[0], "group_index", None) if group else None

@@ -1,0 +1,194 @@
+"""The ledger on disk: one immutable segment of events per commit, each naming the one before it.
+
+    <checkpoints>/ledger/0000001-5f0c21d7.jsonl     number in the chain, and the beginning of the content's digest
+    <commit>/ledger.json                            names the newest segment that belongs to the commit, with its digest
+
+The first line of a segment is its header: the reference of the segment before (null at the start of a chain), the
+rollout of its commit and what was declared of the run (`policy`). So a commit costs the events since the last one,
+and its `ledger.json` vouches for the whole history. `rollout.stage_state` writes, `checkpoint.ledger_verify` reads,
+`checkpoint.store` removes what no commit names. What a reader would get wrong: a segment is on disk before the commit
+that names it, so a killed run may leave one that nothing names; names come from content, so it is never mistaken for
+another, and writing it again is no change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from slime_core.errors import CheckpointError
+
+LEDGER_FILE, SEGMENTS = "ledger.json", "ledger"
+FORMAT = "slime-ledger-1"
+_NAME = re.compile(r"(\d{7,})-[0-9a-f]{8}\.jsonl")
+
+
+@dataclass(frozen=True)
+class SegmentRef:
+    """Names one segment and what is in it."""
+
+    name: str
+    blake2b: str
+    size: int
+    """Bytes."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> SegmentRef:
+        """From JSON."""
+        return cls(str(data["name"]), str(data["blake2b"]), int(data["size"]))
+
+    @property
+    def number(self) -> int:
+        """Place in its chain, from 1."""
+        found = _NAME.fullmatch(self.name)
+        return int(found[1]) if found else 0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment, read."""
+
+    ref: SegmentRef
+    header: dict[str, Any]
+    events: list[dict[str, Any]]
+
+
+def write_segment(
+    directory: Path, previous: SegmentRef | None, header: Mapping[str, Any], lines: Sequence[bytes]
+) -> SegmentRef:
+    """Write one segment and have the device hold it, with its directory entry; complete or not at all.
+
+    Args:
+        directory: `<checkpoints>/ledger`; made when missing.
+        previous: The last segment of the chain; None starts one.
+        header: Rollout of the commit and what is declared of the run.
+        lines: Events as JSON.
+    """
+    before = asdict(previous) if previous else None
+    number = previous.number + 1 if previous else 1
+    head = orjson.dumps({"format": FORMAT, "segment": number, "previous": before, **header})
+    content = b"".join(line + b"\n" for line in [head, *lines])
+    digest = _digest(content)
+    ref = SegmentRef(f"{number:07d}-{digest[:8]}.jsonl", digest, len(content))
+    directory.mkdir(parents=True, exist_ok=True)
+    path, partial = directory / ref.name, directory / f".{ref.name}.partial"
+    if not (path.is_file() and path.stat().st_size == ref.size):
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    for entry in (path, directory, directory.parent):
+        _flush(entry)
+    return ref
+
+
+def read_segment(directory: Path, ref: SegmentRef) -> Segment:
+    """One segment. Raises CheckpointError when it is missing or is not what the reference says."""
+    path = directory / ref.name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: ledger segment cannot be read: {error.strerror or error}") from error
+    if len(content) != ref.size or _digest(content) != ref.blake2b:
+        raise CheckpointError(f"{path}: ledger segment is not what its commit names (size or digest differs)")
+    try:
+        header, *events = [orjson.loads(line) for line in content.splitlines()]
+    except (orjson.JSONDecodeError, ValueError) as error:
+        raise CheckpointError(f"{path}: ledger segment is no JSON: {error}") from error
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {header.get('format')!r}; this version reads {FORMAT!r}")
+    return Segment(ref, header, events)
+
+
+def read_chain(directory: Path, last: SegmentRef | None) -> list[Segment]:
+    """All segments up to `last`, oldest first. Raises CheckpointError naming the first that is wrong."""
+    chain: list[Segment] = []
+    ref = last
+    while ref is not None:
+        segment = read_segment(directory, ref)
+        chain.append(segment)
+        before = segment.header["previous"]
+        ref = SegmentRef.of(before) if before else None
+        if ref is not None and ref.number != segment.ref.number - 1:
+            raise CheckpointError(
+                f"{directory}: ledger segment {segment.ref.name} follows {ref.name}: one between them is missing"
+            )
+    return chain[::-1]
+
+
+def adopt_chain(directory: Path, source: Path, last: SegmentRef) -> None:
+    """Copy what of a chain is not in `directory` from another store's. Raises CheckpointError for a broken one."""
+    ref: SegmentRef | None = last
+    while ref is not None and not (directory / ref.name).is_file():
+        segment = read_segment(source, ref)
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = directory / f".{ref.name}.partial"
+        partial.write_bytes((source / ref.name).read_bytes())
+        _flush(partial)
+        os.replace(partial, directory / ref.name)
+        before = segment.header["previous"]
+        ref = SegmentRef.of(before) if before else None
+
+
+def remove_orphans(directory: Path, named: Iterable[SegmentRef]) -> list[str]:
+    """Delete the segments that no chain of `named` has; their names. Nothing, where a chain cannot be followed."""
+    needed: set[str] = set()
+    for last in named:
+        ref: SegmentRef | None = last
+        while ref is not None and ref.name not in needed:
+            needed.add(ref.name)
+            try:
+                with (directory / ref.name).open("rb") as file:
+                    before = orjson.loads(file.readline()).get("previous")
+            except (OSError, orjson.JSONDecodeError):
+                return []  # `slime ledger verify` says what is wrong with it
+            ref = SegmentRef.of(before) if before else None
+    if not directory.is_dir():
+        return []
+    orphans = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and p.name not in needed]
+    for path in [*orphans, *directory.glob(".*.partial")]:
+        path.unlink()
+    return sorted(path.name for path in orphans)
+
+
+def read_commit(commit: Path) -> dict[str, Any] | None:
+    """What a commit says of its ledger; None for one made before there were ledgers.
+
+    Raises:
+        CheckpointError: It cannot be read, or is of another format.
+    """
+    path = commit / LEDGER_FILE
+    if not path.is_file():
+        return None
+    try:
+        found: dict[str, Any] = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: no JSON: {error}") from error
+    if found.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {found.get('format')!r}; this version reads {FORMAT!r}")
+    return found
+
+
+def segments_of(commit: Path) -> Path:
+    """Where the segments of a commit's store are."""
+    return commit.parent / SEGMENTS
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

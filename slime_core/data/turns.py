@@ -1,0 +1,274 @@
+"""What comes between two sampled turns, as ids: the rest of the turn's end, new messages, the next generation prompt.
+
+Generators with a chat template call `turn_delta` after each turn; the data source calls `rendered_spans` for prompts.
+What a reader would get wrong: sampled text is never encoded again. The conversation is rendered with a placeholder in
+the place of the sampled turn, and only the text after the placeholder becomes ids, so a template which would write
+earlier turns differently by now (Qwen3 strips their reasoning) cannot change what the policy has seen.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slime_core import provenance
+from slime_core.data.tokenizer import encode_rendered, render_messages
+from slime_core.errors import DataError
+from slime_core.provenance import Source, Spans
+
+PLACEHOLDER = "assistantturnplaceholder"
+"""Stands for a sampled turn: one word, so that no template trims or splits it."""
+
+Message = Mapping[str, Any]
+
+_ROLE_SOURCES = {
+    "system": Source.SYSTEM,
+    "developer": Source.SYSTEM,
+    "user": Source.USER,
+    "assistant": Source.DEMONSTRATION,
+    "tool": Source.TOOL,
+    "function": Source.TOOL,
+    "observation": Source.TOOL,
+    "ipython": Source.TOOL,
+}
+
+
+def source_of(role: str) -> Source:
+    """Who wrote the text of a message; USER for roles unknown here."""
+    return _ROLE_SOURCES.get(role, Source.USER)
+
+
+def turn_delta(
+    tokenizer: Any,
+    args: Any,
+    messages: Sequence[Message],
+    new_messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    sampled_ids: Sequence[int] = (),
+    assistant: Message | None = None,
+    add_generation_prompt: bool = True,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[tuple[list[int], Source]]:
+    """Ids to append after a sampled assistant turn, with their sources, in order.
+
+    Args:
+        tokenizer: HF tokenizer with a chat template.
+        args: Read for `apply_chat_template_kwargs`, unless `template_kwargs` is given.
+        messages: The conversation before the sampled turn.
+        new_messages: What came after it: tools' answers, the user's next message. Consecutive tool messages must come
+            in one call: templates group them.
+        tools: Tool schemas, as given for the prompt.
+        sampled_ids: The turn's ids. What of the turn's end they hold already is not repeated.
+        assistant: The sampled turn as a message, for templates that look at its `tool_calls`; its `content` is not
+            used.
+        add_generation_prompt: End with what makes the assistant begin.
+        template_kwargs: For the chat template.
+
+    Raises:
+        DataError: The template refuses the messages, or what it writes after the turn cannot be told; names it.
+    """
+    if template_kwargs is None:
+        template_kwargs = getattr(args, "apply_chat_template_kwargs", None)
+    turn = _Turn(tokenizer, tools, template_kwargs, messages, assistant)
+
+    def render(new: Sequence[Message], prompt: bool) -> str:
+        return turn.after(new, prompt and add_generation_prompt)
+
+    text = render(new_messages, True)
+    ids, sources, ends = _encoded(tokenizer, text, _places(text, new_messages, render))
+    num_end = sum(end <= len(turn.end) for end in ends) if ends else len(encode_rendered(tokenizer, turn.end))
+    done = _already_sampled(tokenizer, ids, sampled_ids, num_end)
+    pieces: list[tuple[list[int], Source]] = []
+    for token, source in zip(ids[done:], sources[done:]):
+        if pieces and pieces[-1][1] == source:
+            pieces[-1][0].append(token)
+        else:
+            pieces.append(([token], source))
+    return pieces
+
+
+def rendered_spans(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    text: str,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[list[int], Spans]:
+    """A rendered prompt's ids and who wrote them; an assistant's messages in it are demonstrations, as context.
+
+    Args:
+        tokenizer: HF tokenizer with a chat template.
+        messages: The conversation.
+        text: What `render_prompt` made of it with the other arguments.
+        tools: Tool schemas.
+        template_kwargs: For the chat template.
+    """
+
+    def render(shown: Sequence[Message], prompt: bool) -> str:
+        kwargs = {**(template_kwargs or {}), "add_generation_prompt": prompt}
+        return render_messages(tokenizer, shown, tools, kwargs)
+
+    ids, sources, _ = _encoded(tokenizer, text, _places(text, messages, render))
+    spans: Spans = []
+    for source in sources:
+        provenance.add_span(spans, source, 1, "context" if source == Source.DEMONSTRATION else "")
+    return ids, spans
+
+
+class _Turn:
+    """Renders what comes after one sampled turn, with a placeholder for it, and cuts there."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_kwargs: Mapping[str, Any] | None,
+        messages: Sequence[Message],
+        assistant: Message | None,
+    ) -> None:
+        self._tokenizer, self._tools, self._kwargs = tokenizer, tools, template_kwargs or {}
+        plain: Message = {"role": "assistant", "content": PLACEHOLDER}
+        self.end = self._behind(self._render([*messages, plain], False), "the turn")
+        """What ends the turn."""
+        self._calls = assistant is not None and bool(assistant.get("tool_calls"))
+        self._history = [*messages, {**(assistant or {}), **plain} if self._calls else plain]
+        self._before = self._render(self._history, False) if self._calls else ""
+
+    def after(self, new: Sequence[Message], generation_prompt: bool) -> str:
+        """The end of the turn, `new`, and the generation prompt."""
+        whole, before = self._render([*self._history, *new], generation_prompt), self._before
+        if not self._calls:
+            text = self._behind(whole, "the turn and new messages")
+            if not text.startswith(self.end):
+                raise self._undefined(f"ends a turn with {self.end!r} while it is the last, and then {text[:80]!r}")
+            return text
+        if PLACEHOLDER in before:  # what comes before the turn may be rewritten: it is not looked at
+            before, whole = self._behind(before, "the turn"), self._behind(whole, "the turn and new messages")
+        if not whole.startswith(before):
+            at = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
+            raise self._undefined(
+                f"writes a turn with tool calls otherwise once messages follow: {before[at : at + 60]!r} becomes"
+                f" {whole[at : at + 60]!r}"
+            )
+        return self.end + whole[len(before) :]
+
+    def _render(self, messages: Sequence[Message], generation_prompt: bool) -> str:
+        kwargs = {**self._kwargs, "add_generation_prompt": generation_prompt}
+        return render_messages(self._tokenizer, messages, self._tools, kwargs)
+
+    def _behind(self, text: str, what: str) -> str:
+        if text.count(PLACEHOLDER) != 1:
+            raise self._undefined(f"writes the text of an assistant's turn {text.count(PLACEHOLDER)} times for {what}")
+        return text[text.index(PLACEHOLDER) + len(PLACEHOLDER) :]
+
+    def _undefined(self, what: str) -> DataError:
+        name = getattr(self._tokenizer, "name_or_path", "") or "the tokenizer"
+        return DataError(
+            f"the chat template of {name} {what}; so what follows a sampled turn is not defined. `slime tokens check`"
+            " shows it; use another template (chat_template.jinja in the model directory), or single-turn generation"
+        )
+
+
+# -- who wrote which characters --------------------------------------------------------------------------
+
+_MARK = "messagenumber{}placeholder"
+_Place = tuple[int, int, Source]
+"""Characters [begin, end) of a text."""
+_Render = Callable[[Sequence[Message], bool], str]
+"""Messages, and whether the generation prompt follows -> the text."""
+
+
+def _places(text: str, messages: Sequence[Message], render: _Render) -> list[_Place]:
+    """Where the messages' own words are in `text`, in order.
+
+    A message whose words occur once is there. Else the same messages are rendered with marks for words, which tells
+    the template's text between them. From a message on that cannot be found either (a template that writes its words
+    as JSON), all but the generation prompt is that message's.
+    """
+    places: list[_Place] = []
+    position = 0
+    for message in messages:
+        words = _words(message)
+        words = words if words in text else words.strip()
+        at = text.find(words, position)
+        if at < 0 or (words and text.find(words, at + 1) >= 0):
+            return _framed_places(text, messages, render)
+        places.append((at, at + len(words), source_of(str(message.get("role")))))
+        position = at + len(words)
+    return places
+
+
+def _framed_places(text: str, messages: Sequence[Message], render: _Render) -> list[_Place]:
+    marked = render([{**m, "content": _MARK.format(i)} for i, m in enumerate(messages)], True)
+    frames: list[str] = []
+    for number in range(len(messages)):
+        frame, mark, rest = marked.partition(_MARK.format(number))
+        if not mark:
+            break
+        frames.append(frame)
+        marked = rest
+    else:
+        frames.append(marked)
+    places: list[_Place] = []
+    position = len(frames[0]) if frames and text.startswith(frames[0]) else 0
+    for number, message in enumerate(messages):
+        source, raw = source_of(str(message.get("role"))), _words(message)
+        following = frames[number + 1] if number + 1 < len(frames) else None
+        for words in (raw, raw.strip()):
+            if following is not None and text.startswith(words + following, position):
+                places.append((position, position + len(words), source))
+                position += len(words) + len(following)
+                break
+        else:
+            prompt = render(messages, True).removeprefix(render(messages, False))
+            return [*places, (position, len(text.removesuffix(prompt)), source)]
+    return places
+
+
+def _words(message: Message) -> str:
+    """A message's text; of content in parts, that of its text parts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        return "".join(str(p["text"]) for p in content if isinstance(p, Mapping) and isinstance(p.get("text"), str))
+    return ""
+
+
+def _encoded(tokenizer: Any, text: str, places: Sequence[_Place]) -> tuple[list[int], list[Source], list[int]]:
+    """Ids of `text`, who wrote each, and the character each ends before.
+
+    A token is its message's when any of its characters is. A tokenizer without offsets gives all to the message with
+    most characters, and no ends.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        ids = encode_rendered(tokenizer, text)
+        longest = max(places, key=lambda place: place[1] - place[0], default=(0, 0, Source.TEMPLATE))
+        return ids, [longest[2]] * len(ids), []
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids, offsets = list(encoding["input_ids"]), encoding["offset_mapping"]
+    filled = [place for place in places if place[0] < place[1]]
+    ends = [end for _, end, _ in filled]
+    sources = []
+    for begin, end in offsets:
+        at = bisect_right(ends, begin)
+        inside = at < len(filled) and filled[at][0] < end
+        sources.append(filled[at][2] if inside else Source.TEMPLATE)
+    return ids, sources, [end for _, end in offsets]
+
+
+def _already_sampled(tokenizer: Any, ids: Sequence[int], sampled_ids: Sequence[int], num_end: int) -> int:
+    """How many of `ids` the sampled turn ends with already.
+
+    At most the `num_end` that end a turn; where the template writes no end, a special token that begins the next
+    message, which GLM-4 samples to say who speaks next.
+    """
+    special = set(getattr(tokenizer, "all_special_ids", ())) | set(getattr(tokenizer, "added_tokens_decoder", ()))
+    longest = num_end or int(bool(ids) and ids[0] in special)
+    for count in range(min(longest, len(sampled_ids)), 0, -1):
+        if list(sampled_ids[-count:]) == list(ids[:count]):
+            return count
+    return 0

@@ -1,0 +1,108 @@
+"""What policy and environment say to one another, as messages or as text, in step with the sample's tokens.
+
+`multi_turn` holds one per sample: the first observation follows the row's prompt, each later one the turn it answers.
+Chat rows (messages) go through the chat template by `turn_delta`; text rows are continued with text. What a reader
+would get wrong: `messages` is only what templates are asked with. Ids of sampled turns are the engine's and are
+never made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slime_core.data.tokenizer import encode_rendered, encode_text, render_prompt
+from slime_core.data.turns import rendered_spans, turn_delta
+from slime_core.errors import DataError
+from slime_core.protocols import Observation
+from slime_core.provenance import Source, Span, Spans
+from slime_core.types import Sample
+
+
+class Dialogue:
+    """The conversation of one sample."""
+
+    def __init__(
+        self, args: Any, tokenizer: Any, sample: Sample, *, role: str = "user", template: str = "{observation}"
+    ) -> None:
+        """Of a row whose prompt has its tokens.
+
+        Args:
+            args: The run's settings.
+            tokenizer: HF tokenizer.
+            sample: Chat messages or text as `prompt`.
+            role: Of observations that are text, in a chat.
+            template: Around observations of text rows; `{observation}` is replaced.
+
+        Raises:
+            DataError: The prompt is text that was rendered from chat messages, or `template` has no `{observation}`.
+        """
+        if "{observation}" not in template:
+            raise DataError(f"observation_template {template!r} has no {{observation}} in it")
+        self.chat = not isinstance(sample.prompt, str)
+        if not self.chat and getattr(args, "apply_chat_template", False):
+            raise DataError(
+                "the row's prompt was turned into text by --apply-chat-template, so later turns cannot be written as"
+                " its messages' continuation: give rows whose prompt column is a list of chat messages, and leave"
+                " --apply-chat-template out (messages are always written by the template)"
+            )
+        self._args, self._tokenizer, self._sample = args, tokenizer, sample
+        self._role, self._template = role, template
+        self._kwargs = sample.apply_chat_template_kwargs or getattr(args, "apply_chat_template_kwargs", None) or {}
+        self._tools = sample.metadata.get("tools")
+        self.messages: list[dict[str, Any]] = []
+        """The conversation so far, the row's prompt included; empty for text rows."""
+
+    def opening(self, observation: Observation | None) -> tuple[list[int], Spans]:
+        """Ids and spans of the row's prompt with a first observation behind it. Raises DataError."""
+        if not self.chat:
+            ids = encode_text(self._tokenizer, str(self._sample.prompt) + self._text(observation))
+            return ids, [Span(Source.USER, len(ids))] if ids else []
+        messages = self._opened(observation)
+        text = render_prompt(self._tokenizer, messages, self._tools, self._kwargs)
+        return rendered_spans(self._tokenizer, messages, text, tools=self._tools, template_kwargs=self._kwargs)
+
+    def open(self, observation: Observation | None) -> None:
+        """Begin with this first observation; the sample's ids are the caller's to set, to `opening`'s."""
+        self.messages = self._opened(observation) if self.chat else []
+
+    def continued(self, text: str, ids: Sequence[int], observation: Observation) -> list[tuple[list[int], Source]]:
+        """What follows a turn: ids and who wrote them, up to where the policy begins again. Raises DataError.
+
+        Args:
+            text: The turn's text.
+            ids: The turn's ids, as sampled.
+            observation: The environment's answer.
+        """
+        if not self.chat:
+            return [(encode_rendered(self._tokenizer, self._text(observation)), Source.TOOL)]
+        new = self._as_messages(observation)
+        pieces = turn_delta(
+            self._tokenizer, self._args, self.messages, new,
+            tools=self._tools, sampled_ids=ids, template_kwargs=self._kwargs,
+        )  # fmt: skip
+        self.messages += [{"role": "assistant", "content": text}, *new]
+        return pieces
+
+    def _opened(self, observation: Observation | None) -> list[dict[str, Any]]:
+        """The row's messages and a first observation; its text joins a last message of the same role, since templates
+        want roles to alternate."""
+        assert not isinstance(self._sample.prompt, str), "a chat"
+        messages = [dict(message) for message in self._sample.prompt]
+        new = self._as_messages(observation) if observation else []
+        if new and isinstance(observation, str) and messages and messages[-1].get("role") == new[0]["role"]:
+            messages[-1] = {**messages[-1], "content": f"{messages[-1].get('content', '')}\n{observation}"}
+            return messages
+        return [*messages, *new]
+
+    def _as_messages(self, observation: Observation) -> list[dict[str, Any]]:
+        if isinstance(observation, str):
+            return [{"role": self._role, "content": observation}]
+        return [dict(message) for message in observation]
+
+    def _text(self, observation: Observation | None) -> str:
+        if not observation:
+            return ""
+        if not isinstance(observation, str):
+            raise DataError("the environment answers with chat messages, but the row's prompt is text; give chat rows")
+        return self._template.replace("{observation}", observation)

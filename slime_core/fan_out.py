@@ -1,0 +1,72 @@
+"""Samples -> executions: what counts once where a generate function returned several samples (fan-out).
+
+Filters, buffers, statistics and metrics call `executions` or `execution_rewards` before they count or average. Standard
+library only. What a reader would get wrong: siblings are known by `rollout_id` and by nothing else. Samples without
+one are executions of their own; two samples of the run with the same one are siblings, wherever they stand.
+
+Example, a group of two executions::
+
+    sample            A   B   C        executions        [[A, B], [C]]
+    rollout_id        7   7   None     shares            [1/2, 1/2, 1]
+    reward            1   0   1        execution_rewards [1/2, 1]
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from slime_core.sample import Group, Sample
+
+
+def executions(samples: Iterable[Sample]) -> list[Group]:
+    """Fan-out siblings together, in the order in which a first sample of each execution comes."""
+    found: dict[Hashable, Group] = {}
+    for place, sample in enumerate(samples):
+        key = ("no id", place) if sample.rollout_id is None else sample.rollout_id
+        found.setdefault(key, []).append(sample)
+    return list(found.values())
+
+
+def execution_rewards(args: Any, samples: Iterable[Sample]) -> list[float]:
+    """One scalar reward per execution: the mean over its siblings that have one; executions without any are left out.
+
+    Args:
+        args: The run's settings; `reward_key` picks from mapping rewards.
+        samples: Of one group or several.
+
+    Raises:
+        TypeError, KeyError: A reward is a mapping, and `reward_key` names no number in it.
+    """
+    scored = [[s for s in siblings if s.reward is not None] for siblings in executions(samples)]
+    return [mean([float(s.get_reward_value(args)) for s in siblings]) for siblings in scored if siblings]
+
+
+def shares(samples: Sequence[Sample]) -> list[float]:
+    """[n] what each sample counts: 1 / number of its siblings among `samples`, itself included."""
+    ids = [("no id", place) if s.rollout_id is None else s.rollout_id for place, s in enumerate(samples)]
+    return [1.0 / count for count in sibling_counts(ids)]
+
+
+def sibling_counts(ids: Sequence[Hashable], counted: Sequence[bool] | None = None) -> list[int]:
+    """[n] how many entries have each entry's id, itself included.
+
+    Args:
+        ids: [n].
+        counted: [n] entries that count; where none of an id does, the result is 1. None: all count.
+    """
+    counts = Counter(ids if counted is None else [i for i, counts in zip(ids, counted, strict=True) if counts])
+    return [max(counts[i], 1) for i in ids]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; exactly their value where all are equal, so that comparisons with it hold."""
+    first = values[0]
+    return first if all(v == first for v in values) else math.fsum(values) / len(values)
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Sum of values times weights over the sum of weights. Raises ZeroDivisionError where the weights add up to 0."""
+    return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)

@@ -1,0 +1,44 @@
+"""`--model` against the `config.json` of `--hf-checkpoint`, before anything is loaded and whatever the trainer.
+
+Called by `launch/prepare.py`. A number that the user gave as a Megatron flag is that flag's: the trainer compares it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slime_core.config import Settings
+from slime_core.config.foreign import find_owners
+from slime_core.config.passthrough import find_foreign
+from slime_core.errors import ConfigError
+from slime_core.model_presets.contradictions import contradictions
+from slime_core.model_presets.presets import find_preset
+from slime_core.models.config import read_hf_config
+
+
+def check_named_model(settings: Settings) -> None:
+    """Compare them where both are there.
+
+    Raises:
+        ConfigError: The checkpoint is another model; every number that differs is listed.
+    """
+    args = settings.args
+    if args.model is None or not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
+        return
+    preset, hf = find_preset(args.model), read_hf_config(str(args.hf_checkpoint))
+    both = f"{settings.cite('model')} is not the model of {settings.cite('hf_checkpoint')}"
+    if hf["model_type"] != preset.model_type:
+        raise ConfigError(
+            f"{both}: {preset.name} is of family {preset.model_type}, config.json says {hf['model_type']}"
+        )
+    different = [found for found in contradictions(preset, hf) if not _given(settings, found.flag)]
+    if different:
+        lines = "\n".join(found.text for found in different)
+        raise ConfigError(f"{both}:\n{lines}\nRemove --model, or name the checkpoint's own; `slime models list`.")
+
+
+def _given(settings: Settings, flag: str) -> bool:
+    """Whether the user gave the flag, under whatever name its value is kept."""
+    found = find_foreign(find_owners([], {})[0], flag.replace("-", "_"))
+    origin = settings.origins.get(found[1].attribute) if found is not None else None
+    return origin is not None and origin.kind in ("file", "env", "flag")

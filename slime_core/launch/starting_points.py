@@ -1,0 +1,94 @@
+"""Where the weights of a run begin: what each setting names, looked at before anything starts, and one line for each.
+
+Called by `launch/prepare.py`. What a reader would get wrong: the engines read `--hf-checkpoint` too, so it is in HF's
+layout always; the other settings may name Megatron's, for a trainer that reads it (`Trainer.reads_megatron`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from slime_core.checkpoint.sources import Source, find_source, looked_for, required_source, source_in
+from slime_core.checkpoint.store import is_checkpoint
+from slime_core.config import Settings
+from slime_core.errors import CheckpointError, ConfigError
+
+_STEPS = {"load": "ckpt_step", "ref_load": "ref_ckpt_step", "opd_teacher_load": "opd_teacher_ckpt_step"}
+_USED = {"ref_load": "reference", "opd_teacher_load": "teacher", "critic_load": "critic"}
+
+
+def check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) -> list[str]:
+    """Look at every directory with a model that the settings name.
+
+    Args:
+        settings: The run's.
+        trainer: Its class; None for a run that does not train.
+        may_come: A recipe has yet to make them, so that one that is missing is no mistake.
+
+    Returns:
+        What was found for reference, teacher and critic, and what of it is taken.
+
+    Raises:
+        ConfigError: There is no model, or not in a format that can be read.
+        CheckpointError: A commit that is named is torn, or not there.
+    """
+    args = settings.args
+    _check_steps(settings)
+    if args.hf_checkpoint and not may_come:
+        _check_hf(settings)
+    told = []
+    for name, role in _USED.items():
+        path, step = getattr(args, name), getattr(args, _STEPS.get(name, ""), None)
+        if not path or path == args.hf_checkpoint or (may_come and find_source(path) is None):
+            continue
+        try:
+            source = required_source(
+                path, step, cite=settings.cite(name), folder="critic" if role == "critic" else None
+            )
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from error
+        _check_format(settings, name, source, trainer)
+        told.append(f"{role}: weights of {source.directory}, {source}")
+    loaded = _of_load(settings)
+    if loaded is not None:
+        _check_format(settings, "load", loaded, trainer)
+    return told
+
+
+def _of_load(settings: Settings) -> Source | None:
+    """A model that `--load` names; not a commit, which `launch/resume.py` looks at."""
+    load = settings.args.load
+    return None if not load or is_checkpoint(load) else source_in(Path(load))
+
+
+def _check_steps(settings: Settings) -> None:
+    for name, step in _STEPS.items():
+        if getattr(settings.args, step) is not None and not settings.is_given(name):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{settings.cite(step)} chooses a commit of {flag}, which is not given.")
+
+
+def _check_hf(settings: Settings) -> None:
+    path = str(settings.args.hf_checkpoint)
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"{settings.cite('hf_checkpoint')}: no HF-layout model there (no config.json)")
+    source = find_source(path)
+    if source is not None and not source.has_hf:
+        raise ConfigError(
+            f"{settings.cite('hf_checkpoint')}: its weights are in Megatron's format, which engines cannot read; name"
+            " the HF model, or type slime convert megatron-to-hf"
+        )
+
+
+def _check_format(settings: Settings, name: str, source: Source, trainer: Any) -> None:
+    if not source.has_hf and not getattr(trainer, "reads_megatron", False):
+        raise ConfigError(
+            f"{settings.cite(name)}: is {source}, which {settings.cite('train_backend')} does not read; type slime"
+            " convert megatron-to-hf, or --train-backend megatron"
+        )
+
+
+def no_checkpoint(path: str) -> str:
+    """Why `--load` cannot be followed."""
+    return f"--load {path}: no slime checkpoint there. {looked_for(path)}"

@@ -1,0 +1,126 @@
+"""Adapters in a torch model: `LoraLinear` in place of `nn.Linear`, and the weights that come out.
+
+Used by the embedded trainer. A model with adapters has the parameters `X.lora_A` and `X.lora_B` beside every adapted
+`X.weight`; `merged_weights` hides them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slime_core.models.lora import LoraSettings, first_adapter, merged, module_of
+
+DOWN, UP = "lora_A", "lora_B"
+
+
+class LoraLinear(nn.Module):
+    """`x W^T + b` with W = weight + scale * B A.
+
+    Args:
+        linear: Its parameters become this module's, not copies.
+        down: [rank, in] float32, A.
+        up: [out, rank] float32, B.
+        scale: alpha / rank.
+        merge: Multiply with the merged weight, as an engine does, instead of adding the adapter's output. Same numbers
+            up to rounding, at rank / rows of the matrix product more.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, down: torch.Tensor, up: torch.Tensor, scale: float, *, merge: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.lora_A, self.lora_B = nn.Parameter(down), nn.Parameter(up)
+        self.scale, self.merge = scale, merge
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        if self.merge:
+            result: torch.Tensor = _MergedLinear.apply(  # type: ignore[no-untyped-call]
+                x, self.weight, self.lora_A, self.lora_B, self.bias, self.scale
+            )
+            return result
+        added = functional.linear(functional.linear(x, self.lora_A), self.lora_B)
+        return functional.linear(x, self.weight, self.bias) + added * self.scale
+
+    def merged_weight(self) -> torch.Tensor:
+        """[out, in], a new tensor without gradient."""
+        return merged(self.weight.detach(), self.lora_A.detach(), self.lora_B.detach(), self.scale)
+
+
+class _MergedLinear(torch.autograd.Function):
+    """The product with the merged weight, which is made anew in the backward pass instead of being kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        bias: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, down, up)
+        ctx.scale = scale
+        return functional.linear(x, merged(weight, down, up, scale), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, down, up = ctx.saved_tensors
+        rows, flat = x.flatten(0, -2), grad.flatten(0, -2)
+        # With G = grad^T x the gradient of the merged weight: dA = scale B^T G and dB = scale G A^T.
+        grad_x = grad.matmul(merged(weight, down, up, ctx.scale)) if ctx.needs_input_grad[0] else None
+        grad_down = ctx.scale * flat.matmul(up).t().matmul(rows)
+        grad_up = ctx.scale * flat.t().matmul(rows.matmul(down.t()))
+        return grad_x, None, grad_down, grad_up, None, None
+
+
+def add_adapters(model: nn.Module, lora: LoraSettings, seed: int, *, merge: bool = False) -> list[str]:
+    """Put adapters into a model in place and freeze everything else; HF names of the adapted weights.
+
+    Args:
+        model: Its parameters have HF names.
+        lora: Which, and of what rank.
+        seed: The run's.
+        merge: As for `LoraLinear`.
+
+    Raises:
+        ConfigError: The targets do not fit the model.
+    """
+    model.requires_grad_(False)
+    chosen = lora.select({name: tuple(p.shape) for name, p in model.named_parameters()})
+    for name in chosen:
+        parent, _, word = module_of(name).rpartition(".")
+        owner = model.get_submodule(parent)
+        linear = getattr(owner, word)
+        assert isinstance(linear, nn.Linear), f"{name} is no linear layer"
+        device = linear.weight.device
+        down, up = first_adapter(name, linear.weight.shape, lora.rank, seed)
+        setattr(owner, word, LoraLinear(linear, down.to(device), up.to(device), lora.scale, merge=merge))
+    return chosen
+
+
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """HF names and tensors without gradient, one at a time: merged where there is an adapter, else the live ones."""
+    adapted = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, LoraLinear)}
+    for name, parameter in model.named_parameters():
+        if name.rpartition(".")[2] not in (DOWN, UP):
+            yield name, adapted[name].merged_weight() if name in adapted else parameter.detach()
+
+
+def base_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """HF name -> live tensor of the weights without the adapters."""
+    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return {name: tensor for name, tensor in found.items() if name.rpartition(".")[2] not in (DOWN, UP)}
+
+
+def adapter_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Live tensors under `MODULE.lora_A` and `MODULE.lora_B`."""
+    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return {name: tensor for name, tensor in found.items() if name.rpartition(".")[2] in (DOWN, UP)}

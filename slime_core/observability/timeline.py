@@ -1,0 +1,232 @@
+"""`trace.jsonl` in the run directory: when each sample and each part of a step began and ended.
+
+`slime plan --trace RUN` predicts other settings from it. The rollout stage writes samples (`Timeline.sample`), the
+launcher wraps the loop's stages (`timed_stages`), each in its own process; whole lines are appended, so processes share
+the file. Buffered, a few microseconds per sample; after TRACE_BYTES of samples only steps are recorded.
+
+Times are seconds since 1970 by a clock that never goes back. What a reader would get wrong: the file is a record of
+what was done, not of the run's state: a resumed run appends to it, with a line `{"e": "run"}` in front, and rollouts
+that were done twice are in it twice.
+
+Example::
+
+    {"e": "run", "t": 12.0, "start": 0, "settings": {"rollout_batch_size": 4, ...}}
+    {"e": "sample", "r": 0, "g": 3, "i": 13, "t": [12.1, 12.9, 13.0], "p": 20, "k": 0, "n": 64, "v": 1, ...}
+                                                   start, generated, scored; prompt tokens, tokens before, new tokens
+    {"e": "train", "r": 0, "t": [13.2, 14.0]}
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+logger = logging.getLogger(__name__)
+
+FILE = "trace.jsonl"
+TRACE_BYTES = 64 << 20
+"""Of samples; some 400,000 of them."""
+_BUFFER_BYTES = 64 << 10
+_FLUSH_EVERY = 1.0
+"""Seconds."""
+SETTINGS = (
+    "async_buffer_size", "async_mode", "async_training", "colocate", "eval_interval", "global_batch_size",
+    "max_staleness", "n_samples_per_prompt", "num_rollout", "over_sampling_batch_size", "partial_rollout",
+    "rollout_batch_size", "rollout_max_response_len", "rollout_num_gpus", "rollout_num_gpus_per_engine",
+    "save_interval", "sglang_server_concurrency", "staleness_max_retries", "staleness_policy",
+    "update_weights_interval",
+)  # fmt: skip
+"""What a prediction for the same settings needs."""
+_SPANS: Mapping[str, Mapping[str, str]] = {
+    "rollout": {"generate": "rollout", "take": "rollout", "evaluate": "eval"},
+    "learner": {"train": "train"},
+    "weights": {"push": "push"},
+    "journal": {"save": "save"},
+}
+"""Part of the loop's stages -> method -> event."""
+_KEPT = ("rollout/groups_drawn", "rollout/groups_given_back", "rollout/surplus_groups")
+"""Metrics of a rollout that are kept with it."""
+
+
+class Timeline:
+    """Appends what happened. `path` None records nothing; the file is made by the first flush."""
+
+    def __init__(self, path: Path | None, *, limit: int = TRACE_BYTES) -> None:
+        self._path = path
+        self._room = limit
+        self._lines: list[bytes] = []
+        self._buffered = 0
+        self._flushed = 0.0
+        self._lock = threading.Lock()
+        self._epoch = time.time() - time.perf_counter()
+
+    def __bool__(self) -> bool:
+        return self._path is not None
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._epoch + time.perf_counter()
+
+    def begin(self, args: Any, start: int) -> None:
+        """Say with which settings the events that follow were made; `start` is the first rollout."""
+        settings = {name: getattr(args, name, None) for name in SETTINGS}
+        self._write({"e": "run", "t": round(self.now(), 6), "start": start, "settings": settings}, flush=True)
+
+    def sample(
+        self, siblings: list[Any], times: tuple[float, float, float], before: int, *, rollout_id: int | None, ev: bool
+    ) -> None:
+        """What one call of a generate function returned.
+
+        Args:
+            siblings: Samples of one origin; more than one after fan-out.
+            times: When it began, was generated, was scored.
+            before: Response tokens it began with (partial rollouts).
+            rollout_id: Of the rollout that asked.
+            ev: It is of an evaluation.
+        """
+        if self._path is None or self._room <= 0:
+            return
+        first = siblings[0]
+        tokens = sum(s.response_length for s in siblings)
+        versions = [v for s in siblings for v in s.token_weight_versions[:1]]
+        event: dict[str, Any] = {
+            "e": "sample",
+            "r": rollout_id,
+            "g": first.group_index,
+            "i": first.index,
+            "t": [round(t, 6) for t in times],
+            "p": len(first.tokens) - first.response_length,
+            "k": before,
+            "n": max(0, tokens - before),
+            "turns": max(1, len(first.weight_versions)),
+            "s": str(getattr(first.status, "value", first.status)),
+            "v": min(versions, default=None),
+        }
+        if ev:
+            event["ev"] = True
+        if len(siblings) > 1:
+            event["fan"] = len(siblings)
+        self._room -= self._write(event)
+
+    def scored(self, group: list[Any], start: float) -> None:
+        """A group has been scored as a whole, from `start` on."""
+        if self._room > 0 and group:
+            self._room -= self._write(
+                {"e": "scored", "g": group[0].group_index, "t": [round(start, 6), round(self.now(), 6)]}
+            )
+
+    def span(self, event: str, start: float, **details: Any) -> None:
+        """Something that began at `start` and is over."""
+        self._write({"e": event, "t": [round(start, 6), round(self.now(), 6)], **details}, flush=True)
+
+    def flush(self) -> None:
+        """Write what is buffered; where that fails, a warning, and nothing more is recorded."""
+        with self._lock:
+            lines, self._lines, self._buffered = self._lines, [], 0
+            self._flushed = time.perf_counter()
+            if not lines or self._path is None:
+                return
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("ab") as file:
+                    file.write(b"".join(lines))
+            except OSError as error:
+                logger.warning("%s: %s; nothing more is recorded there (--no-trace)", self._path, error)
+                self._path = None
+
+    def _write(self, event: dict[str, Any], *, flush: bool = False) -> int:
+        if self._path is None:
+            return 0
+        # A kill may have torn the last line of the file: the next one begins on a line of its own.
+        line = (b"\n" if event["e"] == "run" else b"") + orjson.dumps(event) + b"\n"
+        with self._lock:
+            self._lines.append(line)
+            self._buffered += len(line)
+        if flush or self._buffered > _BUFFER_BYTES or time.perf_counter() - self._flushed > _FLUSH_EVERY:
+            self.flush()
+        return len(line)
+
+
+def open_timeline(args: Any) -> Timeline:
+    """The run's; one that records nothing with `--no-trace`."""
+    return Timeline(Path(args.run_dir) / FILE if args.trace and args.run_dir else None)
+
+
+def read_timeline(run: Path) -> Iterator[dict[str, Any]]:
+    """The events of a run directory, or of the file; lines that a kill has torn are left out."""
+    path = run / FILE if run.is_dir() else run
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                try:
+                    yield orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    continue
+
+
+def timed_stages(stages: Any, args: Any, start: int) -> Any:
+    """`loop.Stages` or `loop_async.AsyncStages` whose verbs are recorded; the same with `--no-trace`.
+
+    Args:
+        stages: Of the loop.
+        args: The run's settings, which are recorded too.
+        start: The first rollout.
+    """
+    timeline = open_timeline(args)
+    if not timeline:
+        return stages
+    timeline.begin(args, start)
+    return replace(stages, **{part: _Timed(getattr(stages, part), timeline, names) for part, names in _SPANS.items()})
+
+
+class _Timed:
+    """A stage that records how long its verbs take."""
+
+    def __init__(self, part: Any, timeline: Timeline, names: Mapping[str, str]) -> None:
+        self._part, self._timeline, self._names = part, timeline, names
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._part, name)
+        return value if name not in self._names else self._timed(value, self._names[name])
+
+    def _timed(self, verb: Callable[..., Any], event: str) -> Callable[..., Any]:
+        timeline = self._timeline
+
+        async def wait(result: Any, start: float, arguments: tuple[Any, ...]) -> Any:
+            result = await result
+            timeline.span(event, start, **_details(arguments, result))
+            return result
+
+        @functools.wraps(verb)
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            start = timeline.now()
+            result = verb(*arguments, **keywords)
+            if inspect.isawaitable(result):
+                return wait(result, start, arguments)
+            timeline.span(event, start, **_details(arguments, result))
+            return result
+
+        return timed
+
+
+def _details(arguments: tuple[Any, ...], result: Any) -> dict[str, Any]:
+    """The rollout's number, and of its batch what predictions need."""
+    details: dict[str, Any] = {"r": arguments[0]} if arguments and isinstance(arguments[0], int) else {}
+    batch = getattr(result, "batch", None)
+    if batch is not None:
+        details["samples"] = len(batch)
+        there = getattr(batch, "num_tokens", None)  # of a batch that lives in another process
+        details["tokens"] = sum(map(len, batch.tokens)) if there is None else there
+    metrics = getattr(result, "metrics", None)
+    if isinstance(metrics, Mapping):
+        details |= {name.removeprefix("rollout/"): metrics[name] for name in _KEPT if name in metrics}
+    return details

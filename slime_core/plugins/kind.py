@@ -1,0 +1,60 @@
+"""What one row of the table of kinds says, and one accepted way to call a component.
+
+`kinds.py` is the table; its rows are in `kinds_generation.py` and `kinds_training.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Call:
+    """One accepted way to be called."""
+
+    positional: tuple[str, ...]
+    """Names of the arguments, passed by position."""
+    shown: str
+    """The signature as error messages print it."""
+    keywords: tuple[str, ...] = ()
+    """Passed as well to callables that declare a parameter of that name."""
+    named: tuple[str, ...] = ()
+    """Always passed, by name."""
+    marker: str | None = None
+    """The call applies only to callables with a positional parameter of this name."""
+    awaited: bool = False
+    """The callable must be `async def`, or annotated to return an awaitable."""
+    plain: bool = False
+    """The callable must not be `async def`: nobody would await what it returns."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row of the table."""
+
+    name: str
+    """Plural, e.g. "rewards"."""
+    singular: str
+    flags: tuple[str, ...]
+    """Settings that select a component of this kind."""
+    canonical: tuple[str, ...]
+    """Attributes looked for in a `file.py` spec that names none, best first."""
+    calls: tuple[Call, ...] = ()
+    """Accepted calls of a function; empty when the kind takes classes only, or any function at all."""
+    methods: Mapping[str, Call] = field(default_factory=dict)
+    """Methods a class must have."""
+    construct: Call | None = None
+    """How a class is built; None when the kind takes functions only."""
+    lists: bool = False
+    """A list or tuple of such objects is one component too."""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    """Prefix of a registered name -> `module:attr` of what wraps the component: `boxed_math` is `math` boxed."""
+
+    @property
+    def group(self) -> str:
+        """Entry-point group."""
+        return f"slime.{self.name}"
+
+
+BUILT_FROM_ARGS = Call(("args",), "(args)")

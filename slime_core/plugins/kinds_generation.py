@@ -1,0 +1,201 @@
+"""Rows of the table of kinds: what makes, scores, chooses and reports samples, and what commands begin with."""
+
+from __future__ import annotations
+
+from slime_core.plugins.kind import BUILT_FROM_ARGS, Call, Kind
+
+_SINGLE_REWARD = Call(("args", "sample"), "(args, sample[, evaluation], **kwargs) -> float", keywords=("evaluation",))
+_BATCH_REWARD = Call(
+    ("args", "samples"),
+    "(args, samples[, evaluation], **kwargs) -> list[float]",
+    keywords=("evaluation",),
+    marker="samples",
+)
+
+GENERATION = (
+    Kind(
+        name="rewards",
+        singular="reward",
+        flags=("--rm-type", "--custom-rm-path"),
+        canonical=("reward", "reward_func", "custom_rm", "batched_custom_rm"),
+        calls=(_BATCH_REWARD, _SINGLE_REWARD),
+        methods={
+            "compute_reward": Call(
+                ("prompts", "responses"), "(self, prompts, responses) -> list[float]", keywords=("evaluation",)
+            )
+        },
+        construct=BUILT_FROM_ARGS,
+        prefixes={"boxed_": "slime_core.plugins.boxed:boxed"},
+    ),
+    Kind(
+        name="generators",
+        singular="generator",
+        flags=("--custom-generate-function-path",),
+        canonical=("generate",),
+        calls=(
+            Call(
+                ("args", "sample", "sampling_params"),
+                "async (args, sample, sampling_params[, evaluation][, context]) -> Sample | list[Sample]",
+                keywords=("evaluation", "context"),
+                awaited=True,
+            ),
+        ),
+    ),
+    Kind(
+        name="tools",
+        singular="tool",
+        flags=("--tools-path",),
+        canonical=("tools", "tool"),
+        lists=True,
+    ),
+    Kind(
+        name="tool_parsers",
+        singular="tool_parser",
+        flags=("--tool-call-parser",),
+        canonical=("ToolParser", "tool_parser"),
+        methods={
+            "parse": Call(("text", "tools"), "(self, text, tools=(), *, reasoning_open=False) -> ParsedTurn"),
+            "render": Call(("calls",), "(self, calls) -> str"),
+            "claims": Call(("chat_template",), "(self, chat_template) -> bool"),
+        },
+        construct=Call((), "()"),
+    ),
+    Kind(
+        name="environments",
+        singular="environment",
+        flags=("--environment-path",),
+        canonical=("Environment", "environment"),
+        methods={
+            "reset": Call(("sample",), "(self, sample) -> text, chat messages or None"),
+            "step": Call(("action",), "(self, action[, turn]) -> slime_core.Step", keywords=("turn",)),
+            "close": Call((), "(self) -> None"),
+        },
+        construct=BUILT_FROM_ARGS,
+    ),
+    Kind(
+        name="buffers",
+        singular="buffer",
+        flags=("--buffer-filter-path",),
+        canonical=("buffer_filter", "Buffer"),
+        calls=(
+            Call(
+                ("args", "rollout_id", "buffer", "num_samples"),
+                "(args, rollout_id, buffer, num_samples) -> list[Group]",
+            ),
+        ),
+        methods={
+            "begin_rollout": Call(("rollout_id", "weight_version"), "(self, rollout_id, weight_version) -> None"),
+            "add": Call(("groups",), "(self, groups) -> None"),
+            "take": Call(("num_groups",), "(self, num_groups) -> list[Group]"),
+            "wants": Call(("prompt",), "(self, prompt) -> bool"),
+            "observe": Call(("groups", "trained"), "(self, groups, trained) -> None"),
+            "take_metrics": Call((), "(self) -> dict[str, float]"),
+            "state_dict": Call((), "(self) -> dict"),
+            "load_state_dict": Call(("state",), "(self, state) -> None"),
+        },
+        construct=BUILT_FROM_ARGS,
+    ),
+    Kind(
+        name="filters",
+        singular="filter",
+        flags=("--dynamic-sampling-filter-path",),
+        canonical=("dynamic_filter", "dynamic_sampling_filter", "filter"),
+        calls=(Call(("args", "samples"), "(args, samples, **kwargs) -> FilterDecision | bool", plain=True),),
+    ),
+    Kind(
+        name="data_sources",
+        singular="data_source",
+        flags=("--data-source-path",),
+        canonical=("data_source", "DataSource"),
+        methods={
+            "get_samples": Call(("num_samples",), "(self, num_samples) -> list[Group]"),
+            "add_samples": Call(("samples",), "(self, samples) -> None"),
+        },
+        construct=BUILT_FROM_ARGS,
+    ),
+    Kind(
+        name="rollouts",
+        singular="rollout",
+        flags=("--rollout-function-path", "--eval-function-path"),
+        canonical=("generate_rollout", "rollout"),
+        calls=(
+            Call(
+                ("args", "rollout_id", "data_source"),
+                "(args, rollout_id, data_source, evaluation=False) -> RolloutFnTrainOutput | RolloutFnEvalOutput",
+                keywords=("evaluation", "context"),
+            ),
+        ),
+    ),
+    Kind(
+        name="engines",
+        singular="engine",
+        flags=("--rollout-engine",),
+        canonical=("engine", "Engine"),
+        methods={
+            "generate": Call(("input_ids", "sampling_params"), "async (self, input_ids, sampling_params, *, rid=None)"),
+            "start": Call((), "async (self)"),
+            "stop": Call((), "async (self)"),
+        },
+        construct=BUILT_FROM_ARGS,
+    ),
+    Kind(
+        name="recipes",
+        singular="recipe",
+        flags=("--prepare-path",),
+        canonical=("prepare", "recipe"),
+        calls=(Call(("args",), "(args) -> None"),),
+    ),
+    Kind(
+        name="sample_hooks",
+        singular="sample_hook",
+        flags=("--rollout-sample-hook-path",),
+        canonical=("sample_hook", "rollout_sample_hook"),
+        calls=(
+            Call(
+                ("args", "sample"),
+                "[async] (args, sample[, rollout_id][, evaluation]) -> Sample | None",
+                keywords=("rollout_id", "evaluation"),
+            ),
+        ),
+    ),
+    Kind(
+        name="sample_filters",
+        singular="sample_filter",
+        flags=("--rollout-sample-filter-path",),
+        canonical=("sample_filter", "rollout_sample_filter"),
+        calls=(Call(("args", "groups"), "(args, groups) -> None", plain=True),),
+    ),
+    Kind(
+        name="all_samples_processes",
+        singular="all_samples_process",
+        flags=("--rollout-all-samples-process-path",),
+        canonical=("all_samples_process", "rollout_all_samples_process", "process_all_samples"),
+        calls=(Call(("args", "all_groups", "data_source"), "(args, all_groups, data_source) -> None", plain=True),),
+    ),
+    Kind(
+        name="rollout_logs",
+        singular="rollout_log",
+        flags=("--custom-rollout-log-function-path",),
+        canonical=("log_rollout", "log_rollout_data", "custom_rollout_log"),
+        calls=(
+            Call(
+                ("rollout_id", "args", "samples", "extra_metrics", "rollout_time"),
+                "(rollout_id, args, samples, extra_metrics, rollout_time) -> bool",
+                plain=True,
+            ),
+        ),
+    ),
+    Kind(
+        name="eval_logs",
+        singular="eval_log",
+        flags=("--custom-eval-rollout-log-function-path",),
+        canonical=("log_eval", "log_eval_rollout_data", "custom_eval_rollout_log"),
+        calls=(
+            Call(
+                ("rollout_id", "args", "data", "extra_metrics"),
+                "(rollout_id, args, data, extra_metrics) -> bool",
+                plain=True,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,121 @@
+"""What generates tokens: `RolloutEngine`, in process or behind HTTP, and what a generate function gets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from slime_core.types import GenerationOutput
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RolloutEngine(Protocol):
+    """A token generator: in process or behind HTTP; the rollout code cannot tell which.
+
+    Constructed as `cls(args)`; all methods run in one event loop, that of the rollout stage. An engine, and a trainer,
+    whose class attribute `true_on_policy` is True compute the same bits under `--true-on-policy-mode`. An engine whose
+    class attribute `returns_routed_experts` is True answers with `meta_info["routed_experts"]` under
+    `--use-rollout-routing-replay`. An engine's class attribute `pause_modes` names the modes that `pause` takes, where
+    they are others than "in_place" and "abort"; without the class attribute `takes_images` = True a run with images
+    (`--multimodal-keys`) is refused; a method `stream` (arguments of `generate`) yields everything so far.
+
+    Two more optional attributes of an engine's or trainer's class concern its settings: `uses: frozenset[str]`, the
+    names it acts on among those that only some components do (`slime_core.config.support.BY_COMPONENT`; the others are
+    refused or warned of; what base classes use counts), and the classmethod `check_settings(settings) -> list[str]`,
+    called by every command that runs something, and by `slime check`, before anything starts: it returns warnings and
+    raises ConfigError. An engine that starts servers may have the classmethod `launch_plan(settings, num_gpus=None)`,
+    for `slime engines plan`: what it would start on this machine, or with so many GPUs, as an object with `describe()`
+    and `to_dict()`. An engine without one takes one place of a cluster, or none with the class attribute
+    `runs_elsewhere`.
+
+    An engine that shares devices with the trainer has two more methods, and "offload_rollout" in its `uses`; the
+    launcher calls them under `--offload-rollout`, while no request is in the engine:
+
+    - `async release_memory(tags=None)`: give up what the tags name, of "weights" and "kv_cache" (None: both). Requests
+      wait from here on. Raises EngineError when requests are in it.
+    - `async resume_memory(tags=None)`: take it again, first ("weights",), whose values are undefined until the next
+      update, which follows; then ("kv_cache",), after which requests are answered.
+    """
+
+    weight_transports: ClassVar[tuple[str, ...]]
+    """Of "tensor", "distributed", "disk" and "delta", those this engine takes, best first; it needs the methods of
+    these only. An engine that learns it from its servers may set it again in `start`."""
+
+    async def start(self) -> None:
+        """Load the model of `args.hf_checkpoint`, or connect; returns when requests are served."""
+
+    async def stop(self) -> None:
+        """Abort what runs and free everything; safe to call twice."""
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        *,
+        rid: str | None = None,
+        session_id: str | None = None,
+    ) -> GenerationOutput:
+        """Continue `input_ids`; `sampling_params` has SGLang's keys. Raises EngineError.
+
+        An engine that `takes_images` has the keyword `image_data` more: `data:` URLs, in the order of the prompt,
+        whose image tokens are in `input_ids` already. It is given only where there are any.
+        """
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all, with finish reason "abort" and the tokens it has."""
+
+    async def pause(self, mode: str = "in_place") -> None:
+        """Stop stepping: "in_place" keeps running requests, "abort" ends them."""
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes."""
+
+    async def update_weights_from_tensor(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> Mapping[str, float] | None:
+        """Copy named HF-layout tensors in; running requests go on with the new weights.
+
+        This and the next three consume their argument, raise WeightSyncError, and may return metrics of the update.
+        """
+
+    async def update_weights_from_distributed(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> Mapping[str, float] | None:
+        """The same by broadcast, to servers of other hosts too."""
+
+    async def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
+        """Load an HF-layout directory."""
+
+    async def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
+        """Bring a local copy of the model to a version below `root` (`weights.delta_apply`), and load it."""
+
+    async def weight_checksums(self) -> dict[str, str]:
+        """HF name -> `weights.checksum.tensor_checksum` of the tensor served.
+
+        For `--check-weight-update-equal`. An engine that cannot tell may have `async def differing_weights(weights) ->
+        list[str]` instead: the names whose tensors it serves differently.
+        """
+
+    async def address(self) -> tuple[str, int]:
+        """Host and port that answer SGLang's HTTP API; an in-process engine serves from this call until `stop`."""
+
+    async def info(self) -> dict[str, Any]:
+        """`model_path`, `weight_version`, `max_context_length`, `num_running`, `num_waiting`, ..."""
+
+
+@dataclass
+class GenerateContext:
+    """What a generate function gets when it declares the keyword `context`."""
+
+    engine: RolloutEngine
+    tokenizer: Any
+    """HF tokenizer of `args.hf_checkpoint`."""
+    evaluation: bool = False
+    rollout_id: int | None = None

@@ -1,0 +1,203 @@
+"""Who wrote each token of a sample: spans, run-length encoded, and the loss mask that follows from them.
+
+`sample.py` keeps `Sample.spans` with the functions here; `trajectory.py` builds on them and `door.py` checks them.
+Standard library only. What a reader would get wrong: spans cover *all* of `Sample.tokens`, prompt and response, while a
+loss mask covers the response. And nobody sets a mask to 1: a token is trained when the policy sampled it, or the data
+gave it as a demonstration, and nobody withheld it.
+
+::
+
+    tokens  P0 P1 P2 P3 | S0 S1 S2 | T0 T1 | O0 O1 | T2 | S3 S4
+    spans   USER 4        SAMPLED 3  TEMPL. 2 TOOL 2 TEMPLATE 1 SAMPLED 2
+    mask                  1  1  1    0  0    0  0    0   1  1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from itertools import groupby
+from typing import Any, NamedTuple
+
+NOT_SAMPLED = -1
+"""`token_weight_versions` of a response token that no policy sampled (tool output, template)."""
+
+
+class Source(StrEnum):
+    """Who wrote a token."""
+
+    SYSTEM = "system"
+    """Text of a system (or developer) message."""
+    USER = "user"
+    """Text of a user's message; a text prompt as a whole."""
+    TEMPLATE = "template"
+    """What the chat template puts around messages, generation prompt included; and whatever is put in the place of
+    sampled tokens."""
+    TOOL = "tool"
+    """A tool's or an environment's answer."""
+    SAMPLED = "sampled"
+    """By the policy: has a log-prob and a weight version."""
+    DEMONSTRATION = "demonstration"
+    """An assistant's text that the data gave: trained on in supervised fine-tuning, context elsewhere."""
+
+
+TRAINABLE = frozenset({Source.SAMPLED, Source.DEMONSTRATION})
+"""Sources a loss mask may be 1 on."""
+
+
+class Span(NamedTuple):
+    """Tokens in a row with one source and one fate."""
+
+    source: Source
+    length: int
+    """Tokens, > 0."""
+    withheld: str = ""
+    """Why tokens that could be trained on are not ("mask_offpolicy_in_partial_rollout", "role reader", ...)."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether the loss mask is 1 here, in a response."""
+        return self.source in TRAINABLE and not self.withheld
+
+
+Spans = list[Span]
+
+
+def num_tokens(spans: Iterable[Span]) -> int:
+    """Tokens that the spans cover."""
+    return sum(span.length for span in spans)
+
+
+def add_span(spans: Spans, source: Source, length: int, withheld: str = "") -> None:
+    """Append in place; joins the last span where source and fate are the same. Nothing for length 0."""
+    if length <= 0:
+        return
+    if spans and spans[-1].source == source and spans[-1].withheld == withheld:
+        spans[-1] = Span(spans[-1].source, spans[-1].length + length, withheld)
+    else:
+        spans.append(Span(Source(source), length, withheld))
+
+
+def joined(spans: Iterable[Span]) -> Spans:
+    """The same tokens in as few spans as possible."""
+    result: Spans = []
+    for span in spans:
+        add_span(result, *span)
+    return result
+
+
+def part(spans: Iterable[Span], first: int, last: int) -> Spans:
+    """The spans of tokens [first, last)."""
+    result: Spans = []
+    start = 0
+    for source, length, withheld in spans:
+        begin, end = max(first, start), min(last, start + length)
+        add_span(result, source, end - begin, withheld)
+        start += length
+    return result
+
+
+def withhold(spans: Spans, first: int, last: int, reason: str) -> Spans:
+    """`spans` with the trainable tokens of [first, last) withheld; those that already are keep their reason.
+
+    Raises:
+        ValueError: `reason` is empty.
+    """
+    if not reason:
+        raise ValueError("withholding tokens needs a reason")
+    inner = (
+        Span(span.source, span.length, reason if span.trained else span.withheld) for span in part(spans, first, last)
+    )
+    return joined([*part(spans, 0, first), *inner, *part(spans, last, num_tokens(spans))])
+
+
+def loss_mask(spans: Iterable[Span], prompt_length: int = 0) -> list[int]:
+    """[tokens - prompt_length] 1 on what is trained."""
+    mask: list[int] = []
+    start = 0
+    for span in spans:
+        length = start + span.length - max(start, prompt_length)
+        start += span.length
+        if length > 0:
+            mask.extend([int(span.trained)] * length)
+    return mask
+
+
+def to_json(spans: Iterable[Span]) -> list[list[Any]]:
+    """[[source, length], ...], with the reason as a third entry where tokens are withheld."""
+    return [[str(s.source), s.length, s.withheld] if s.withheld else [str(s.source), s.length] for s in spans]
+
+
+def from_json(rows: Iterable[Sequence[Any]]) -> Spans:
+    """Inverse of `to_json`; takes spans as well.
+
+    Raises:
+        ValueError: An entry is no [source, length] or [source, length, reason].
+    """
+    spans: Spans = []
+    for row in rows:
+        try:
+            source, length, withheld = (*row, "")[:3]
+            spans.append(Span(Source(source), _length(length), str(withheld)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"span {row!r}: {error}; expected [source, length] or [source, length, reason]"
+                f" with a source of {', '.join(Source)}"
+            ) from error
+    return spans
+
+
+def checked(spans: Iterable[Any]) -> Spans:
+    """A list of spans, as they are or read as `from_json` reads them. Raises ValueError."""
+    spans = list(spans)
+    return spans if all(type(span) is Span for span in spans) else from_json(spans)
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value <= 0:
+        raise ValueError(f"length {value!r} is no positive number")
+    return int(value)
+
+
+def response_spans(
+    length: int,
+    mask: Sequence[int] | None,
+    versions: Sequence[int],
+    log_probs: Sequence[float] | None,
+) -> Spans:
+    """Spans of a response that was put together without telling them, from what is known of each token.
+
+    A token was sampled when its weight version says so; without versions, when its mask is 1 or it has a log-prob. One
+    that was not is TOOL. A mask withholds (reason "loss_mask").
+
+    Args:
+        length: Tokens of the response.
+        mask: [length] or None, which withholds nothing.
+        versions: [length] `NOT_SAMPLED` where nobody sampled; empty when not known.
+        log_probs: [length] or None.
+    """
+    if not length:
+        return []
+    if len(versions) == length:
+        sampled: Sequence[Any] = [v != NOT_SAMPLED for v in versions]
+    elif mask is None:
+        return [Span(Source.SAMPLED, length)]
+    else:
+        sampled = mask if log_probs is None else [m or p != 0.0 for m, p in zip(mask, log_probs, strict=True)]
+    fates = zip(map(bool, sampled), map(bool, mask if mask is not None else sampled), strict=True)
+    spans: Spans = []
+    for (was_sampled, trained), run in groupby(fates):
+        count = sum(1 for _ in run)
+        if was_sampled:
+            add_span(spans, Source.SAMPLED, count, "" if trained else "loss_mask")
+        else:
+            add_span(spans, Source.TOOL, count)
+    return spans
+
+
+def version_number(version: Any) -> int:
+    """An engine's weight version as a number; engines report strings, "default" before any update."""
+    try:
+        return int(version)
+    except (TypeError, ValueError):
+        return 0

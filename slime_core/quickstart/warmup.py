@@ -1,0 +1,132 @@
+"""A random model -> one that has learnt a task's ways of answering: what recipes of tiny models have in common.
+
+The recipe `addition` and those of `examples/` call it. Every file appears whole or not at all, the model last, so a
+preparation that was killed is simply done again, and other processes may wait for the model. What a reader would get
+wrong: a phase is an ordinary `slime sft` run, with the settings of a YAML file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.config import load_settings
+from slime_core.data.dataset import split_path
+from slime_core.launch import run
+from slime_core.models.hf_io import copy_assets, read_weights, write_weights
+from slime_core.quickstart.model import write_random_model
+
+STAMP = "slime_quickstart.json"
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+PHASES = tuple(Path(__file__).with_name(f"warmup-{number}.yaml") for number in (1, 2))
+"""Settings of the two phases of the recipe `addition`: learn all there is, then the habit that training starts from."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which recipe made a model, kept beside its weights."""
+
+    name: str
+    version: int = 1
+    """Raised when models of before are no longer what the recipe makes."""
+
+    def stamp(self, seed: int) -> dict[str, Any]:
+        """Contents of the file `STAMP`."""
+        return {"recipe": self.name, "version": self.version, "seed": seed}
+
+
+def write_missing(spec: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a JSONL data set, unless it is there; `spec` as in `--prompt-data`."""
+    path, _ = split_path(spec)
+    if not path.exists():
+        write_jsonl(path, rows)
+        say(f"wrote {path}: {len(rows)} problems")
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows to a file that appears whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def make_missing_model(args: Any, recipe: Recipe, phases: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
+    """Make `args.hf_checkpoint` of this run's seed where it is missing, and name it there.
+
+    When the model there was made for another seed, this run's goes to a directory of its own beside it.
+
+    Args:
+        args: The run's settings.
+        recipe: Who asks.
+        phases: Settings of `slime sft` -> rows (`messages`), in order.
+    """
+    model = _model_of_seed(Path(args.hf_checkpoint), recipe, args.seed)
+    if not (model / "config.json").is_file():
+        _make_model(args, model, recipe, phases)
+    args.hf_checkpoint = str(model)
+
+
+def _model_of_seed(model: Path, recipe: Recipe, seed: int) -> Path:
+    """Where the model of this seed is or goes: `model` itself, unless a model of another seed is there."""
+    stamp = model / STAMP
+    if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) == recipe.stamp(seed):
+        return model  # nothing yet, this recipe's, or somebody's own model
+    return model.with_name(f"{model.name}-seed-{seed}")
+
+
+def _make_model(args: Any, target: Path, recipe: Recipe, phases: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
+    """Random model -> phases of supervised fine-tuning -> `target`."""
+    started = time.perf_counter()
+    work = target.with_name(f".{target.name}.preparing")
+    shutil.rmtree(work, ignore_errors=True)
+    model = work / "random"
+    parameters = write_random_model(model, args.seed)
+    say(f"wrote a random model of {parameters:,} parameters; warming it up by supervised fine-tuning")
+    for number, (phase, rows) in enumerate(phases.items(), start=1):
+        data = work / f"phase-{number}.jsonl"
+        write_jsonl(data, rows)
+        model = _fine_tune(args, phase, model, data, work / f"phase-{number}")
+    warm = work / "warm"
+    copy_assets(model, warm)
+    write_weights(warm, read_weights(model))
+    (warm / STAMP).write_text(json.dumps(recipe.stamp(args.seed)) + "\n", encoding="utf-8")
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(warm, target)
+    shutil.rmtree(work)
+    say(f"wrote {target}: the warmed-up model, in {time.perf_counter() - started:.0f} s")
+
+
+def _fine_tune(args: Any, phase: Path, model: Path, data: Path, save: Path) -> Path:
+    """One `slime sft`; the directory with the trained model."""
+    argv = ["--config", str(phase), "--hf-checkpoint", str(model), "--prompt-data", str(data)]
+    argv += ["--save", str(save), "--seed", str(args.seed), "--device", args.device, "--dtype", "float32"]
+    argv += ["--num-threads", str(args.num_threads)] if args.num_threads else []
+    for directory in args.plugin_dir:
+        argv += ["--plugin-dir", directory]
+    with _single_process():
+        summary = run(load_settings(argv, command="sft", env={}))
+    return Path(summary["checkpoint"])
+
+
+@contextmanager
+def _single_process() -> Iterator[None]:
+    """Under torchrun, the other ranks wait for the finished model and take no part in its warm-up."""
+    hidden = {name: os.environ.pop(name) for name in _TORCHRUN if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def say(text: str) -> None:
+    """Tell the user what is made."""
+    print(f"quick start: {text}", flush=True)

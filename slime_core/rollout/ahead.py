@@ -1,0 +1,222 @@
+"""`OneStepAhead`: the next rollout is generated while the trainer trains on the last one (`--async-mode one-step`).
+
+`loop_async.train` calls it; it works with every rollout function, since each rollout is one call, as in a run without
+`--async`. With `--update-weights-interval 1`, and v the weight version that generates::
+
+    take(r)          before_push        take(r+1)
+    |                |                  |
+    |-- generate r+1 (v) --|            |-- generate r+2 (v+1) ...
+    |-- train r ----------|wait| push |-- train r+1: one version behind
+                                 v+1
+
+No rollout is of two weight versions, and every rollout but the first after a push is trained on by the next version,
+which `rollout/staleness/*` shows. What a reader would get wrong: a rollout that is complete and waits for training is
+part of the commit (owner "ahead" of `open_groups`), so a resumed run trains on it and draws no prompt twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.rollout.open_groups import OpenGroup, OpenGroups
+from slime_core.rollout.staleness import Verdict, group_age, judge, mask_old_tokens, staleness_metrics
+from slime_core.types import Group, TrainBatch
+from slime_core.waits import waiting
+
+OWNER = "ahead"
+
+
+class GeneratingStage(Protocol):
+    """What it drives: `async_stage.ThreadedStage`, or a stand-in."""
+
+    @property
+    def weight_version(self) -> int:
+        """That is served."""
+
+    @property
+    def open_groups(self) -> OpenGroups:
+        """Where groups are registered that a commit has to hold."""
+
+    async def start(self) -> None:
+        """Bring the engine up."""
+
+    async def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
+        """One rollout and its metrics. Raises RolloutError, RolloutInterrupted."""
+
+    async def make_batch(self, rollout_id: int, groups: list[Group], weight_version: int) -> TrainBatch:
+        """Groups as the trainer gets them; `weight_version` is the one they will update."""
+
+    async def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """`eval/...` metrics."""
+
+    async def abandon(self) -> None:
+        """End every rollout and evaluation; the engine stays."""
+
+    async def stop(self) -> None:
+        """Interrupt what runs and free the engine."""
+
+
+@dataclass
+class AheadResult:
+    """One rollout, ready for the trainer."""
+
+    batch: TrainBatch
+    metrics: dict[str, float]
+
+
+@dataclass
+class _Generated:
+    """One complete rollout."""
+
+    rollout_id: int
+    groups: list[Group]
+    metrics: dict[str, float]
+    version: int
+    """Of the weights that generated it."""
+    seconds: float
+    """That took; 0 where an earlier process did."""
+
+
+class OneStepAhead:
+    """An `AsyncRollout` over any stage: at most one rollout is generated or waits."""
+
+    def __init__(self, args: Any, stage: GeneratingStage) -> None:
+        self.args = args
+        self._stage = stage
+        self._flight: asyncio.Task[_Generated] | None = None
+        self._since = 0.0
+        """When the last flight began."""
+        self._waiting: _Generated | None = None
+        """Complete, not taken."""
+        stage.open_groups.register(OWNER, self)
+
+    async def start(self) -> None:
+        """Bring the engine up."""
+        await self._stage.start()
+
+    async def take(self, rollout_id: int) -> AheadResult:
+        """The batch of a rollout; the next one begins.
+
+        Raises:
+            RolloutError: The rollout failed, or has groups over `--max-staleness` that cannot be replaced.
+            RolloutInterrupted: The run is to end.
+        """
+        if self._waiting is None and self._flight is None:
+            self._begin(rollout_id)
+        await self._landed()
+        if self._flight is not None:
+            self._flight.result()  # raises RolloutInterrupted
+        generated, self._waiting = self._waiting, None
+        assert generated is not None
+        if generated.rollout_id != rollout_id:
+            raise RolloutError(f"rollout {generated.rollout_id} is waiting for training, not {rollout_id}")
+        metrics = generated.metrics
+        if generated.seconds:
+            metrics["perf/rollout_idle_fraction"] = 1.0 - generated.seconds / (time.perf_counter() - self._since)
+        version = self._stage.weight_version
+        metrics |= self._age(generated, version)
+        if rollout_id + 1 < self.args.num_rollout:
+            self._begin(rollout_id + 1)
+        return AheadResult(await self._stage.make_batch(rollout_id, generated.groups, version), metrics)
+
+    async def before_push(self) -> None:
+        """Wait for the rollout that is being generated."""
+        await self._landed()
+
+    async def before_save(self) -> None:
+        """Wait for the rollout that is being generated."""
+        await self._landed()
+
+    async def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """`eval/...` metrics."""
+        return await self._stage.evaluate(rollout_id)
+
+    async def abandon(self) -> None:
+        """End what runs and leave the engine as it is, for the one that comes after this: the run goes back."""
+        flight, self._flight, self._waiting = self._flight, None, None
+        if flight is not None:
+            flight.cancel()
+        await self._stage.abandon()
+        if flight is not None:
+            with waiting(flight.get_name(), deadline=None, then="it has been cancelled, and the stage has ended it"):
+                await asyncio.wait({flight})
+
+    async def stop(self) -> None:
+        """Interrupt what runs and free the engine; safe to call twice."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.cancel()
+        try:
+            await self._stage.stop()
+        finally:
+            if flight is not None:
+                await asyncio.wait({flight})
+
+    # -- the rollout in flight -----------------------------------------------------------------------
+
+    def _begin(self, rollout_id: int) -> None:
+        self._since = time.perf_counter()
+        self._flight = asyncio.create_task(self._generate(rollout_id), name=f"rollout {rollout_id}")
+
+    async def _generate(self, rollout_id: int) -> _Generated:
+        version, started = self._stage.weight_version, time.perf_counter()
+        groups, metrics = await self._stage.generate_groups(rollout_id)
+        return _Generated(rollout_id, groups, metrics, version, time.perf_counter() - started)
+
+    async def _landed(self) -> None:
+        """Wait for the rollout in flight; one that was interrupted stays in flight for `take` to tell."""
+        flight = self._flight
+        if flight is None:
+            return
+        with waiting(flight.get_name(), deadline=None, then="its samples have deadlines of their own"):
+            await asyncio.wait({flight})
+        if not flight.cancelled() and isinstance(flight.exception(), RolloutInterrupted):
+            return
+        self._flight = None
+        self._waiting = flight.result()
+
+    # -- staleness -----------------------------------------------------------------------------------
+
+    def _age(self, generated: _Generated, version: int) -> dict[str, float]:
+        """Apply `--max-staleness` to what `version` is about to train on; the metrics. Raises RolloutError."""
+        unknown, groups, masked = generated.version, generated.groups, 0
+        for group in groups:
+            if judge(self.args, group, version, unknown) is Verdict.FRESH:
+                continue
+            if self.args.staleness_policy != "mask":
+                age = group_age(group, version, unknown)
+                raise RolloutError(
+                    f"rollout {generated.rollout_id}: group {group[0].group_index} is {age} weight versions old"
+                    f" (--max-staleness {self.args.max_staleness}), and a rollout that was generated ahead has no other"
+                    " in its place; choose --staleness-policy mask, or --async-mode full, which replaces such groups"
+                )
+            masked += mask_old_tokens(group, version, self.args.max_staleness, unknown)
+        metrics = staleness_metrics(((group, unknown) for group in groups), version)
+        if self.args.max_staleness is not None:
+            metrics["rollout/staleness/masked_tokens"] = float(masked)
+        if "rollout/staleness" in generated.metrics:  # of its tokens when it was complete; all have aged alike
+            metrics["rollout/staleness"] = generated.metrics["rollout/staleness"] + version - unknown
+        return metrics
+
+    # -- commits -------------------------------------------------------------------------------------
+
+    def open_groups(self) -> Iterable[OpenGroup]:
+        """The groups of the rollout that waits for training."""
+        ahead = self._waiting
+        if ahead is None:
+            return []
+        details = {"metrics": ahead.metrics, "version": ahead.version}
+        return [OpenGroup(group, ahead.rollout_id, details if i == 0 else {}) for i, group in enumerate(ahead.groups)]
+
+    def restore_open_groups(self, groups: list[OpenGroup]) -> None:
+        """Inverse of `open_groups`."""
+        first = groups[0]
+        assert first.rollout_id is not None
+        rollout = [group.samples for group in groups]
+        metrics = {name: float(value) for name, value in first.details["metrics"].items()}
+        self._waiting = _Generated(first.rollout_id, rollout, metrics, int(first.details["version"]), 0.0)

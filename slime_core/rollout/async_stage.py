@@ -1,0 +1,142 @@
+"""A rollout stage as `loop_async` wants it: `build_async_rollout` picks by `--async-mode` what drives it.
+
+The inline launcher calls it in the process that generates, a Ray launcher in the rollout actor. What a reader would
+get wrong: the stage is the plain one of runs without `--async`; only its event loop turns in a thread of its own
+(`loop_thread.LoopThread`), so that a weight update or an evaluation need not wait for the rollout's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from slime_core.rollout.ahead import OneStepAhead
+from slime_core.rollout.continuous import ContinuousRollout
+from slime_core.rollout.open_groups import OpenGroups
+from slime_core.rollout.producer import GroupProducer
+from slime_core.rollout.stage import RolloutStage
+from slime_core.types import Group, TrainBatch
+
+T = TypeVar("T")
+
+
+class AsyncRollout(Protocol):
+    """See `loop_async.AsyncRollout`, which is the same."""
+
+    async def start(self) -> None:
+        """Bring the engines up; nothing is generated yet."""
+
+    async def take(self, rollout_id: int) -> Any:
+        """The rollout's batch and metrics; generation goes on."""
+
+    async def before_push(self) -> None:
+        """Wait until the engines may take new weights."""
+
+    async def before_save(self) -> None:
+        """Wait until what has been generated ahead can be part of a commit."""
+
+    async def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """`eval/...` metrics."""
+
+    async def abandon(self) -> None:
+        """End what is generated, for good, and leave the engines to another one over the same stage."""
+
+    async def stop(self) -> None:
+        """Interrupt what is generated, and free the engines; safe to call twice."""
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """What `call` returns, in a thread of its own that nothing waits for when the process ends."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    future.set_running_or_notify_cancel()  # from here on, cancelling the wait does not touch the future
+    threading.Thread(target=run, name="slime-rollout-stage", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+class ThreadedStage:
+    """The blocking methods of a `RolloutStage` as coroutines, each call in a thread of its own.
+
+    `stage` turns its event loop in a LoopThread. Cancelling a call leaves its thread to the end of what it calls,
+    which `stop` brings about.
+    """
+
+    def __init__(self, stage: RolloutStage) -> None:
+        self.stage = stage
+
+    @property
+    def weight_version(self) -> int:
+        """That is served."""
+        return self.stage.weight_version
+
+    @property
+    def open_groups(self) -> OpenGroups:
+        """The stage's."""
+        return self.stage.open_groups
+
+    async def start(self) -> None:
+        """Bring the engine up."""
+        await _in_thread(self.stage.start)
+
+    async def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
+        """One rollout and its metrics. Raises RolloutError, RolloutInterrupted."""
+        return await _in_thread(lambda: self.stage.generate_groups(rollout_id))
+
+    async def make_batch(self, rollout_id: int, groups: list[Group], weight_version: int) -> TrainBatch:
+        """Groups as the trainer gets them; `weight_version` is the one they will update."""
+        return await _in_thread(lambda: self.stage.make_batch(rollout_id, groups, weight_version))
+
+    def producer(self) -> GroupProducer:
+        """What generates without end; once, after `start`."""
+        return self.stage.producer()
+
+    async def inside(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine of the stage's event loop."""
+        return await self.stage.inside(coroutine)
+
+    async def conclude(
+        self, rollout_id: int, groups: list[Group], decided: list[Group], extra: dict[str, float], started: float
+    ) -> dict[str, float]:
+        """The end of a rollout that was taken from the producer; its metrics."""
+        return await _in_thread(lambda: self.stage.conclude(rollout_id, groups, decided, extra, started))
+
+    async def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """`eval/...` metrics."""
+        return await _in_thread(lambda: self.stage.evaluate(rollout_id))
+
+    async def abandon(self) -> None:
+        """End every rollout and evaluation; the engine stays."""
+        await _in_thread(self.stage.abandon)
+
+    async def stop(self) -> None:
+        """Interrupt what runs and free the engine."""
+        await _in_thread(self.stage.stop)
+
+
+def _one_step(args: Any, stage: RolloutStage) -> AsyncRollout:
+    return OneStepAhead(args, ThreadedStage(stage))
+
+
+def _full(args: Any, stage: RolloutStage) -> AsyncRollout:
+    stage.never_stops = True
+    return ContinuousRollout(args, ThreadedStage(stage))
+
+
+MODES: dict[str, Callable[[Any, RolloutStage], AsyncRollout]] = {"one-step": _one_step, "full": _full}
+"""`--async-mode` -> what drives the stage."""
+
+
+def build_async_rollout(args: Any, stage: RolloutStage) -> AsyncRollout:
+    """What `loop_async.train` generates with. `stage` has a `LoopThread` as its runner and has not been started."""
+    return MODES[args.async_mode](args, stage)

@@ -1,0 +1,231 @@
+"""Deadlines of prompt groups and rollouts, and what happens at them: `--group-timeout`, `--rollout-stall-timeout`.
+
+Whoever schedules groups (`rollout/schedule.py`, `rollout/continuous.py`) awaits `run_group` here instead of the
+runner's, and waits for tasks by `some_done`. A group over its deadline comes back, by `--group-timeout-policy`:
+
+    retry        generated afresh, the same prompt, `--group-timeout-retries` times; then as substitute
+    substitute   every sample FAILED, which the scheduler replaces by another prompt as it does any such group
+    shrink       samples that were not done FAILED, the others as they are
+    drop         every sample FAILED, and `dropped_for_good(group)` holds: nothing is drawn in its place
+    stop         it does not: RolloutError
+
+An evaluated group has no other prompt in its place: there substitute and drop are shrink, and what failed counts as
+reward 0. What a reader would get wrong: the clock starts when a first sample gets its place, since a group may wait
+long for one; and a task that does not obey its cancellation is left behind, so what comes back then are copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from slime_core.config.sections.progress import ProgressArgs
+from slime_core.errors import RolloutError
+from slime_core.rollout.afresh import restarted
+from slime_core.types import Group, SampleStatus
+from slime_core.waits import gave_up, waiting
+
+if TYPE_CHECKING:
+    from slime_core.rollout.generate import SampleRunner
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+WHERE = "--group-timeout"
+"""The boundary named by samples that failed since their group was over its deadline."""
+CANCEL_GRACE = 5.0
+"""Seconds that cancelled work gets to end."""
+_STALL_MARGIN = 60.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The deadlines of one run, in seconds; None is no deadline."""
+
+    group: float | None
+    policy: Literal["retry", "substitute", "shrink", "drop", "stop"]
+    retries: int
+    stall: float | None
+    stop: float
+
+    @classmethod
+    def of(cls, args: Any) -> Limits:
+        """Of the run's settings; what a hand-made `args` lacks has its default."""
+
+        def get(name: str) -> Any:
+            return getattr(args, name, ProgressArgs.model_fields[name].default)
+
+        stall = get("rollout_stall_timeout")
+        if stall is None and args.rollout_timeout and args.rm_timeout:
+            hooks = len(getattr(args, "rollout_sample_hook_path", ()))
+            stall = args.rollout_timeout * (1 + hooks) + args.rm_timeout + _STALL_MARGIN
+        return cls(
+            get("group_timeout"),
+            get("group_timeout_policy"),
+            get("group_timeout_retries"),
+            stall,
+            get("rollout_stop_timeout"),
+        )
+
+
+class GroupClock:
+    """The deadline of one try of one group: `expired` is done `seconds` after the first `start`."""
+
+    def __init__(self, seconds: float, started: Callable[[], None], *, cuts: bool) -> None:
+        self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.cuts = cuts
+        """At the deadline the runner ends samples that are not done, and goes on with the others."""
+        self._seconds, self._started = seconds, started
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """A sample gets its place."""
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+            self._started()
+
+    def _expire(self) -> None:
+        if not self.expired.done():
+            self.expired.set_result(None)
+
+    async def first(self, task: asyncio.Future[Any]) -> None:
+        """Return when the task is done, or at the deadline."""
+        either: set[asyncio.Future[Any]] = {task, self.expired}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+
+    def close(self) -> None:
+        """The group is done."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+
+async def run_group(
+    runner: SampleRunner,
+    group: Group,
+    params: dict[str, Any],
+    *,
+    rollout_id: int | None,
+    evaluation: bool = False,
+    args: Any = None,
+) -> Group:
+    """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises."""
+    limits = Limits.of(runner.args)
+    keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
+    keywords |= {} if args is None else {"args": args}
+    if limits.group is None:
+        return await runner.run_group(group, params, **keywords)
+    name = f"group {group[0].group_index} of rollout {rollout_id}"
+    if evaluation:
+        name = f"evaluated group {group[0].group_index} at rollout {rollout_id}"
+        if limits.policy in ("substitute", "drop"):
+            limits = replace(limits, policy="shrink")
+    tries = 1 + (limits.retries if limits.policy == "retry" else 0)
+    for attempt in range(1, tries + 1):
+        result, obeyed = await _one_try(runner, group, params, keywords, name, limits)
+        if result is not None:
+            return result
+        if not obeyed:
+            group = copy.deepcopy(group)
+            break
+        if attempt < tries:
+            group = restarted(group)
+    for sample in group:
+        sample.fail(WHERE, f"the group was not done within {limits.group:g} s ({limits.policy})")
+        if limits.policy == "drop":
+            sample.metadata["failure"]["dropped"] = True
+    runner.count_failures(group)
+    return group
+
+
+async def _one_try(
+    runner: SampleRunner, group: Group, params: dict[str, Any], keywords: dict[str, Any], name: str, limits: Limits
+) -> tuple[Group | None, bool]:
+    """The group, or None at its deadline with whether the work has ended then."""
+    assert limits.group is not None
+    cuts = limits.policy == "shrink"
+    with waiting(name, deadline=None, then=f"--group-timeout-policy {limits.policy}") as wait:
+
+        def started() -> None:
+            wait.restart(limits.group)
+
+        clock = GroupClock(limits.group, started, cuts=cuts)
+        task = asyncio.create_task(runner.run_group(group, params, clock=clock, **keywords))
+        try:
+            await clock.first(task)
+            if not task.done():
+                message = gave_up(name, limits.group, f"--group-timeout; policy {limits.policy}")
+                if limits.policy == "stop":
+                    raise RolloutError(message)
+                logger.warning("%s", message)
+                if cuts:  # its samples have just been ended; what may go on is a reward of the whole group
+                    await asyncio.wait({task}, timeout=limits.group + CANCEL_GRACE)
+            return (task.result(), True) if task.done() else (None, await ended({task}))
+        except BaseException:
+            await ended({task})
+            raise
+        finally:
+            clock.close()
+
+
+async def ended(tasks: Collection[asyncio.Task[Any]]) -> bool:
+    """Cancel tasks; whether all of them end within `CANCEL_GRACE` seconds. Those that do not are left behind."""
+    left = [task for task in tasks if not task.done()]
+    for task in left:
+        task.cancel()
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
+    if not left:
+        return True
+    with waiting("cancelled samples", deadline=CANCEL_GRACE, then="they are left behind"):
+        _, late = await asyncio.wait(left, timeout=CANCEL_GRACE)
+    if late:
+        logger.warning("%d tasks did not end within %g s of being cancelled; left behind", len(late), CANCEL_GRACE)
+    return not late
+
+
+async def some_done(tasks: Collection[asyncio.Future[Any]], runner: SampleRunner, what: str) -> None:
+    """Wait until one of the tasks is done.
+
+    Raises:
+        RolloutError: No sample of this runner has ended for `--rollout-stall-timeout` seconds.
+    """
+    loop, limit = asyncio.get_running_loop(), Limits.of(runner.args).stall
+    since = loop.time()
+    while True:
+        with waiting(what, deadline=limit, then="the run stops: no sample ends (--rollout-stall-timeout)"):
+            left = None if limit is None else max(since + limit - loop.time(), 0.0)
+            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            if runner.last_end <= since:
+                raise RolloutError(gave_up(what, limit, "no sample ended in that time; --rollout-stall-timeout"))
+        since = runner.last_end
+
+
+async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str) -> T:
+    """The result of `asyncio.gather`; cancelled when the wait for it ends. Raises RolloutError as `some_done`."""
+    try:
+        await some_done({gathered}, runner, what)
+    except BaseException:
+        gathered.cancel()
+        await asyncio.wait({gathered}, timeout=CANCEL_GRACE)
+        raise
+    return gathered.result()
+
+
+def timed_out(group: Group) -> bool:
+    """Whether the group as a whole was over `--group-timeout`."""
+    return all(s.status == SampleStatus.FAILED and _failure(s).get("where") == WHERE for s in group)
+
+
+def dropped_for_good(group: Group) -> bool:
+    """Whether nothing is to be drawn in its place."""
+    return timed_out(group) and all("dropped" in _failure(s) for s in group)
+
+
+def _failure(sample: Any) -> dict[str, Any]:
+    failure: dict[str, Any] = sample.metadata.get("failure", {})
+    return failure

@@ -1,0 +1,140 @@
+"""What becomes of one finished group: the same in a rollout of its own and in continuous generation.
+
+`rollout.schedule` and `rollout.producer` call these. What a reader would get wrong: a group whose samples failed in
+part is decided on by its other samples, but goes to training as a whole; the failed ones are masked there.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from slime_core.data.buffer import is_finished
+from slime_core.fan_out import executions, mean
+from slime_core.rollout import baseline
+from slime_core.rollout.afresh import FINISHED, is_whole, remains, restarted
+from slime_core.rollout.deadlines import timed_out
+from slime_core.types import Group, SampleStatus
+
+if TYPE_CHECKING:
+    from slime_core.rollout.schedule import RolloutContext
+
+
+class Outcome(Enum):
+    """Of one group."""
+
+    KEPT = "kept"
+    """Trained on."""
+    DROPPED = "dropped"
+    """By the dynamic filter; may fill a rollout whose budget is spent."""
+    LOST = "lost"
+    """Nothing can be learned from it: every sample, or the greedy baseline, failed."""
+    AGAIN = "again"
+    """Interrupted: goes back to the data source."""
+
+
+def decide(context: RolloutContext, group: Group, insufficient: Callable[[], bool]) -> tuple[Outcome, str | None]:
+    """Decide on one group, count it and note it; returns the outcome and the reason of any but KEPT.
+
+    The ledger learns that the group is scored, and what is LOST; what becomes of other groups is the caller's.
+
+    Args:
+        context: Filter, counters and notes.
+        group: What `SampleRunner.run_group` returned, or a group that was finished before.
+        insufficient: Whether there would be too few groups without this one (a filter's `keep_when_insufficient`).
+
+    Raises:
+        PluginError: The dynamic filter raised.
+        RolloutError: It answered nonsense.
+    """
+    filters = context.filters
+    if any(s.status == SampleStatus.ABORTED for s in group):
+        filters.count("aborted")
+        return Outcome.AGAIN, "aborted"
+    context.ledger.scored(group)
+    scored = [s for s in group if not s.is_lost]
+    if not scored:
+        context.note(group)
+        reason = "group_timeout" if timed_out(group) else "failed"
+        filters.count(reason)
+        context.ledger.dropped(group, reason)
+        return Outcome.LOST, reason
+    if context.runner.greedy_baseline and (lack := baseline.missing(group)):
+        filters.count(lack)
+        if lack == "aborted":
+            return Outcome.AGAIN, lack
+        context.note(group)
+        context.ledger.dropped(group, lack)
+        return Outcome.LOST, lack
+    context.note(group)
+    decision = filters.decide(scored)
+    if decision.keep:
+        return Outcome.KEPT, None
+    if decision.keep_when_insufficient and insufficient():
+        filters.count_kept("insufficient")
+        return Outcome.KEPT, None
+    reason = decision.reason or "dropped"
+    filters.count(reason)
+    return Outcome.DROPPED, reason
+
+
+def keeps_finished(args: Any) -> bool:
+    """Whether finished groups that are given back are trained on later, as they are."""
+    return bool(args.partial_rollout and not args.mask_offpolicy_in_partial_rollout)
+
+
+def prepare_return(args: Any, group: Group, rollout_id: int) -> Group:
+    """The group ready to be drawn again: with what its samples have, or as fresh prompts.
+
+    Partial rollouts go on with their tokens, which `metadata["start_rollout_id"]` tells; a failed sample never does,
+    and of a fan-out only one that is finished whole. What does not go on is one prompt per execution.
+    """
+    finished = is_finished(group)
+    if not (keeps_finished(args) if finished else args.partial_rollout):
+        return restarted(group)
+    returned: Group = []
+    for siblings in executions(group):
+        if finished or (is_whole(siblings) and all(s.status != SampleStatus.FAILED for s in siblings)):
+            for sample in siblings:
+                sample.metadata.setdefault("start_rollout_id", rollout_id)
+            returned += siblings
+        else:
+            returned += restarted(siblings)
+    return returned
+
+
+def given_back(args: Any, original: Group, group: Group) -> Group:
+    """What of a group is to be prepared for its return: what it has become, where that goes on.
+
+    Args:
+        args: The run's settings.
+        original: As it was drawn.
+        group: As it came back.
+    """
+    goes_on = keeps_finished(args) if is_finished(group) else args.partial_rollout
+    return remains(original, group) if goes_on else original
+
+
+def needs_nothing(context: RolloutContext, group: Group) -> bool:
+    """Whether a drawn group was finished before (in excess, or replayed by the buffer) and only waits for `decide`."""
+    lacks_baseline = context.runner.greedy_baseline and baseline.missing(group) == "aborted"
+    return is_finished(group) and not lacks_baseline
+
+
+def mask_older(args: Any, group: Group) -> None:
+    """`--mask-offpolicy-in-partial-rollout` for samples that were finished when their group was interrupted."""
+    if args.mask_offpolicy_in_partial_rollout:
+        for sample in group:
+            if sample.status in FINISHED and "start_rollout_id" in sample.metadata:
+                sample.withhold(0, sample.response_length, "mask_offpolicy_in_partial_rollout")
+
+
+def spread(args: Any, group: Group) -> float:
+    """Standard deviation of the executions' rewards: how much a group could teach; 0 where they are no numbers."""
+    rewards = [[s.get_reward_value(args) for s in e if s.reward is not None] for e in executions(group)]
+    numbers = [[float(r) for r in e if isinstance(r, (int, float)) and math.isfinite(r)] for e in rewards]
+    means = [mean(e) for e in numbers if e]
+    return statistics.pstdev(means) if means else 0.0

@@ -1,0 +1,102 @@
+"""`LoopLag`: how late the rollout's event loop is, told by a timer that goes off every 20 ms.
+
+::
+
+    due      |-- 20 ms --|            |-- 20 ms --|
+    went off             |..lag..|                |lag|       perf/event_loop_lag_max, _p99: of all lags
+                          callbacks that ran meanwhile
+
+The rollout stage counts while its loop runs rollouts or evaluations; what is late there (answers, deadlines, other
+samples' turns) is as late as the timer. What a reader would get wrong: the lag is wall time, so a busy machine and an
+engine that computes in this loop (`embedded`) are in it; `perf/event_loop_lag_cpu_max` is the part in which the loop's
+own thread computed, and says nothing of a callback that slept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from slime_core.rollout.loop_thread import LoopThread
+
+INTERVAL = 0.02
+"""Seconds between two looks; a callback that takes longer is always seen, less this much at the most."""
+_SHARE = 0.99
+_KEPT = 1 << 20
+"""Readings that are kept until somebody takes them: five hours'."""
+
+
+class LoopLag:
+    """Of one event loop; `counting` in the loop, `take` from any thread."""
+
+    def __init__(self, *, counts: bool = True) -> None:
+        """`counts=False`: measure nothing, for loops whose time is not the clock's (simulations)."""
+        self._counts = counts
+        self._lock = threading.Lock()
+        self._lags: list[float] = []
+        self._cpu_max = 0.0
+        self._users = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = self._cpu = 0.0
+
+    def follow(self, runner: object) -> None:
+        """Count from now on where the runner's loop turns all the time, a `LoopThread`'s; called in the loop."""
+        if isinstance(runner, LoopThread):
+            self.begin()
+
+    def begin(self) -> None:
+        """Count from now on; in the loop. Whoever began ends."""
+        self._users += 1
+        if self._users == 1 and self._counts:
+            self._set(asyncio.get_running_loop())
+
+    def end(self) -> None:
+        """Stop counting, when everybody who began has ended; what is late by now is counted."""
+        self._users -= 1
+        if not self._users and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._note(asyncio.get_running_loop().time())
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """`begin` and `end` around a part of a coroutine."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def take(self) -> dict[str, float]:
+        """`perf/event_loop_lag_{max,p99,cpu_max}` in seconds since the last call; nothing where nothing was counted."""
+        with self._lock:
+            lags, self._lags = self._lags, []
+            cpu_max, self._cpu_max = self._cpu_max, 0.0
+        if not lags:
+            return {}
+        lags.sort()
+        return {
+            "perf/event_loop_lag_max": lags[-1],
+            "perf/event_loop_lag_p99": lags[min(int(_SHARE * len(lags)), len(lags) - 1)],
+            "perf/event_loop_lag_cpu_max": cpu_max,
+        }
+
+    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due = loop.time() + INTERVAL
+        self._cpu = time.thread_time()
+        self._timer = loop.call_at(self._due, self._beat, loop)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._note(loop.time())
+        self._set(loop)
+
+    def _note(self, now: float) -> None:
+        lag = max(0.0, now - self._due)
+        computed = time.thread_time() - self._cpu
+        with self._lock:
+            if len(self._lags) < _KEPT:
+                self._lags.append(lag)
+            self._cpu_max = max(self._cpu_max, min(lag, computed))

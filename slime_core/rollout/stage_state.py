@@ -1,0 +1,231 @@
+"""What a commit holds of the generation side, written and read for `RolloutStage.save` and `load`.
+
+    data_source.json     data cursor and buffer, and the weight version
+    open_groups.jsonl    groups of owners that work ahead of training (`rollout.open_groups`), if there are any
+    ledger.json          every open group's state, and the last segment of events (`data.ledger_files`)
+
+All three are one picture: it is taken in one callback of the stage's event loop, so no group moves meanwhile. What a
+reader would get wrong: the segment of events lies beside the commits and not in one, and is written first; a commit
+that does not come about leaves it as a file that nothing names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from slime_core.data.buffer import is_finished
+from slime_core.data.dumps import to_json, write_lines
+from slime_core.data.ledger import BUFFERED, TAKEN, LedgerSnapshot
+from slime_core.data.ledger_files import (
+    FORMAT,
+    LEDGER_FILE,
+    SEGMENTS,
+    SegmentRef,
+    adopt_chain,
+    read_commit,
+    segments_of,
+    write_segment,
+)
+from slime_core.errors import CheckpointError
+from slime_core.rollout.afresh import remains
+from slime_core.rollout.decisions import prepare_return
+from slime_core.rollout.open_groups import OPEN_GROUPS_FILE, OpenGroup, from_line, to_line
+from slime_core.types import Sample
+
+if TYPE_CHECKING:
+    from slime_core.rollout.stage import RolloutStage
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "data_source.json"
+
+
+class LedgerTrail:
+    """Where the stage's ledger is on disk: the segment that the next one follows."""
+
+    def __init__(self) -> None:
+        self._last: SegmentRef | None = None
+        self._directory: Path | None = None
+        """Holds `_last`; another one than the run writes to, after a resume from elsewhere."""
+        self._start: dict[str, Any] | None = None
+        """Where the ledger begins, for the header of its first segment; None: at the run's first prompt."""
+
+    def write(self, stage: RolloutStage, directory: Path, rollout_id: int, picture: _Picture) -> None:
+        """The new events as a segment, and `ledger.json`."""
+        target = directory.parent / SEGMENTS
+        if self._last is not None and self._directory is not None and self._directory != target:
+            adopt_chain(target, self._directory, self._last)
+        header: dict[str, Any] = {"rollout": rollout_id, "policy": policy_of(stage)}
+        if self._last is None:
+            first = getattr(stage.args, "start_rollout_id", None)
+            header["start"] = self._start or {"cursor": None, "open": [], "rollout": first}
+        self._last = write_segment(target, self._last, header, picture.ledger.lines)
+        self._directory = target
+        stage.ledger.forget(len(picture.ledger.lines))
+        found = {
+            "format": FORMAT,
+            "rollout": rollout_id,
+            "segment": asdict(self._last),
+            "cursor": picture.cursor,
+            "stores_its_groups": picture.data_source is not None,
+            "open": picture.ledger.open,
+        }
+        (directory / LEDGER_FILE).write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+
+    def read(self, stage: RolloutStage, commit: Path, waiting: Iterable[int]) -> str:
+        """Take over the ledger of a commit; a few words on what it held, and where its events are not to be found.
+
+        Args:
+            stage: Has its data source's state already.
+            commit: The commit.
+            waiting: `group_index` of the groups in its buffer.
+        """
+        found = read_commit(commit)
+        if found is not None:
+            stage.ledger.restore(found["open"])
+            restored = describe(Counter(entry["state"] for entry in found["open"]))
+            last = SegmentRef.of(found["segment"])
+            if (segments_of(commit) / last.name).is_file():
+                self._last, self._directory = last, segments_of(commit)
+                return restored
+            said = f"the commit's ledger is not in {segments_of(commit)}"
+        else:
+            entries = [{"group": key, "state": BUFFERED} for key in sorted(waiting)]
+            stage.ledger.restore(entries)
+            restored, said = describe({BUFFERED: len(entries)} if entries else {}), "the commit has no ledger"
+        self._start = {
+            "cursor": getattr(stage.parts.data_source, "cursor", None),
+            "open": stage.ledger.snapshot().open,
+            "rollout": int(orjson.loads((commit / "state.json").read_bytes())["rollout_id"]) + 1,
+            "because": said,
+        }
+        return f"{restored} ({said}: a new one begins here)"
+
+
+def policy_of(stage: RolloutStage) -> dict[str, Any]:
+    """What is declared of the run, which verification holds it to."""
+    source, function, args = stage.parts.data_source, stage.parts.rollout_function, stage.args
+    declared = [getattr(source, "replays", False), getattr(function, "replays", False)]
+    return {
+        "replays": -1 if any(r is True for r in declared) else max(map(int, declared)),
+        "buffer_drops": bool(getattr(source, "drops", True)),
+        "leaves_out": bool(getattr(function, "leaves_out", True)),
+        "groups_per_rollout": args.rollout_batch_size,
+        "max_staleness": getattr(args, "max_staleness", None),
+    }
+
+
+@dataclass
+class _Picture:
+    """The generation side at one moment, as bytes."""
+
+    data_source: bytes | None
+    cursor: dict[str, int] | None
+    open_groups: list[bytes]
+    ledger: LedgerSnapshot
+
+
+def _take_picture(stage: RolloutStage, rollout_id: int) -> _Picture:
+    stage.ledger.trained_through(rollout_id)
+    source, owned = stage.parts.data_source, stage.open_groups.collect()
+    content: bytes | None = None
+    if hasattr(source, "state_dict"):
+        state = {"weight_version": stage.weight_version, "data_source": source.state_dict()}
+        stage.ledger.reconcile(group_indices(state) | {g.group_index for _, g in owned if g.group_index is not None})
+        content = to_json(state, "the data source's state")
+    snapshot = stage.ledger.snapshot()
+    states = {entry["group"]: entry["state"] for entry in snapshot.open}
+    lines = [to_json(to_line(name, g, states.get(g.group_index)), f"group {g.group_index}") for name, g in owned]
+    return _Picture(content, getattr(source, "cursor", None), lines, snapshot)
+
+
+def save(stage: RolloutStage, directory: Path, rollout_id: int) -> None:
+    """Write everything below `directory`, and the segment beside it."""
+    picture = stage.between_callbacks(lambda: _take_picture(stage, rollout_id))
+    if picture.data_source is not None:
+        (directory / STATE_FILE).write_bytes(picture.data_source)
+    else:
+        stage.parts.data_source.save(rollout_id)
+    if picture.open_groups:
+        write_lines(directory / OPEN_GROUPS_FILE, picture.open_groups)
+    stage.trail.write(stage, directory, rollout_id, picture)
+
+
+def load(stage: RolloutStage, directory: Path, rollout_id: int) -> str:
+    """Inverse of `save`; a few words on the groups that come back.
+
+    Raises:
+        CheckpointError: State is missing, or of another data set.
+    """
+    source = stage.parts.data_source
+    waiting: set[int] = set()
+    if hasattr(source, "load_state_dict"):
+        path = directory / STATE_FILE
+        if not path.is_file():
+            raise CheckpointError(f"{directory}: no {STATE_FILE}; the data cursor of the run is missing")
+        state = orjson.loads(path.read_bytes())
+        source.load_state_dict(state["data_source"])
+        stage.weight_version = stage.ledger.weight_version = state["weight_version"]
+        waiting = group_indices((state["data_source"].get("buffer") or {}).get("state", {}).get("groups") or [])
+    else:
+        source.load(rollout_id)
+    said = stage.trail.read(stage, directory, waiting)
+    path = directory / OPEN_GROUPS_FILE
+    if path.is_file():
+        stage.open_groups.restore([from_line(orjson.loads(line)) for line in path.read_bytes().splitlines()])
+    return said
+
+
+def give_back(stage: RolloutStage, groups: list[OpenGroup]) -> None:
+    """Put groups whose owner this run does not have into the buffer, to be drawn first.
+
+    Finished ones are trained on as they are; the others go on, or start afresh, as `--partial-rollout` says.
+    """
+    for group in groups:
+        prompts = group.details.get("prompts")  # of a fan-out
+        if prompts:
+            group.samples = remains([Sample.from_dict(s) for s in prompts], group.samples)
+        if not is_finished(group.samples) or stage.args.mask_offpolicy_in_partial_rollout:
+            group.samples = prepare_return(stage.args, group.samples, group.rollout_id or 0)
+    for rollout_id in sorted({g.rollout_id for g in groups if g.rollout_id is not None}):
+        stage.ledger.untake(rollout_id, [g.samples for g in groups if g.rollout_id == rollout_id])
+    if groups:
+        stage.source.add_samples([g.samples for g in groups])
+        logger.warning(
+            "%d groups of the commit were generated ahead by a run of another mode; they wait in the buffer",
+            len(groups),
+        )
+
+
+def describe(restored: Mapping[str, int]) -> str:
+    """`3 open groups (2 buffered, 1 taken)`."""
+    if not restored:
+        return "no open groups"
+    ahead = {TAKEN: "ready to be trained on"}
+    states = ", ".join(f"{count} {ahead.get(state, state)}" for state, count in sorted(restored.items()))
+    total = sum(restored.values())
+    return f"{total} open group{'s' * (total > 1)} ({states})"
+
+
+def group_indices(value: Any) -> set[int]:
+    """Every `group_index` of samples stored somewhere in JSON values; costs little beside writing them."""
+    found: set[int] = set()
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, Mapping):
+            index = item.get("group_index")
+            if index is not None and "status" in item:
+                found.add(int(index))
+            elif "status" not in item:
+                todo.extend(item.values())
+        elif isinstance(item, list | tuple) and item and isinstance(item[0], Mapping | list | tuple):
+            todo.extend(item)
+    return found

@@ -1,0 +1,85 @@
+"""A tiny random vision-language model with tokenizer and processor, and images for it: inputs of tests.
+
+Used by the tests of families with images. What a reader would get wrong: it is a LLaVA, since the processors of Qwen-VL
+need torchvision, for videos, even where only images are given.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed when the process ends."""
+_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
+    "{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+IMAGE_TOKENS = 4
+"""Of one image: 16 x 16 pixels, patches of 8."""
+
+
+@functools.cache
+def tiny_vision_model() -> Path:
+    """An HF-layout directory with about 50k random parameters; the same ones every time."""
+    import torch
+    from transformers import CLIPImageProcessorPil, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+
+    kept = tempfile.TemporaryDirectory(prefix="slime-tiny-vision-")
+    _KEPT.append(kept)
+    tokenizer = _tokenizer()
+    clip: Any = CLIPImageProcessorPil
+    images = clip(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    build: Any = LlavaProcessor
+    build(
+        images, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        chat_template=_TEMPLATE,
+    ).save_pretrained(kept.name)  # fmt: skip
+    text = {"model_type": "llama", "vocab_size": len(tokenizer), "num_key_value_heads": 2, "head_dim": 8, **_SIZES}
+    vision = {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 8, "projection_dim": 32, **_SIZES}
+    config: Any = LlavaConfig
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = LlavaForConditionalGeneration(
+            config(
+                text_config={**text, "max_position_embeddings": 256, "eos_token_id": tokenizer.eos_token_id},
+                vision_config=vision,
+                image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+                vision_feature_layer=-1,
+            )
+        )
+        for parameter in model.parameters():  # biases and norms start at constants that hide mistakes
+            parameter.add_(torch.randn(parameter.shape) * 0.1)
+    model.save_pretrained(kept.name)
+    return Path(kept.name)
+
+
+def _tokenizer() -> Any:
+    """One token per byte, and the template's own."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    level: Any = pre_tokenizers.ByteLevel
+    inner: Any = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(level.alphabet()))}, merges=[]))
+    inner.pre_tokenizer, inner.decoder = level(add_prefix_space=False), decoders.ByteLevel()
+    build: Any = PreTrainedTokenizerFast
+    found = build(
+        tokenizer_object=inner, eos_token="<|end|>", pad_token="<|pad|>",
+        additional_special_tokens=["<|user|>", "<|assistant|>", "<image>"],
+    )  # fmt: skip
+    found.chat_template = _TEMPLATE
+    return found
+
+
+def write_image(path: Path, seed: int) -> Path:
+    """A PNG of 20 x 30 random pixels; the path."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path

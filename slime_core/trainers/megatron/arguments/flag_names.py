@@ -1,0 +1,183 @@
+"""Names of Megatron's flags that are no fields of its configuration classes, as launch scripts have them: one table.
+
+`flags.py` makes flags of them, `architecture.py` compares the stated ones with config.json, `config.py` takes the rest.
+A name stands in exactly one of the four: another name of a field, a statement about the model, something slime does
+under that name, or something it does not do, with the reason. What a reader would get wrong: fields themselves are not
+here but in `owned.py`, as they come from the installed megatron-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.config.passthrough import ForeignKind
+
+ALIASES: Mapping[str, str] = {
+    "num-experts": "num_moe_experts",
+    "decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
+    "decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
+    "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
+    "accumulate-allreduce-grads-in-fp32": "grad_reduce_in_fp32",
+    "check-for-nan-in-loss-and-grad": "check_for_nan_in_grad",
+    "ddp-bucket-size": "bucket_size",
+    "ddp-average-in-collective": "average_in_collective",
+    "ddp-pad-buckets-for-high-nccl-busbw": "pad_buckets_for_high_nccl_busbw",
+    "ddp-reduce-scatter-with-fp32-accumulation": "reduce_scatter_with_fp32_accumulation",
+    "rope-fusion": "apply_rope_fusion",
+    "bias-swiglu-fusion": "bias_activation_fusion",
+    "bias-gelu-fusion": "bias_activation_fusion",
+    "overlap-p2p-communication": "overlap_p2p_comm",
+    "use-gated-attention": "attention_output_gate",
+    "moe-use-shared-expert-gate": "moe_shared_expert_gate",
+}
+"""Flag -> the field it is another name of. Of a truth value, `--no-...` and `--disable-...` belong to it too."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """One name without a field."""
+
+    kind: ForeignKind
+    text: str
+    """What it states, what slime does with it, or why nothing (after "is without effect: ")."""
+    same: tuple[Any, ...] = ()
+    """Of a refused name: values that say what slime does anyway, and end in a warning."""
+    choices: tuple[str, ...] = ()
+    default: Any = None
+    is_list: bool = False
+
+
+STATED: Mapping[str, Named] = {
+    "swiglu": Named("switch", "The MLP has a gate with SiLU."),
+    "squared-relu": Named("switch", "The MLP's activation is squared ReLU."),
+    "quick-geglu": Named("switch", "The MLP has a gate with quick GELU."),
+    "group-query-attention": Named("switch", "Several heads share keys and values."),
+    "untie-embeddings-and-output-weights": Named("switch", "The output layer has a matrix of its own."),
+    "position-embedding-type": Named("str", "Kind of position embedding."),
+    "use-rotary-position-embeddings": Named("switch", "Positions are rotations."),
+    "use-rope-scaling": Named("switch", "Rotations are scaled as in Llama 3."),
+    "rope-scaling-factor": Named("float", "Factor of that scaling."),
+    "full-attention-interval": Named("int", "Every so many layers one has full attention, the others linear."),
+    "vocab-size": Named("int", "Size of the vocabulary."),
+    "max-position-embeddings": Named("int", "Longest sequence the model was made for."),
+}
+"""Statements about the model; what config.json says differently is an error."""
+
+OURS: Mapping[str, Named] = {
+    "num-layers-per-virtual-pipeline-stage": Named("int", "Layers of each model chunk of the interleaved schedule."),
+    "make-vocab-size-divisible-by": Named(
+        "int",
+        "Rows of the embedding on each tensor-parallel rank are a multiple of this; the added rows are never trained,"
+        " predicted or exported.",
+        default=1,
+    ),
+    "main-grads-dtype": Named(
+        "str", "Dtype of gradients with --use-precision-aware-optimizer.", choices=("fp32", "bf16"), default="fp32"
+    ),
+    "main-params-dtype": Named(
+        "str",
+        "Dtype of the optimizer's weights with --use-precision-aware-optimizer.",
+        choices=("fp32", "fp16"),
+        default="fp32",
+    ),
+    "exp-avg-dtype": Named(
+        "str",
+        "Dtype of Adam's first moment with --use-precision-aware-optimizer.",
+        choices=("fp32", "fp16", "bf16", "fp8"),
+        default="fp32",
+    ),
+    "exp-avg-sq-dtype": Named(
+        "str",
+        "Dtype of Adam's second moment with --use-precision-aware-optimizer.",
+        choices=("fp32", "fp16", "bf16", "fp8"),
+        default="fp32",
+    ),
+    "use-flash-attn": Named("switch", "Old name of --attention-backend flash."),
+    "enable-experimental": Named("switch", "Allows features that Megatron calls experimental."),
+}
+"""slime does what these say."""
+
+_STEPS = "slime counts rollouts; set --num-rollout or --num-epoch"
+_SCHEDULE = "slime's schedule counts optimizer steps; set {}"
+_TOKENIZER = "the tokenizer is that of --hf-checkpoint"
+_CHECKPOINT = "slime decides how checkpoints are written, and finds out what it reads"
+_LOGGING = "slime reports by itself"
+_LOOP = "the loop is slime's"
+
+GRANTED: Mapping[str, Named] = {
+    "seq-length": Named("int", "micro-batches have the lengths of their samples"),
+    "use-mcore-models": Named("switch", "there are no others"),
+    "use-dist-ckpt": Named("switch", _CHECKPOINT),
+    "auto-detect-ckpt-format": Named("switch", _CHECKPOINT),
+    "ckpt-fully-parallel-save": Named("switch", _CHECKPOINT),
+    "ckpt-fully-parallel-load": Named("switch", _CHECKPOINT),
+    "ckpt-assume-constant-structure": Named("switch", _CHECKPOINT),
+    "use-persistent-ckpt-worker": Named("switch", _CHECKPOINT),
+    "use-checkpoint-opt-param-scheduler": Named(
+        "switch", "the checkpoint's schedule is taken unless --override-opt-param-scheduler is given"
+    ),
+    "no-create-attention-mask-in-dataloader": Named("switch", "there is no data loader that could"),
+    "train-iters": Named("int", _STEPS),
+    "train-samples": Named("int", _STEPS),
+    "eval-iters": Named("int", "slime evaluates whole data sets; set --eval-interval"),
+    "log-interval": Named("int", _LOGGING),
+    "log-throughput": Named("switch", _LOGGING),
+    "log-progress": Named("switch", _LOGGING),
+    "timing-log-level": Named("int", _LOGGING),
+    "tensorboard-dir": Named("str", "set --use-tensorboard"),
+    "num-workers": Named("int", "there are no data loader processes"),
+    "manual-gc": Named("switch", _LOOP),
+    "manual-gc-interval": Named("int", _LOOP),
+    "empty-unused-memory-level": Named("int", _LOOP),
+    "align-grad-reduce": Named("toggle", "gradients are reduced once, after the last micro-batch"),
+    "disable-param-buffers-cpu-backup": Named("switch", "slime moves no parameter buffers to the host"),
+    "disable-grad-buffers-cpu-backup": Named("switch", "slime moves no gradient buffers to the host"),
+    "tokenizer-type": Named("str", _TOKENIZER),
+    "tokenizer-model": Named("str", _TOKENIZER),
+    "vocab-file": Named("str", _TOKENIZER),
+    "merge-file": Named("str", _TOKENIZER),
+    "post-self-attn-layernorm": Named("switch", "the model family's plugin brings its norms"),
+    "post-mlp-layernorm": Named("switch", "the model family's plugin brings its norms"),
+    "moe-layer-recompute-interval": Named("int", "this Megatron has only --moe-layer-recompute"),
+}
+"""Without effect, because slime does as much without them or they concern what it does not have; one warning."""
+
+REFUSED: Mapping[str, Named] = {
+    "spec": Named(
+        "any",
+        "the model family's plugin brings its layers; for a model of your own set --custom-model-provider-path",
+        is_list=True,
+    ),
+    "params-dtype": Named("str", "set --dtype or --bf16"),
+    "pretrained-checkpoint": Named("str", "set --load with --finetune, or --hf-checkpoint"),
+    "ckpt-format": Named("str", _CHECKPOINT, same=("torch_dist",)),
+    "dist-ckpt-format": Named("str", _CHECKPOINT, same=("torch_dist",)),
+    "no-load-strict": Named(
+        "switch", "a checkpoint that does not fit is an error; for its weights alone set --finetune"
+    ),
+    "rampup-batch-size": Named(
+        "any", "the batch does not grow; set --rollout-batch-size and --global-batch-size", is_list=True
+    ),
+    "lr-warmup-samples": Named("int", _SCHEDULE.format("--lr-warmup-iters"), same=(0,)),
+    "lr-decay-samples": Named("int", _SCHEDULE.format("--lr-decay-iters")),
+    "start-weight-decay": Named("float", "weight decay does not change; set --weight-decay"),
+    "end-weight-decay": Named("float", "weight decay does not change; set --weight-decay"),
+    "weight-decay-incr-style": Named("str", "weight decay does not change; set --weight-decay", same=("constant",)),
+    "exit-interval": Named("int", _STEPS),
+    "exit-duration-in-mins": Named("int", _STEPS),
+    "use-tp-pp-dp-mapping": Named("switch", "ranks are ordered tensor, context, expert, data, pipeline; remove it"),
+    "hybrid-override-pattern": Named("str", "there are no Mamba models here; remove it"),
+    "hybrid-layer-pattern": Named("str", "there are no Mamba models here; remove it"),
+    "init-method-xavier-uniform": Named("switch", "weights come from a checkpoint; remove it"),
+}
+"""Would change what is computed, and does not; an error that says what to set instead."""
+
+TAKEN_SPECS = "slime_plugins.models."
+"""`--spec` of THUDM/slime's own modules: what they change is in the plugins of the model families."""
+
+
+def without_field() -> dict[str, Named]:
+    """Every name above but the aliases."""
+    return {**STATED, **OURS, **GRANTED, **REFUSED}

@@ -1,0 +1,294 @@
+"""Turns put together token by token: context that was given, and tokens that the policy sampled.
+
+Generators and agent sessions build with it and `write` the result into samples. It only grows: what was sent to the
+engine stays the prefix of everything later, so the trainer sees each sampled token after exactly the tokens it was
+sampled after. What a reader would get wrong: columns here cover *all* tokens; `write` cuts off the prompt's part. There
+is no way to set the loss mask, and `replace_lossy` is the only way to have other ids where sampled ones were: it drops
+everything after them too, and leaves a note in `metadata["lossy"]`.
+
+::
+
+    trajectory = Trajectory.of(sample)                            # the prompt
+    output = await engine.generate(trajectory.tokens, params)
+    trajectory.add_sampled(output)                                # trained
+    for ids, source in turn_delta(...):                           # data/turns.py
+        trajectory.add(ids, source)                               # context
+    trajectory.write(sample)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime_core import provenance
+from slime_core.provenance import NOT_SAMPLED, TRAINABLE, Source, Spans
+from slime_core.routed_experts import RoutedExperts, routed_experts_after_call
+from slime_core.types import GenerationOutput, Sample
+
+POSITIVE_LOG_PROB = 1e-4
+"""Log-probs up to here are rounding, not errors."""
+
+
+class Trajectory:
+    """Tokens with source, log-prob and weight version each; grows at its end."""
+
+    def __init__(self, args: Any = None) -> None:
+        self.args = args
+        """The settings; only MoE routing replay with SGLang's encoding reads them (`hf_checkpoint`)."""
+        self.prompt_length = 0
+        """Tokens that came before the first response, as `of` found them; `write` cuts there unless told otherwise."""
+        self.metadata: dict[str, Any] = {}
+        """Goes into the metadata of the samples that are written."""
+        self._tokens: list[int] = []
+        self._log_probs: list[float] = []
+        self._versions: list[int] = []
+        self._spans: Spans = []
+        self._texts: list[tuple[int, str]] = []
+        self._calls: list[tuple[Mapping[str, Any], int]] = []
+        self._routed: RoutedExperts | None = None
+        self._told_log_probs = True
+
+    @classmethod
+    def of(cls, sample: Sample, args: Any = None) -> Trajectory:
+        """What the sample holds: its prompt, or a partial response to go on with.
+
+        Raises:
+            ValueError: Its fields do not fit together.
+        """
+        sample.validate()
+        made = cls(args)
+        made.prompt_length = before = len(sample.tokens) - sample.response_length
+        made._tokens, made._spans = list(sample.tokens), sample.told_spans()
+        covered = provenance.num_tokens(made._spans)
+        if covered != len(sample.tokens):
+            raise ValueError(f"sample {sample.index}: spans cover {covered} of {len(sample.tokens)} tokens")
+        known = sample.rollout_log_probs
+        made._told_log_probs = known is not None or not sample.response_length
+        made._log_probs = [0.0] * before + list(known if known is not None else [0.0] * sample.response_length)
+        versions = sample.token_weight_versions or [
+            v for s in provenance.part(made._spans, before, len(sample.tokens))
+            for v in [0 if s.source == Source.SAMPLED else NOT_SAMPLED] * s.length
+        ]  # fmt: skip
+        made._versions = [NOT_SAMPLED] * before + list(versions)
+        made._texts = [(before, sample.response)] if sample.response else []
+        if sample.rollout_routed_experts is not None:
+            made._routed = RoutedExperts.of(sample.rollout_routed_experts)
+        return made
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        """[n] all ids, a copy: what the engine is given to go on."""
+        return self._tokens.copy()
+
+    @property
+    def log_probs(self) -> list[float]:
+        """[n] in nats; 0.0 where not sampled."""
+        return self._log_probs.copy()
+
+    @property
+    def weight_versions(self) -> list[int]:
+        """[n] `NOT_SAMPLED` where not sampled."""
+        return self._versions.copy()
+
+    @property
+    def spans(self) -> Spans:
+        """Who wrote the tokens, all of them."""
+        return self._spans.copy()
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """[n] 1 on what is trained; follows from `spans`."""
+        return provenance.loss_mask(self._spans)
+
+    @property
+    def texts(self) -> list[tuple[int, str]]:
+        """(first token, text) of the pieces that came with a text."""
+        return self._texts.copy()
+
+    @property
+    def last_version(self) -> int:
+        """Weight version of the newest sampled token; `NOT_SAMPLED` when there is none."""
+        return max(self._versions, default=NOT_SAMPLED)
+
+    def begins(self, ids: Sequence[int]) -> bool:
+        """Whether these tokens are the beginning of `ids`, so that the rest of `ids` can be added."""
+        return len(ids) >= len(self._tokens) and list(ids[: len(self._tokens)]) == self._tokens
+
+    # -- growing -------------------------------------------------------------------------------------
+
+    def add(self, ids: Sequence[int], source: Source, text: str = "") -> None:
+        """Append context, which is never trained. An assistant's text that nobody sampled is DEMONSTRATION.
+
+        Raises:
+            ValueError: The source is SAMPLED, or `ids` are no token ids.
+        """
+        source = Source(source)
+        if source == Source.SAMPLED:
+            raise ValueError("sampled tokens are added by add_sampled, with their log-probs and versions")
+        self._extend(ids, source, "context" if source in TRAINABLE else "", text)
+        self._log_probs += [0.0] * len(ids)
+        self._versions += [NOT_SAMPLED] * len(ids)
+        if self._routed is not None:
+            self._routed = self._routed.extended(max(0, len(self._tokens) - 1))
+
+    def add_demonstration(self, ids: Sequence[int], text: str = "") -> None:
+        """Append an assistant's text given by the data, which supervised fine-tuning trains on."""
+        self._extend(ids, Source.DEMONSTRATION, "", text)
+        self._log_probs += [0.0] * len(ids)
+        self._versions += [NOT_SAMPLED] * len(ids)
+
+    def add_sampled(
+        self,
+        output: GenerationOutput | Sequence[int],
+        log_probs: Sequence[float] | None = None,
+        versions: Sequence[int] | int | None = None,
+        *,
+        text: str = "",
+        meta_info: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append what an engine sampled after exactly the tokens that are here.
+
+        Args:
+            output: The engine's answer, or [n] token ids with the other arguments.
+            log_probs: [n] of the sampling policy, in nats.
+            versions: [n] weight versions, or one for all; taken from `meta_info` when absent.
+            text: Of the tokens.
+            meta_info: The engine's answer about the call.
+
+        Raises:
+            ValueError: Lengths differ, a log-prob is no finite number <= 0, or a version is older than one before;
+                nothing is changed.
+        """
+        if isinstance(output, GenerationOutput):
+            ids, log_probs, text, meta_info = output.token_ids, output.log_probs, output.text, output.meta_info
+        else:
+            ids = list(output)
+        meta_info = meta_info or {}
+        if log_probs is None or len(log_probs) != len(ids):
+            raise ValueError(f"{len(ids)} sampled tokens but {0 if log_probs is None else len(log_probs)} log-probs")
+        if not all(math.isfinite(p) and p <= POSITIVE_LOG_PROB for p in log_probs):
+            raise ValueError("log-probs of sampled tokens must be finite numbers <= 0")
+        numbers = self._checked_versions(len(ids), versions, meta_info)
+        if not self._told_log_probs:
+            raise ValueError("the tokens before were sampled without log-probs; those of these could not be kept")
+        routed = routed_experts_after_call(self._routed, meta_info, len(self._tokens) + len(ids), self.args)
+        self._extend(ids, Source.SAMPLED, "", text)
+        self._routed = routed
+        self._log_probs += map(float, log_probs)
+        self._versions += numbers
+        self._calls.append((meta_info, len(ids)))
+
+    def _checked_versions(
+        self, count: int, versions: Sequence[int] | int | None, meta_info: Mapping[str, Any]
+    ) -> list[int]:
+        if versions is None:
+            versions = meta_info.get("token_weight_versions")
+        if versions is None:
+            versions = provenance.version_number(meta_info.get("weight_version"))
+        numbers = [versions] * count if isinstance(versions, int) else [int(v) for v in versions]
+        if len(numbers) != count:
+            raise ValueError(f"{count} sampled tokens but {len(numbers)} weight versions")
+        sequence = [self.last_version, *numbers]
+        if any(later < earlier for earlier, later in zip(sequence, numbers)) or min(numbers, default=0) < 0:
+            raise ValueError(f"weight versions must not decrease: {numbers[:8]} after {self.last_version}")
+        return numbers
+
+    def _extend(self, ids: Sequence[int], source: Source, withheld: str, text: str) -> None:
+        if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in ids):
+            raise ValueError("token ids must be integers >= 0")
+        if text:
+            self._texts.append((len(self._tokens), text))
+        self._tokens += ids
+        provenance.add_span(self._spans, source, len(ids), withheld)
+
+    # -- branching and giving up ---------------------------------------------------------------------
+
+    def fork(self) -> Trajectory:
+        """An independent copy: both go on from the tokens so far."""
+        copy = Trajectory(self.args)
+        copy.__dict__.update(self.__dict__)
+        for name in ("_tokens", "_log_probs", "_versions", "_spans", "_texts", "_calls"):
+            setattr(copy, name, getattr(self, name).copy())
+        copy.metadata = {k: v.copy() if isinstance(v, list | dict) else v for k, v in self.metadata.items()}
+        return copy
+
+    def withhold(self, first: int, last: int, reason: str) -> None:
+        """Train on none of the tokens [first, last), counted from the beginning of the trajectory.
+
+        Raises:
+            ValueError: There are no such tokens, or `reason` is empty.
+        """
+        if not 0 <= first <= last <= len(self._tokens):
+            raise ValueError(f"no tokens {first} to {last}; the trajectory has {len(self._tokens)}")
+        self._spans = provenance.withhold(self._spans, first, last, reason)
+
+    def replace_lossy(self, start: int, ids: Sequence[int], reason: str) -> None:
+        """Put `ids`, untrained, in the place of everything from token `start` on, sampled tokens included.
+
+        For histories that a client or a template rewrote. What was sampled before `start` stays trained; `metadata
+        ["lossy"]` gets {start, dropped, sampled, added, reason}, with the numbers of tokens.
+
+        Raises:
+            ValueError: There is no such token, `reason` is empty, or `ids` are no token ids; nothing is changed.
+        """
+        if not 0 <= start <= len(self._tokens) or not reason:
+            raise ValueError(f"replace_lossy({start}, ..., {reason!r}): the trajectory has {len(self._tokens)} tokens,"
+                             " and a reason is needed")  # fmt: skip
+        if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in ids):
+            raise ValueError("token ids must be integers >= 0")
+        gone = provenance.part(self._spans, start, len(self._tokens))
+        note = {
+            "start": start,
+            "dropped": len(self._tokens) - start,
+            "sampled": sum(s.length for s in gone if s.source == Source.SAMPLED),
+            "added": len(ids),
+            "reason": reason,
+        }
+        self._spans = provenance.part(self._spans, 0, start)
+        del self._tokens[start:], self._log_probs[start:], self._versions[start:]
+        self._texts = [(at, text) for at, text in self._texts if at < start]
+        self.prompt_length = min(self.prompt_length, start)
+        if self._routed is not None:
+            self._routed = self._routed.extended(max(0, min(len(self._routed), start - 1)))
+        self.add(ids, Source.TEMPLATE)
+        self.metadata["lossy"] = [*self.metadata.get("lossy", ()), note]
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def write(self, sample: Sample, prompt_length: int | None = None) -> Sample:
+        """Make the sample hold this trajectory; status and counters follow the engine calls added since `of`.
+
+        Args:
+            sample: Changed in place and returned. Its other fields stay as they are.
+            prompt_length: Tokens that count as prompt, and are not trained; as `of` found them by default.
+
+        Raises:
+            ValueError: There are fewer tokens than `prompt_length`.
+        """
+        start = self.prompt_length if prompt_length is None else prompt_length
+        if not 0 <= start <= len(self._tokens):
+            raise ValueError(f"prompt_length {start}; the trajectory has {len(self._tokens)} tokens")
+        length = len(self._tokens) - start
+        sample.tokens, sample.spans, sample.response_length = self.tokens, self.spans, length
+        sample.loss_mask = provenance.loss_mask(self._spans, start)
+        sample.rollout_log_probs = self._log_probs[start:] if self._told_log_probs else None
+        sample.token_weight_versions = self._versions[start:]
+        sample.rollout_routed_experts = self._routed
+        sample.response = "".join(text for at, text in self._texts if at >= start)
+        offsets = sample.rollout_top_p_token_offsets
+        if offsets is not None and len(offsets) != length + 1:
+            sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
+        if sample.teacher_log_probs is not None and len(sample.teacher_log_probs) != length:
+            sample.teacher_log_probs = None
+        if self.metadata:
+            sample.metadata = {**sample.metadata, **self.fork().metadata}
+        for meta_info, num_tokens in self._calls:
+            sample.take_meta_info(meta_info, num_tokens)
+        return sample

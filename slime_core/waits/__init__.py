@@ -1,0 +1,35 @@
+"""What this process waits for: every wait has a name, a deadline and a declared end.
+
+    with waiting("reward of group 17", deadline=300, then="the sample fails"):      table.py
+        await ...
+    value = await within(draw(), "prompts", deadline=60, then="the run stops", error=DataError)    bounded.py
+    start_board(run_dir, "rank 0")          publishes the table below RUN_DIR/waits for `slime why`      board.py
+
+`waiting` only tells: the deadline is kept by whoever waits (a timeout of the call, `within`, `call_within`), and the
+board's watchdog (`watchdog.py`) reports a wait whose own mechanism has failed. Standard library only, and as low a
+layer as there is: everything may import it.
+"""
+
+from slime_core.waits.board import Board, published, remove_board, start_board, stop_board
+from slime_core.waits.bounded import call_within, within
+from slime_core.waits.stalls import gave_up, stall_report
+from slime_core.waits.table import Wait, current, limit_user_code, named, progress, user_code_limit, waiting
+
+__all__ = [
+    "Board",
+    "Wait",
+    "call_within",
+    "current",
+    "gave_up",
+    "limit_user_code",
+    "named",
+    "progress",
+    "published",
+    "remove_board",
+    "stall_report",
+    "start_board",
+    "stop_board",
+    "user_code_limit",
+    "waiting",
+    "within",
+]

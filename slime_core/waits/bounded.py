@@ -1,0 +1,85 @@
+"""Waits that keep their own deadline: `within` for awaitables, `call_within` for calls that block.
+
+At the deadline both write a stall report (while what is waited for still stands where it stands), then raise the error
+asked for, which names the report. What a reader would get wrong: neither relies on being obeyed. A coroutine that
+swallows its cancellation is left behind after `_GRACE`, a call is left behind in its thread at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from slime_core.waits.stalls import gave_up
+from slime_core.waits.table import waiting
+
+T = TypeVar("T")
+_GRACE = 5.0
+"""Seconds that a cancelled coroutine gets to end."""
+
+
+async def within(
+    awaitable: Awaitable[T], what: str, *, deadline: float | None, then: str, error: Callable[[str], BaseException]
+) -> T:
+    """The awaitable's result, waited for by name; at `deadline` seconds a stall report and `error(message)`.
+
+    The awaitable runs as a task of its own. Cancelling the caller cancels it.
+    """
+    task = asyncio.ensure_future(awaitable)
+    with waiting(what, deadline=deadline, then=then):
+        try:
+            done, _ = await asyncio.wait({task}, timeout=deadline)
+        except BaseException:
+            await _end(task)
+            raise
+        if done:
+            return task.result()
+        message = gave_up(what, deadline, then)
+        await _end(task)
+    raise error(message)
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel, and see it end; an error it ends with is not of interest any more."""
+    task.cancel()
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    await asyncio.wait({task}, timeout=_GRACE)
+
+
+def call_within(
+    call: Callable[[], T], what: str, *, deadline: float | None, then: str, error: Callable[[str], BaseException]
+) -> T:
+    """`call()` in a daemon thread of its own, waited for by name; at `deadline` a stall report and `error(message)`.
+
+    For user code and libraries that may block for ever. Without a deadline the call is made in this thread. The call
+    sees another thread than its caller's: what is bound to a thread (a CUDA device, an event loop) does not fit.
+    """
+    if deadline is None:
+        with waiting(what, deadline=None, then=then):
+            return call()
+    outcome: list[Any] = []
+    failure: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as problem:  # whatever it is, it belongs to the caller
+            failure.append(problem)
+        finally:
+            done.set()
+
+    with waiting(what, deadline=deadline, then=then):
+        thread = threading.Thread(target=run, name=f"slime: {what}", daemon=True)
+        thread.start()
+        if not done.wait(deadline):
+            raise error(gave_up(what, deadline, then))
+        with contextlib.suppress(RuntimeError):
+            thread.join(_GRACE)
+    if failure:
+        raise failure[0]
+    result: T = outcome[0]
+    return result

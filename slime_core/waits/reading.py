@@ -1,0 +1,137 @@
+"""Reading the boards of a run, for `slime why`: who is alive, what they wait for, and their stacks on request.
+
+What a reader would get wrong: ages in a board are as of its heartbeat, so the time since then is added; and clocks of
+other hosts may differ, so a heartbeat from the future counts as one of now.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import ConfigError
+from slime_core.waits.board import alive, replace_text
+from slime_core.waits.stalls import STALLS, WAITS
+
+OLD = 30.0
+"""Seconds after which a heartbeat is old: the process stands still, or its host does."""
+LOST = 120.0
+"""Seconds after which a process of another host counts as gone."""
+_POLL = 0.1
+
+
+@dataclass(frozen=True)
+class Process:
+    """One board."""
+
+    path: Path
+    board: dict[str, Any]
+    state: str
+    """`alive`, `silent` (alive as far as can be told, but its heartbeat is old) or `gone`."""
+    heartbeat_age: float
+
+    @property
+    def name(self) -> str:
+        """`<host>-<pid>`."""
+        return self.path.stem
+
+    @property
+    def silence(self) -> float:
+        """Seconds to add to its ages: none for a process that is gone, whose waits ended with it."""
+        return 0.0 if self.state == "gone" else self.heartbeat_age
+
+    @property
+    def waits(self) -> list[dict[str, Any]]:
+        """Oldest first; marked overdue by the time that has passed since they were written."""
+        rows = []
+        for row in self.board.get("waits", []):
+            late = row["deadline"] is not None and row["age"] + self.silence > row["deadline"]
+            rows.append({**row, "overdue": row["overdue"] or late})
+        return sorted(rows, key=lambda row: -row["age"])
+
+    @property
+    def words(self) -> str:
+        """The state for people."""
+        age = f"{self.heartbeat_age:.0f} s"
+        if self.state == "gone":
+            return f"GONE, last heard of {age} ago"
+        return f"SILENT for {age}: the process stands still, or its host does" if self.state == "silent" else "alive"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All boards of a run."""
+
+    run_dir: Path
+    processes: list[Process]
+    stalls: list[Path]
+
+    @property
+    def answering(self) -> list[Process]:
+        """Processes that are not gone."""
+        return [p for p in self.processes if p.state != "gone"]
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything of the run is running."""
+        return bool(self.answering)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a wait of a live process is past its deadline."""
+        return any(row["overdue"] for p in self.answering for row in p.waits)
+
+
+def read_run(run_dir: Path) -> Report:
+    """Read every board; those with the oldest wait come first. Raises ConfigError where there is no such directory."""
+    if not run_dir.is_dir():
+        raise ConfigError(f"{run_dir}: no such directory; give the run's --run-dir")
+    processes = []
+    for path in sorted((run_dir / WAITS).glob("*.json")):
+        try:
+            board = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:  # it ended while we looked
+            continue
+        processes.append(_process(path, board))
+    processes.sort(key=lambda p: (p.state == "gone", -max((row["age"] for row in p.waits), default=0.0)))
+    return Report(run_dir, processes, sorted((run_dir / STALLS).glob("*.txt")))
+
+
+def _process(path: Path, board: dict[str, Any]) -> Process:
+    age = max(0.0, time.time() - board["heartbeat"])
+    running = alive(board)
+    gone = running is False or (running is None and age > LOST)
+    return Process(path, board, "gone" if gone else "silent" if age > OLD else "alive", age)
+
+
+def ask_for_stacks(processes: list[Process], deadline: float) -> dict[str, str | None]:
+    """Stacks by process name; None for one that did not answer within `deadline` seconds."""
+    question = uuid.uuid4().hex
+    for process in processes:
+        replace_text(process.path.with_suffix(".ask"), question)
+    answers: dict[str, str | None] = {p.name: None for p in processes}
+    until = time.monotonic() + deadline
+    while None in answers.values() and time.monotonic() < until:
+        for process in processes:
+            if answers[process.name] is None:
+                answers[process.name] = _answer(process.path.with_suffix(".stacks"), question)
+        time.sleep(_POLL)
+    for process in processes:
+        process.path.with_suffix(".ask").unlink(missing_ok=True)
+    return answers
+
+
+def _answer(path: Path, question: str) -> str | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    asked, _, stacks = text.partition("\n")
+    if asked != question:  # of an earlier request, or of somebody else's
+        return None
+    path.unlink(missing_ok=True)
+    return stacks

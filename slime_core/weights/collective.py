@@ -1,0 +1,143 @@
+"""Weights that several processes have together (`Trainer.collective_weights`), handed over by one of them.
+
+`WeightSync` on rank 0 reads them as often as transport, engine and check like to, through `SharedWeights`; the other
+processes follow in `FollowingWeights`, which the launcher gives to their loop::
+
+    rank 0   pass pass ...   end of the update, or what went wrong
+    others   pass pass ...   return, or raise
+
+What a reader would get wrong: an engine may stop in the middle of a pass and raise. The others are in that pass, so
+rank 0 reads it to its end before it says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+import torch
+
+from slime_core.errors import WeightSyncError
+from slime_core.protocols import Trainer
+
+_PASS, _DONE, _FAILED = "pass", "done", "failed"
+
+
+class SharedWeights:
+    """On torch's rank 0: the actor's weights, and word of what is done with them to those who have a part of them.
+
+    A trainer without `collective_weights` is read as it is, and nobody is told anything.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._collective = bool(getattr(trainer, "collective_weights", False))
+        self._pass: _Pass | None = None
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Around everything that one update of the engines does with the weights.
+
+        An error inside reaches the other processes, which raise as well; an interrupt does not, since whoever
+        interrupts a run ends all its processes.
+        """
+        try:
+            yield
+            self._finish_pass()
+        except Exception as error:
+            self._tell_failure(error)
+            raise
+        self._tell(_DONE)
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """`Trainer.named_weights`, together with the other processes; once more from the start with every call."""
+        if not self._collective:
+            return iter(self._trainer.named_weights())
+        self._finish_pass()
+        self._tell(_PASS)
+        self._pass = _Pass(iter(self._trainer.named_weights()))
+        return self._pass
+
+    def _finish_pass(self) -> None:
+        if self._pass is not None:
+            self._pass.finish()
+            self._pass = None
+
+    def _tell_failure(self, error: Exception) -> None:
+        if self._pass is not None and self._pass.broken:
+            # The others wait inside a pass that this process cannot go on with; they end when its connections do.
+            return
+        self._finish_pass()
+        self._tell(_FAILED, f"{type(error).__name__}: {error}")
+
+    def _tell(self, what: str, message: str = "") -> None:
+        if self._collective:
+            self._trainer.broadcast(orjson.dumps([what, message]))
+
+
+class _Pass:
+    """One reading of the weights, which can be brought to its end after its reader has left, whatever thread that is.
+
+    A reader that comes back after that gets an error, not an early end that looks like a whole model.
+    """
+
+    def __init__(self, source: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._finished = False
+        self.broken = False
+        """The trainer could not go on."""
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        with self._lock:
+            if self._finished:
+                raise WeightSyncError("these weights are no longer handed out: the update they belong to has ended")
+            return self._next()
+
+    def finish(self) -> None:
+        """Read the rest and drop it."""
+        with self._lock:
+            self._finished = True
+            while True:
+                try:
+                    self._next()
+                except StopIteration:
+                    return
+
+    def _next(self) -> tuple[str, torch.Tensor]:
+        try:
+            return next(self._source)
+        except StopIteration:
+            raise
+        except BaseException:
+            self.broken = True
+            raise
+
+
+class FollowingWeights:
+    """On the other processes, in the place of `WeightSync`: take part in what rank 0 does."""
+
+    def __init__(self, args: Any, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._collective = bool(getattr(trainer, "collective_weights", False))
+        self._keeps_old_actor = bool(getattr(args, "keep_old_actor", False))
+
+    def push(self) -> dict[str, float]:
+        """Go through the weights as often as rank 0 does. Raises WeightSyncError when its update failed."""
+        while self._collective:
+            what, message = orjson.loads(self._trainer.broadcast(None))
+            if what == _FAILED:
+                raise WeightSyncError(f"the weight update failed on rank 0: {message}")
+            if what == _DONE:
+                break
+            for _ in self._trainer.named_weights():
+                pass
+        if self._keeps_old_actor:
+            self._trainer.update_old_actor()
+        return {}

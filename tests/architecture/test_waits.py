@@ -1,0 +1,212 @@
+"""Nothing in the core waits without a name, a deadline and a declared end: each wait in the code is accounted for.
+
+A wait is accounted for when it stands inside `with waiting(...)` or `asyncio.timeout(...)`, is an argument of `within`
+or `call_within`, has a timeout of its own, or is in ALLOWED with the reason. Awaiting a coroutine function or
+`asyncio.gather` of some is no wait of its own: what they wait for is found where it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CORE = Path(__file__).parents[2] / "slime_core"
+COLLECTIVES = {
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
+    "barrier", "broadcast", "broadcast_object_list", "gather_object", "init_process_group", "monitored_barrier", "recv",
+    "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter_object_list", "new_group",
+}  # fmt: skip
+PROCESSES = {"call", "check_call", "check_output", "communicate", "run"}
+BLOCKING = {"accept", "acquire", "urlopen", "wait_closed"}
+
+_COLLECTIVE = "the process group's deadline, --distributed-timeout-minutes; named by the stage's call around it"
+_SERVES = "waits for work, not for progress: who gives the work has the deadline"
+_STAGE = "awaits a stage's call, which is named where it waits"
+_SAMPLE = "a sample's request: --rollout-timeout of the sample around it"
+_CLIENT = "a client's request: the client's deadline, and its going away"
+_TOOL = "inside call_tool, which names the wait and has its deadline"
+_JUST_KILLED = "of a process or task that was just killed or cancelled, or has just ended"
+
+ALLOWED = {
+    "cli/serve.py:_serve": "serves until a signal",
+    "cluster/engine_actor.py:advance": "the actor's caller counts its silence (cluster/wait.py)",
+    "cluster/engine_actor.py:in_turn": "the actor's caller counts its silence (cluster/wait.py)",
+    "cluster/wait.py:awaited": "is done, or its process has died",
+    "cluster/engine_proxy.py:_abortable": _SAMPLE,
+    "cluster/engine_proxy.py:_control": _STAGE,
+    "cluster/engine_proxy.py:_forever": _SERVES,
+    "cluster/engine_proxy.py:_survive": "steps of a start, each of which is named where it waits",
+    "cluster/engine_proxy.py:generate": _SAMPLE,
+    "engines/embedded/engine.py:_drive": _SERVES,
+    "engines/embedded/engine.py:stream": _CLIENT,
+    "engines/embedded/fan_out.py:merge_streams": _CLIENT,
+    "engines/embedded/server.py:serve_socket": "serves until a signal",
+    "engines/embedded/server.py:stop": "uvicorn's timeout_graceful_shutdown",
+    "engines/embedded/wire.py:unless_disconnected": _CLIENT,
+    "engines/scripted.py:_due": _SAMPLE,
+    "engines/scripted.py:_interrupted": _SAMPLE,
+    "engines/scripted.py:generate": _SAMPLE,
+    "engines/sglang/engine.py:stop": "processes get SIGTERM, then SIGKILL after a grace",
+    "engines/sglang/keeper.py:_watch": "lives as long as its parent, and waits for its end",
+    "engines/sglang/supervisor.py:_watch_all": "looks at servers as long as the run lasts; each look has a deadline",
+    "engines/sglang_api/client.py:_acquire": "looks at the pool; what it waits for between two looks has a deadline",
+    "engines/sglang_api/weight_delta.py:outcome": "a request with --update-weight-timeout",
+    "engines/sglang_api/weight_distributed.py:_in_thread": _COLLECTIVE,
+    "engines/sglang_api/weight_distributed.py:_together": "requests with --update-weight-timeout, and a collective",
+    "engines/sglang_api/weight_distributed.py:broadcast": _COLLECTIVE,
+    "environments/places.py:_answered": "the session's `within` around the call: --environment-step-timeout",
+    "environments/places.py:_work": _SERVES,
+    "environments/child.py:_answered": "the other side kills this process at --environment-step-timeout",
+    "launch/fresh_process.py:close": _JUST_KILLED,
+    "launch/probes.py:finish": "in a fresh process that slime check kills at its deadline",
+    "tools/running.py:_in_thread": _TOOL,
+    "tools/running.py:_value": _TOOL,
+    "loop_async.py:cancel": _JUST_KILLED,
+    "loop_async.py:ended": _STAGE,
+    "loop_async.py:waits": _STAGE,
+    "loop_async.py:works": _STAGE,
+    "observability/timeline.py:wait": _STAGE,
+    "planning/simulate.py:run": "no wait: a command of the simulated run",
+    "plugins/boundary.py:awaited": "the deadline of the reward or hook that calls it",
+    "plugins/workers/pool.py:_own": _SERVES,
+    "plugins/workers/threads.py:_work": _SERVES,
+    "rollout/ahead.py:stop": _JUST_KILLED,
+    "sandbox/inside/forward.py:hand_over": "accepts a connection that is there already",
+    "rollout/deadlines.py:first": "the group's clock is one of the two; named by run_group",
+    "rollout/evaluations.py:run": "`within` inside keeps --eval-timeout",
+    "rollout/gate.py:part": "a sample's run: its own deadlines",
+    "rollout/generate.py:_then": "a sample's run: its own deadlines",
+    "rollout/schedule.py:until_interrupted": "the rollout as a whole: --rollout-stall-timeout in it",
+    "rollout/stage.py:keep_result": "named by its callers; the parts of a rollout or evaluation have deadlines",
+    "trainers/embedded/parallel.py": _COLLECTIVE,
+    "trainers/megatron": _COLLECTIVE,
+    "weights/puller.py:_apply": "copies files, and must not be left behind; the request has the deadline",
+    "weights/puller.py:serve": "serves until a signal",
+}
+"""Place (a function, file or folder) -> why it needs no name or deadline of its own."""
+
+
+def _allowed(place: str) -> str | None:
+    """The entry of ALLOWED that covers a place."""
+    path = place.split(":")[0]
+    return next((a for a in ALLOWED if a in (place, path) or path.startswith(f"{a}/")), None)
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _owner(node: ast.expr) -> str:
+    return _name(node.value) if isinstance(node, ast.Attribute) else ""
+
+
+def _bounded(call: ast.Call) -> bool:
+    return any(k.arg in ("timeout", "deadline", "timeout_s", "blocking") for k in call.keywords)
+
+
+def _wait(node: ast.AST) -> str | None:
+    """What kind of wait without a deadline of its own the node is."""
+    if isinstance(node, ast.Await) and isinstance(node.value, (ast.Name, ast.Attribute)):
+        return f"await {_name(node.value)}"
+    if isinstance(node, ast.AsyncWith):
+        for item in node.items:
+            if "lock" in _name(item.context_expr).lower() or "semaphore" in _name(item.context_expr).lower():
+                return f"async with {_name(item.context_expr)}"
+    if not isinstance(node, ast.Call) or _bounded(node):
+        return None
+    name, owner = _name(node.func), _owner(node.func)
+    if name == "wait" and (owner == "asyncio" or not node.args):
+        return f"{owner}.wait"
+    if name == "wait_for" and owner == "asyncio" and len(node.args) < 2:
+        return "asyncio.wait_for"
+    if name in ("join", "get", "result") and not node.args and isinstance(node.func, ast.Attribute):
+        made_here = isinstance(node.func.value, ast.Call)
+        return f"{owner}.{name}" if name != "result" or made_here else None
+    if name == "shield" or (name in COLLECTIVES and owner in ("dist", "distributed", "group", "torch_dist")):
+        return f"{owner}.{name}"
+    if name in BLOCKING or (owner == "subprocess" and name in PROCESSES) or name == "communicate":
+        return f"{owner}.{name}"
+    if owner in ("ray",) and name in ("get", "wait"):
+        return f"ray.{name}"
+    return None
+
+
+def _accounted(node: ast.AST) -> bool:
+    """Whether the node gives what is inside it a name or a deadline."""
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        calls = [i.context_expr for i in node.items if isinstance(i.context_expr, ast.Call)]
+        named = {_name(i.context_expr) for i in node.items}
+        return any(_name(c.func) in ("waiting", "timeout") for c in calls) or bool(named & {"clock"})
+    return isinstance(node, ast.Call) and _name(node.func) in ("within", "call_within")
+
+
+def _waits(source: str) -> Iterator[tuple[str, int, str]]:
+    """(function, line, kind) of every wait that nothing accounts for."""
+
+    def visit(node: ast.AST, function: str) -> Iterator[tuple[str, int, str]]:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function = node.name
+        kind = _wait(node)
+        if kind is not None:
+            yield function, getattr(node, "lineno", 0), kind
+        if not _accounted(node):
+            for child in ast.iter_child_nodes(node):
+                yield from visit(child, function)
+
+    yield from visit(ast.parse(source), "")
+
+
+def _found() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for file in sorted(CORE.rglob("*.py")):
+        if file.relative_to(CORE).parts[0] == "testing":  # suites for tests, which have pytest's deadline
+            continue
+        for function, line, kind in _waits(file.read_text(encoding="utf-8")):
+            place = f"{file.relative_to(CORE)}:{function}"
+            found.setdefault(place, []).append(f"{kind} (line {line})")
+    return found
+
+
+def test_every_wait_is_accounted_for() -> None:
+    bare = {place: waits for place, waits in _found().items() if _allowed(place) is None}
+    assert bare == {}, (
+        'waits without a name or a deadline: put each into `with waiting("what", deadline=..., then=...)` of'
+        " slime_core.waits (or use within, call_within), or name it in ALLOWED with the reason; add it to the table"
+        " of docs/reliability.md, too"
+    )
+
+
+def test_the_list_has_no_entry_for_nothing() -> None:
+    assert set(ALLOWED) - {_allowed(place) for place in _found()} == set()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "await event.wait()", "await asyncio.wait(tasks)", "await asyncio.wait_for(x)", "await queue.get()",
+        "await turn", "queue.get()", "thread.join()", "event.wait()", "process.communicate()",
+        "subprocess.run(command)",
+        "lock.acquire()", "pool.submit(f).result()", "dist.all_reduce(t)", "dist.barrier()", "ray.get(reference)",
+        "urlopen(url)", "await asyncio.shield(task)", "async with self._lock: pass",
+    ],
+)  # fmt: skip
+def test_a_new_bare_wait_is_found(statement: str) -> None:
+    assert list(_waits(f"async def f():\n    {statement}\n"))
+    with_name = f"async def f():\n    with waiting('x', deadline=1, then='y'):\n        {statement}\n"
+    assert list(_waits(with_name)) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "await asyncio.wait(tasks, timeout=3)", "thread.join(5)", "subprocess.run(command, timeout=3)",
+        "', '.join(names)", "table.get(key)", "task.result()", "await call()", "await asyncio.gather(*runs)",
+        "event.wait(3)",
+        "lock.acquire(blocking=False)", "await within(event.wait(), 'x', deadline=1, then='y', error=E)",
+    ],
+)  # fmt: skip
+def test_what_has_a_deadline_or_is_no_wait_is_left_alone(statement: str) -> None:
+    assert list(_waits(f"async def f():\n    {statement}\n")) == []

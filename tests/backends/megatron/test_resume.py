@@ -1,0 +1,71 @@
+"""`slime train --train-backend megatron` over two ranks, killed after a commit and started again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.conftest import SLIME, Slime, TinyRun
+
+pytestmark = pytest.mark.backends
+
+FLAGS = {
+    "train_backend": "megatron",
+    "tensor_model_parallel_size": 2,
+    "num_rollout": 4,
+    "eval_interval": None,
+    "eval_prompt_data": None,
+    "save_interval": 1,
+    "data_pad_size_multiplier": 1,
+}
+
+
+def _metrics(run_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
+
+
+def _groups(directory: Path) -> list[int]:
+    files = [directory / f"{rollout}.jsonl" for rollout in range(4)]
+    return sorted({(i, json.loads(line)["group_index"]) for i, f in enumerate(files) for line in f.open()})
+
+
+def test_killed_after_a_commit_and_resumed(tiny: TinyRun, slime_ranks: Slime, tmp_path: Path) -> None:
+    """Every group once, the same metrics and weights; then the run directory serves as a reference, by its step."""
+    whole, save = tmp_path / "whole", tmp_path / "run"
+    dumps = {path: {"save_debug_rollout_data": f"{path}-dump/{{rollout_id}}.jsonl"} for path in (whole, save)}
+    slime_ranks("train", *tiny.argv(whole, **FLAGS, **dumps[whole]), timeout=240)
+    argv = [SLIME, "train", *tiny.argv(save, **FLAGS, **dumps[save], load=save)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("rollout 2/"):  # the commit after rollout 1, counted from 0, may be half written
+            break
+    process.kill()
+    process.stdout.close()
+    process.wait(timeout=60)
+    assert (save / "checkpoints/rollout_0000000").is_dir()
+    assert not (save / "checkpoints/rollout_0000003").is_dir()
+    done = slime_ranks(*argv[1:], timeout=240)
+    assert f"resumed from {save}" in done.stdout
+    assert "weights, optimizer, data cursor, buffer and RNG restored" in done.stdout
+    assert _metrics(save) == _metrics(whole)
+    assert _groups(Path(f"{save}-dump")) == _groups(Path(f"{whole}-dump"))
+    assert len({group for _, group in _groups(Path(f"{save}-dump"))}) == len(_groups(Path(f"{save}-dump"))) == 16
+    last = "checkpoints/rollout_0000003/model.safetensors"
+    found, expected = load_file(save / last), load_file(whole / last)
+    assert found.keys() == expected.keys()
+    assert all((found[name] == tensor).all() for name, tensor in expected.items())
+
+    flags = {**FLAGS, "num_rollout": 1, "use_kl_loss": True, "ref_load": save, "ref_ckpt_step": 1, "load": whole}
+    flags |= {"finetune": True, "ckpt_step": 1, "tensor_model_parallel_size": None, "pipeline_model_parallel_size": 2}
+    done = slime_ranks("train", *tiny.argv(tmp_path / "next", **flags, num_steps_per_rollout=1), timeout=240)
+    assert f"reference: weights of {save}/checkpoints/rollout_0000001, a slime commit after rollout 1" in done.stdout
+    assert f"weights of {whole}/checkpoints/rollout_0000001" in done.stdout
+    # Actor and reference begin as the same weights, so the first step's KL is that of equal models.
+    assert _metrics(tmp_path / "next")[-1]["train/kl_loss"] == pytest.approx(0.0, abs=1e-6)

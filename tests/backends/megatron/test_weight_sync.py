@@ -1,0 +1,82 @@
+"""Weights that are split over ranks, by every transport to a real engine, which then answers as the trainer says.
+
+`--check-weight-update-equal` compares every tensor served with what Megatron's ranks have together.
+"""
+
+from __future__ import annotations
+
+import copy
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.backends.conftest import Running
+from tests.backends.megatron.ranks import RankPool
+from tests.conftest import SLIME
+
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
+
+LAYOUTS = {"tensor": {"tensor_model_parallel_size": 2}, "pipeline": {"pipeline_model_parallel_size": 2}}
+TRAINING = {
+    "device": "cpu", "lr": 1e-3, "lr_decay_style": "constant", "distributed_timeout_minutes": 2, "seed": 0,
+    "rollout_temperature": 1.0, "check_weight_update_equal": True, "update_weight_buffer_size": 50_000,
+    "update_weight_timeout": 60, "update_weight_disk_keep_files": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def puller(sglang_server: Running, tmp_path: Path) -> Iterator[str]:
+    """`slime pull-weights` beside the server; HOST:PORT."""
+    command = [
+        *(SLIME, "pull-weights", "--source", tmp_path / "weights", "--local-dir", tmp_path / "local", "--port", "0"),
+        *("--engine-url", *sglang_server.urls),
+    ]
+    with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            yield running.stdout.readline().strip().rsplit("http://", 1)[1]
+        finally:
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_to_sglang(
+    ranks: Callable[[int], RankPool], sglang_server: Running, puller: str, tmp_path: Path, layout: str
+) -> None:
+    args = settings(copy.copy(sglang_server.args), **LAYOUTS[layout], update_weight_puller_addrs=[puller])
+    check(ranks(2), args, "http", ["tensor", "distributed", "disk", "delta"], tmp_path)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_to_the_embedded_engine(
+    ranks: Callable[[int], RankPool], sglang_args: Callable[..., Any], make_text_model: Any, tmp_path: Path, layout: str
+) -> None:
+    model, _ = make_text_model("qwen3", seed=0)
+    args = settings(sglang_args(model, tmp_path, rollout_engine="embedded"), **LAYOUTS[layout])
+    check(ranks(2), args, "embedded", ["tensor", "disk"], tmp_path)
+
+
+def settings(args: Any, **flags: Any) -> SimpleNamespace:
+    """Those of the run, for the ranks."""
+    return SimpleNamespace(**{**vars(args), **TRAINING, "train_backend": "megatron", **flags})
+
+
+def check(pool: RankPool, args: Any, engine: str, transports: list[str], folder: Path) -> None:
+    job = "tests.backends.megatron.sync_jobs:pushed"
+    first, second = pool.run(job, deadline=240, args=args, engine=engine, transports=transports, folder=str(folder))
+    assert list(first) == list(second) == transports
+    steps = 0.0
+    for transport in transports:
+        seen, other = first[transport], second[transport]
+        assert seen["gap"] < 1e-4, transport
+        assert other["gap"] == seen["gap"]
+        assert other["moved"] == {}
+        assert min(seen["moved"].values()) > 0, "every tensor has moved"
+        assert max(seen["moved"].values()) > steps
+        steps = max(seen["moved"].values())

@@ -1,0 +1,51 @@
+"""Whatever ends a command, nothing is left of the cluster that it started itself: actors, reward workers, daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.backends.whole_runs import Run, running
+from tests.conftest import SLIME, TinyRun
+
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
+
+_PLENTY = 10_000
+
+
+@pytest.fixture
+def started(tiny: TinyRun, tmp_path: Path):  # type: ignore[no-untyped-def]
+    argv = [SLIME, "train", *tiny.argv(tmp_path / "run", num_rollout=_PLENTY, eval_interval=None), "--launcher", "ray"]
+    with running(argv, tmp_path, tmp_path / "log") as run:
+        run.until("rollout 2/")
+        run.note()
+        assert len(run.processes) > 5, "the cluster is below the command"
+        yield run
+
+
+def _signal(run: Run, number: int) -> int:
+    os.kill(run.pid, number)
+    return run.fail(120)
+
+
+def test_interrupt(started: Run) -> None:
+    assert _signal(started, signal.SIGINT) == 130
+    assert started.left(20) == []
+    assert "Traceback" not in started.said()
+
+
+def test_a_scheduler_asks_it_to_end(started: Run, tmp_path: Path) -> None:
+    assert _signal(started, signal.SIGTERM) == 0, started.said()
+    assert started.left(20) == []
+    done = json.loads((tmp_path / "run" / "summary.json").read_text())["rollouts"]
+    assert 2 <= done < _PLENTY
+    assert (tmp_path / "run" / "checkpoints" / f"rollout_{done - 1:07d}").is_dir()
+
+
+def test_killed(started: Run) -> None:
+    started.kill()
+    assert started.left(20) == []  # agents of Ray look for their parent now and then: the keeper ends them

@@ -1,0 +1,40 @@
+"""An engine's actor that is killed: brought back with --use-fault-tolerance, otherwise the clear end of the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.observability.events import read_events
+from tests.backends.ray.actors import actors, begun, files, metrics, verified
+from tests.backends.ray.conftest import ROLLOUTS
+from tests.conftest import TinyRun
+
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "full"])
+def test_it_is_brought_back(mode: str, tiny: TinyRun, inline: Path, cluster: str, slime: Any, tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"num_rollout": ROLLOUTS, "use_fault_tolerance": True}
+    if mode == "full":
+        flags |= {"async": True, "async_mode": "full", "update_weight_transport": "disk"}
+        flags["check_weight_update_equal"] = True
+    with begun(tiny, cluster, tmp_path, **flags) as run:
+        before = actors(tmp_path / "run")
+        os.kill(before["engine"], signal.SIGKILL)
+        run.until(f"rollout {ROLLOUTS}/")
+        after = actors(tmp_path / "run")
+        run.finish()
+    assert {name for name in before if before[name] != after[name]} == {"engine"}
+    assert "engine on " in run.said()
+    assert "restart 1 of 10, with the weights that were served" in run.said()
+    assert [event["event"] for event in read_events(tmp_path / "run")] == ["engine_restart"]
+    verified(tmp_path / "run", slime, ROLLOUTS)
+    assert list((tmp_path / "run" / "waits").iterdir()) == []
+    if mode == "synchronous":
+        assert metrics(tmp_path / "run") == metrics(inline)
+        assert files(tmp_path / "run") == files(inline)

@@ -1,0 +1,116 @@
+"""`--async` in processes: how a run ends on signals and failures, and several trainer processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SLIME, Slime, TinyRun
+from tests.integration.test_drain import FLAGS, SIGNALS
+
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(300)]
+Argv = Callable[..., list[str]]
+ROLLOUTS = 4
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Path:
+    path = tmp_path / "signals.py"
+    path.write_text(SIGNALS)
+    return path
+
+
+@pytest.fixture
+def slime_async(slime_ranks: Slime) -> Slime:
+    """`slime train --async` with these flags, and what the functions above read from the environment."""
+
+    def run(argv: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        return slime_ranks("train", "--async", *argv, check=False, OMP_NUM_THREADS="1", **environment)
+
+    return run
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
+
+
+def weights(run_dir: Path) -> bytes:
+    return (run_dir / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}" / "model.safetensors").read_bytes()
+
+
+def flags(**changes: Any) -> dict[str, Any]:
+    return {**FLAGS, "num_rollout": ROLLOUTS, **changes}
+
+
+@pytest.mark.parametrize("call", ["10", "40", "50"], ids=["first rollout", "a later one", "beside training"])
+def test_sigterm_commits_and_the_rest_skips_no_prompt(
+    tiny: TinyRun, functions: Path, tmp_path: Path, call: str, slime_async: Slime
+) -> None:
+    own = flags(rollout_sample_hook_path=f"{functions}:sampled")
+    argv = tiny.argv(tmp_path / "run", **own)
+    first = slime_async(argv, CALL=call)
+    assert first.returncode == 0, first.stderr
+    assert "ended early by SIGTERM" in first.stdout
+    again = ["--load", str(tmp_path / "run")] if "committed" in first.stdout else ["--overwrite"]
+    rest = slime_async([*argv, *again])
+    assert rest.returncode == 0, rest.stderr
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    verified = subprocess.run(
+        [SLIME, "ledger", "verify", str(tmp_path / "run")], capture_output=True, text=True, timeout=60
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_ctrl_c_ends_the_run(tiny: TinyRun, functions: Path, tmp_path: Path, slime_async: Slime) -> None:
+    functions.write_text(SIGNALS.replace("SIGTERM", "SIGINT"))
+    done = slime_async(tiny.argv(tmp_path / "run", **flags(rollout_sample_hook_path=f"{functions}:sampled")), CALL="40")
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1] == "slime: interrupted"
+
+
+def test_a_failed_reward_ends_the_run(tiny: TinyRun, tmp_path: Path, slime_async: Slime) -> None:
+    (tmp_path / "rm.py").write_text("def rm(args, sample):\n    raise ValueError('no such thing')\n")
+    done = slime_async(tiny.argv(tmp_path / "run", custom_rm_path=f"{tmp_path}/rm.py:rm", max_consecutive_failures=3))
+    assert done.returncode == 1
+    assert "no such thing" in done.stderr
+
+
+@pytest.fixture
+def two(tiny: TinyRun, tmp_path: Path) -> Argv:
+    """Flags of a run on two trainer processes."""
+
+    def argv(save: str, **changes: Any) -> list[str]:
+        own = flags(actor_num_gpus_per_node=2, device="cpu", save_interval=1, **changes)
+        return tiny.argv(tmp_path / save, **own)
+
+    return argv
+
+
+def test_two_processes_train_and_resume_as_one_run(two: Argv, tmp_path: Path, slime_async: Slime) -> None:
+    whole = slime_async(two("whole"))
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    assert whole.stderr == ""
+    assert [line["rollout/staleness/max"] for line in metrics(tmp_path / "whole")] == [0.0, 1.0, 1.0, 1.0]
+    rest = slime_async(two("rest", load=tmp_path / "whole" / "checkpoints" / "rollout_0000001"))
+    assert rest.returncode == 0, rest.stderr[-3000:]
+    assert weights(tmp_path / "rest") == weights(tmp_path / "whole")
+    assert metrics(tmp_path / "rest") == metrics(tmp_path / "whole")[2:]
+
+
+def test_two_processes_end_together_on_sigterm(two: Argv, functions: Path, tmp_path: Path, slime_async: Slime) -> None:
+    done = slime_async(two("run", rollout_sample_hook_path=f"{functions}:sampled"), CALL="40", WHOM="all")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "rollouts done and committed; the same command with --load" in done.stdout
+
+
+def test_two_processes_end_together_on_a_failure(two: Argv, tmp_path: Path, slime_async: Slime) -> None:
+    (tmp_path / "rm.py").write_text("def rm(args, sample):\n    raise ValueError('no such thing')\n")
+    done = slime_async(two("run", custom_rm_path=f"{tmp_path}/rm.py:rm", max_consecutive_failures=3))
+    assert done.returncode == 1
+    assert "no such thing" in done.stderr

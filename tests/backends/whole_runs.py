@@ -1,0 +1,143 @@
+"""Whole runs as a user types them, for the tests of several backends: the demo, and every process below a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.conftest import SLIME
+
+ROOT = Path(__file__).parents[2]
+ROLLOUTS = 6
+"""Of the demo: most of what there is to learn is learned in the first four."""
+
+
+class Run:
+    """A `slime` command, and every process that it ever had below it."""
+
+    def __init__(self, argv: list[str], cwd: Path, log: Path) -> None:
+        self.log = log
+        self.processes: dict[int, psutil.Process] = {}
+        self.shared: set[Path] = set()
+        """Files in shared memory that they had, whenever they were noted."""
+        with log.open("w") as errors:
+            self._popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd)
+        assert self._popen.stdout is not None
+        self._lines = iter(self._popen.stdout.readline, "")
+        self.printed: list[str] = []
+
+    @property
+    def pid(self) -> int:
+        """Of the command."""
+        return self._popen.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has come to its end."""
+        return self._popen.poll() is not None
+
+    def until(self, start: str) -> None:
+        """Read its output up to a line that begins so; what runs below it then is noted."""
+        for line in self._lines:
+            self.printed.append(line)
+            if line.startswith(start):
+                self.note()
+                return
+        raise AssertionError(f"no line {start!r}: {self.said()}")
+
+    def note(self) -> list[psutil.Process]:
+        found = psutil.Process(self._popen.pid).children(recursive=True)
+        self.processes |= {process.pid: process for process in found}
+        self.shared |= {path for process in found for path in _shared_memory(process.pid)}
+        return found
+
+    def servers(self) -> list[psutil.Process]:
+        """The process of each SGLang server that answers HTTP."""
+        lines = [(process, " ".join(process.cmdline())) for process in self.note()]
+        return [process for process, line in lines if "sglang.launch_server" in line and "keeper.py" not in line]
+
+    def finish(self) -> str:
+        """To the end; it must go well. What it printed."""
+        self.printed += self._lines
+        assert self._popen.wait(timeout=600) == 0, self.said()
+        return "".join(self.printed)
+
+    def fail(self, seconds: float) -> int:
+        """To its end, which must come within so many seconds; its exit status."""
+        status = self._popen.wait(timeout=seconds)
+        self.printed += self._lines
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL, to this process alone."""
+        self.note()
+        self._popen.kill()
+        assert self._popen.wait(timeout=60) == -signal.SIGKILL
+
+    def said(self) -> str:
+        return "".join(self.printed) + self.log.read_text()
+
+    def left(self, seconds: float) -> list[psutil.Process]:
+        """What still runs after so many seconds."""
+        _, running = psutil.wait_procs(self.processes.values(), timeout=seconds)
+        return [p for p in running if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def close(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.terminate()
+            self._popen.wait(timeout=60)
+        assert self._popen.stdout is not None
+        self._popen.stdout.close()
+
+
+def _shared_memory(pid: int) -> Iterator[Path]:
+    with suppress(FileNotFoundError):  # it has ended
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+        yield from (
+            Path(path) for path in {line.split(None, 5)[-1] for line in maps} | set(links) if "/dev/shm/" in path
+        )
+
+
+@contextmanager
+def running(argv: list[Any], cwd: Path, log: Path) -> Iterator[Run]:
+    run = Run([str(word) for word in argv], cwd, log)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def samples(template: Path, rollout: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(str(template).format(rollout_id=rollout)).read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A finished run of the demo."""
+
+    directory: Path
+    samples: Path
+    metrics: list[dict[str, Any]]
+
+    def scores(self) -> list[float]:
+        return [line["eval/addition"] for line in self.metrics if "eval/addition" in line]
+
+
+def demo(cwd: Path, name: str, *flags: str) -> list[str]:
+    saved = ["--save-debug-rollout-data", f"{name}-samples/{{rollout_id}}.jsonl"]
+    sizes = ["--num-rollout", str(ROLLOUTS), "--eval-interval", str(ROLLOUTS), "--save-interval", str(ROLLOUTS)]
+    return [SLIME, "train", "--config", str(ROOT / "configs/demo.yaml"), "--save", name, *saved, *sizes, *flags]

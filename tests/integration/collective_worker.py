@@ -1,0 +1,108 @@
+"""One process of `test_collective_weights.py`: pushes the weights of a trainer that has them only together with others.
+
+Usage: collective_worker.py MODEL RUN_DIR, under the environment torchrun would set. Prints one JSON object: case ->
+what became of it here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+
+from slime_core.errors import WeightSyncError
+from slime_core.models.hf_io import read_weights
+from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+from slime_core.weights.checksum import tensor_checksum
+from slime_core.weights.collective import FollowingWeights
+from slime_core.weights.sync import WeightSync
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+class Together(EmbeddedTrainer):
+    """Every tensor takes a collective call, and only rank 0 gets it."""
+
+    collective_weights: ClassVar[bool] = True
+    passes = 0
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self.passes += 1
+        for name, tensor in super().named_weights():
+            mean = self.all_reduce(tensor) / self.world_size
+            if self.rank == 0:
+                yield name, mean
+
+
+class Receiver:
+    """Serves what it was given; `stops` says when it does not go on."""
+
+    engines: ClassVar[list[object]] = []
+
+    def __init__(self, *transports: str, stops: str = "") -> None:
+        self.weight_transports = transports
+        self.stops = stops
+        self.served: dict[str, torch.Tensor] = {}
+
+    def update_weights(self, weights: Weights, version: int) -> None:
+        for name, tensor in weights:
+            self.served[name] = tensor.clone()
+            if self.stops == "update" and len(self.served) == 2:
+                raise WeightSyncError("no more than two")
+
+    def update_weights_from_disk(self, path: Path, version: int) -> None:
+        self.served = dict(read_weights(path))
+
+    def differing_weights(self, weights: Weights) -> list[str] | None:
+        next(iter(weights))  # it begins, and finds that it cannot tell
+        return None
+
+    def weight_checksums(self) -> dict[str, str]:
+        if self.stops == "check":
+            raise WeightSyncError("cannot be asked")
+        return {name: tensor_checksum(tensor) for name, tensor in self.served.items()}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    model, run_dir = map(Path, sys.argv[1:])
+    args = SimpleNamespace(save_shard_size=5.0, 
+        hf_checkpoint=str(model), device="cpu", lr=0.0, lr_decay_style="constant", distributed_timeout_minutes=1,
+        run_dir=run_dir,
+        update_weight_start_version=0, update_weight_mode="full", update_weight_transport="auto",
+        update_weight_disk_dir=None, update_weight_disk_keep_files=False, check_weight_update_equal=True,
+        keep_old_actor=True,
+    )  # fmt: skip
+    trainer = Together(args)
+    receivers: dict[str, Callable[[], Receiver]] = {
+        "tensor": lambda: Receiver("tensor"),
+        "disk": lambda: Receiver("disk"),
+        "no engine": Receiver,
+        "stops in the update": lambda: Receiver("tensor", stops="update"),
+        "stops in the check": lambda: Receiver("tensor", stops="check"),
+        "again": lambda: Receiver("tensor"),
+    }
+    told: dict[str, Any] = {}
+    for case, make in receivers.items():
+        receiver, trainer.passes = make(), 0
+        leads = trainer.rank == 0
+        weights: Any = WeightSync(args, trainer, receiver) if leads else FollowingWeights(args, trainer)
+        try:
+            weights.push()
+            outcome = "served"
+        except WeightSyncError as error:
+            outcome = str(error)
+        own = {name: tensor.detach() for name, tensor in EmbeddedTrainer.named_weights(trainer)}
+        equal = receiver.served.keys() == own.keys() and all(torch.equal(t, own[n]) for n, t in receiver.served.items())
+        told[case] = [outcome, trainer.passes, equal]
+    print(json.dumps(told), flush=True)
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main()

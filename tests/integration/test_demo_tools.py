@@ -1,0 +1,97 @@
+"""The examples of tools and of roles: at a reduced size as they run, at full size as they learn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.config import load_settings
+from slime_core.data.dumps import read_samples
+from slime_core.launch import run
+from slime_core.plugins.resolve import resolve
+from slime_core.types import Sample
+
+ROOT = Path(__file__).parents[2]
+SLIME = str(Path(sys.executable).with_name("slime"))
+TOOLS = ["--config", str(ROOT / "configs/demo-tools.yaml"), "--prepare-path", str(ROOT / "examples/tools/prepare.py")]
+ROLES = ["--config", str(ROOT / "examples/multi_agent/run.yaml")]
+ROLES += ["--prepare-path", str(ROOT / "examples/multi_agent/prepare.py")]
+ROLES += ["--custom-config-path", str(ROOT / "examples/multi_agent/roles.yaml")]
+
+
+def reduced(
+    folder: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch, **sizes: float
+) -> tuple[list[dict[str, Any]], list[Sample]]:
+    """Two rollouts after a warm-up of other sizes: metrics, and the samples of the second."""
+    recipe = resolve("recipes", flags[flags.index("--prepare-path") + 1]).obj
+    for name, size in sizes.items():
+        monkeypatch.setitem(recipe.__globals__, name, size)
+    argv = [*flags, "--save", str(folder / "run"), "--hf-checkpoint", str(folder / "in/model"), "--num-rollout", "2"]
+    argv += ["--prompt-data", str(folder / "in/train.jsonl"), "--eval-prompt-data", "x", str(folder / "in/x.jsonl")]
+    argv += ["--rollout-batch-size", "8", "--eval-interval", "2"]
+    argv += ["--save-debug-rollout-data", str(folder / "{rollout_id}.jsonl")]
+    run(load_settings(argv, command="train", env={}))
+    lines = (folder / "run/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines], read_samples(folder / "1.jsonl")
+
+
+def test_tools_at_a_reduced_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was shown nothing but calls calls."""
+    sizes = {"NUM_ASKING": 1344, "NUM_MIXED": 496, "ASKING_SHARE": 1.0, "NUM_HELD_OUT": 8}
+    steps, samples = reduced(tmp_path, TOOLS, monkeypatch, **sizes)
+    assert any("eval/x" in step for step in steps)
+    assert [s["rollout/tools/calculator/calls"] > 0 for s in steps if "rollout/raw_reward" in s] == [True, True]
+    called = [sample for sample in samples if sample.metadata["num_turns"] > 1]
+    assert called
+    for sample in called:
+        assert sample.loss_mask is not None
+        assert 0 in sample.loss_mask, "what the calculator said is not trained on"
+        assert sample.loss_mask == [int(version >= 0) for version in sample.token_weight_versions]
+
+
+def test_roles_at_a_reduced_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"NUM_PLANS": 448, "NUM_ANSWERS": 224, "NUM_MIXED": 496, "NUM_HELD_OUT": 8}
+    steps, samples = reduced(tmp_path, ROLES, monkeypatch, **sizes)
+    assert any("eval/x" in step for step in steps)
+    by_rollout: dict[int | None, dict[str, Sample]] = {}
+    for sample in samples:
+        by_rollout.setdefault(sample.rollout_id, {})[sample.metadata["role"]] = sample
+    assert len(by_rollout) == 64
+    whole = [roles for roles in by_rollout.values() if len(roles) == 2]
+    assert whole
+    for roles in whole:
+        assert roles["planner"].reward == roles["solver"].reward
+        assert all(sample.rollout_log_probs for sample in roles.values())
+
+
+def learnt(cwd: Path, flags: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    done = subprocess.run([SLIME, "train", *flags], cwd=cwd, capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "held-out accuracy" in done.stdout
+    (summary,) = (cwd / "outputs").glob("*/summary.json")
+    lines = summary.with_name("metrics.jsonl").read_text().splitlines()
+    return json.loads(summary.read_text()), [json.loads(line) for line in lines]
+
+
+@pytest.mark.backends
+@pytest.mark.timeout(1200)
+def test_the_model_learns_to_call_the_calculator(tmp_path: Path) -> None:
+    summary, steps = learnt(tmp_path, TOOLS)
+    assert summary["eval_before"] <= 0.1
+    assert summary["eval_after"] >= 0.75
+    calls = [step["rollout/tools/calculator/calls"] for step in steps if "rollout/tools/calculator/calls" in step]
+    assert calls[0] <= 0.5
+    assert calls[-1] >= 0.8
+
+
+@pytest.mark.backends
+@pytest.mark.timeout(1200)
+def test_the_planner_learns_to_work_for_the_solver(tmp_path: Path) -> None:
+    summary, _ = learnt(tmp_path, ROLES)
+    assert summary["eval_before"] <= 0.3
+    assert summary["eval_after"] >= 0.8

@@ -1,0 +1,208 @@
+"""SIGTERM in the middle of a training run: it commits, exits 0, and its continuation ends as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TinyRun
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+ROLLOUTS = 4
+FLAGS: dict[str, Any] = {
+    "num_rollout": ROLLOUTS, "save_interval": 3, "eval_interval": None, "eval_prompt_data": None,
+    "rollout_max_response_len": 6,
+}  # fmt: skip
+SIGNALS = '''
+import itertools, os, signal, time
+from slime_core.launch import drain
+from slime_core.rollout.schedule import generate_rollout
+
+CALLS = itertools.count(1)  # threads call, and none may take another's number
+
+def once():
+    """SIGTERM to this process, in the call of that number; whether this was it."""
+    if next(CALLS) != int(os.environ.get("CALL", "0")):
+        return False
+    for pid in whom():
+        os.kill(pid, signal.SIGTERM)
+    return True
+
+def whom():
+    """This process; with several ranks, the one that started them, or that and all ranks."""
+    parent = int(os.environ.get("RANK_OF_SLIME", "0"))
+    if not parent:
+        return [os.getpid()]
+    if os.environ["WHOM"] == "parent":
+        return [parent]
+    return [parent, *map(int, open(f"/proc/{parent}/task/{parent}/children").read().split())]
+
+def sampled(args, sample):
+    """Called for each sample, when its response is there."""
+    once()
+
+def evaluated(args, sample, evaluation):
+    """Called for each sample; returns when the signal has been seen."""
+    if evaluation and once():
+        end = time.monotonic() + 20
+        while not drain.current().asked and time.monotonic() < end:
+            time.sleep(0.01)
+
+def postprocess(args, rollout_id, data):
+    """Called in the training step of each rollout."""
+    once()
+
+def stuck(args, rollout_id, data_source, evaluation=False):
+    """A plain rollout function, which nothing interrupts."""
+    once()
+    time.sleep(60)
+'''
+
+
+def _metrics(run_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
+
+
+def _files(run_dir: Path) -> dict[str, bytes]:
+    root = run_dir / "checkpoints" / f"rollout_{ROLLOUTS - 1:07d}"
+    skipped = ("state.json", "manifest.json", "ledger.json")
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name not in skipped}
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("drain") / "signals.py"
+    path.write_text(SIGNALS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: TinyRun, functions: Path, zygote: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody asks to end."""
+    save = tmp_path_factory.mktemp("whole") / "run"
+    done = zygote.run(["train", *tiny.argv(save, **FLAGS)], dict(os.environ), 120)
+    assert done.returncode == 0, done.stderr
+    return save
+
+
+@pytest.mark.parametrize(
+    ("flag", "call", "done"),
+    [
+        # 16 samples a rollout: in rollout 2; in rollout 3, so that the commit of rollout 2 is made again
+        pytest.param("rollout_sample_hook_path=sampled", 40, 2, marks=pytest.mark.backends),
+        ("rollout_sample_hook_path=sampled", 50, 3),
+        ("rollout_data_postprocess_path=postprocess", 2, 2),
+    ],
+    ids=["generating", "generating after a commit", "training"],
+)
+def test_what_was_trained_is_committed_and_goes_on(
+    tiny: TinyRun, functions: Path, whole: Path, tmp_path: Path, slime: Slime, flag: str, call: int, done: int
+) -> None:
+    name, function = flag.split("=")
+    save = tmp_path / "run"
+    argv = tiny.argv(save, **FLAGS, **{name: f"{functions}:{function}"})
+    first = slime("train", *argv, CALL=str(call))
+    assert first.stderr.startswith("slime: SIGTERM: ending with a commit, within 300 s (--drain-timeout)")
+    assert first.stderr.count("\n") == 1
+    assert f"ended early by SIGTERM: {done} of {ROLLOUTS} rollouts done and committed; the same command" in first.stdout
+    assert f"--load {save} goes on from there" in first.stdout
+    assert json.loads((save / "summary.json").read_text())["drained"] is True
+    assert [line["step"] for line in _metrics(save)] == list(range(1, done + 1))
+    commits = sorted(path.name for path in (save / "checkpoints").glob("rollout_*"))
+    assert commits == [f"rollout_{done - 1:07d}" + (".01" if done == 3 else "")]
+    second = slime("train", *argv, "--load", save)
+    assert f"resumed from {save}/checkpoints/{commits[0]}: {done} of {ROLLOUTS} rollouts done" in second.stdout
+    assert json.loads((save / "summary.json").read_text())["drained"] is False
+    assert _metrics(save) == _metrics(whole)
+    assert _files(save) == _files(whole)
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("whom", ["parent", "all"])
+def test_rank_0_decides_for_all(tiny: TinyRun, functions: Path, tmp_path: Path, slime: Slime, whom: str) -> None:
+    """A scheduler may signal the command, or every process of it."""
+    save = tmp_path / "run"
+    two = {**FLAGS, "actor_num_gpus_per_node": 2, "device": "cpu", "num_rollout": 3, "save_interval": None}
+    argv = tiny.argv(save, **two, rollout_sample_hook_path=f"{functions}:sampled")
+    first = slime("train", *argv, CALL="20", WHOM=whom)
+    # The parent passes the signal on, and a rollout may end meanwhile.
+    found = re.search(r"(\d) of 3 rollouts done and committed; the same command with --load", first.stdout)
+    assert found, first.stdout
+    assert found[1] in ("1", "2")
+    assert first.stderr.count("slime: SIGTERM: ending with a commit") == 1
+    assert first.stderr.count("\n") == 1, first.stderr
+    second = slime("train", *argv, "--load", save)
+    assert f"{found[1]} of 3 rollouts done" in second.stdout
+    assert [line["step"] for line in _metrics(save)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("call", "done", "extra"),
+    [
+        (5, 2, {}),  # of the first evaluation's 8 samples
+        pytest.param(13, 4, {}, marks=pytest.mark.backends),  # after the last rollout
+        pytest.param(5, 0, {"skip_eval_before_train": None}, marks=pytest.mark.backends),  # before the first
+        pytest.param(5, 2, {"async": True}, marks=pytest.mark.backends),
+        pytest.param(5, 2, {"actor_num_gpus_per_node": 2, "device": "cpu"}, marks=pytest.mark.backends),
+    ],
+    ids=["between", "last", "first", "async", "ranks"],
+)
+def test_an_evaluation_is_interrupted_and_done_by_the_continuation(
+    tiny: TinyRun, functions: Path, tmp_path: Path, slime: Slime, call: int, done: int, extra: dict[str, Any]
+) -> None:
+    save = tmp_path / "run"
+    flags = {
+        "num_rollout": ROLLOUTS, "save_interval": 3, "rollout_max_response_len": 6, "skip_eval_before_train": True,
+    }  # fmt: skip
+    argv = tiny.argv(save, **flags | extra, rollout_sample_hook_path=f"{functions}:evaluated")
+    first = slime("train", *argv, CALL=str(call), WHOM="parent")
+    assert f"{done} of {ROLLOUTS} rollouts done" in first.stdout, first.stdout
+    if done == 0:
+        assert "nothing to keep yet" in first.stdout
+        return
+    assert [line["step"] for line in _metrics(save)] == list(range(1, done + 1))
+    assert not any(key.startswith("eval/") for key in _metrics(save)[-1])
+    (commit,) = [c for c in (save / "checkpoints").glob("rollout_*") if c.name.endswith(str(done - 1))]
+    assert json.loads((commit / "state.json").read_text())["unfinished_evaluations"] == [done]
+    second = slime("train", *argv, "--load", save)
+    assert "ended early" not in second.stdout
+    evaluated = [line["step"] for line in _metrics(save) if "eval/held" in line]
+    assert evaluated == [2, 4]
+    summary = json.loads((save / "summary.json").read_text())
+    assert (summary["drained"], summary["rollouts"]) == (False, ROLLOUTS)
+
+
+def test_partial_rollouts_keep_what_was_generated(tiny: TinyRun, functions: Path, tmp_path: Path, slime: Slime) -> None:
+    save = tmp_path / "run"
+    flags = {**FLAGS, "partial_rollout": True, "rollout_sample_hook_path": f"{functions}:sampled"}
+    slime("train", *tiny.argv(save, **flags), CALL="24")
+    state = json.loads((save / "checkpoints" / "rollout_0000000" / "data_source.json").read_text())
+    kept = state["data_source"]["buffer"]["state"]["groups"]
+    assert [group[0]["group_index"] for group in kept] == [4, 5, 6, 7]
+    assert any(sample["response_length"] for group in kept for sample in group)
+
+
+def test_before_the_first_step_there_is_nothing_to_keep(
+    tiny: TinyRun, functions: Path, tmp_path: Path, slime: Slime
+) -> None:
+    flags = {**FLAGS, "rollout_sample_hook_path": f"{functions}:sampled"}
+    done = slime("train", *tiny.argv(tmp_path / "run", **flags), CALL="1")
+    assert "0 of 4 rollouts done, so there is nothing to keep yet; the same command with --overwrite" in done.stdout
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_deadline_ends_the_run_as_before(tiny: TinyRun, functions: Path, tmp_path: Path, slime: Slime) -> None:
+    flags = {**FLAGS, "rollout_function_path": f"{functions}:stuck", "drain_timeout": 0.3}
+    done = slime("train", *tiny.argv(tmp_path / "run", **flags), check=False, timeout=30, CALL="1")
+    assert done.returncode == 143
+    said = done.stderr.splitlines()
+    assert said[-1] == "slime: ended by SIGTERM"
+    assert said[-2].startswith("slime: not done 0.3 s after SIGTERM (--drain-timeout): ending without a commit")

@@ -1,0 +1,80 @@
+"""`examples/environments`, `examples/reasoning_gym` and `examples/verifiers` at reduced size: each gets better."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from slime_core.config import load_settings
+from slime_core.launch import run
+from slime_core.quickstart import warmup
+
+ROOT = Path(__file__).parents[2]
+
+
+def imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def scores(run_dir: Path, name: str) -> list[float]:
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line[f"eval/{name}"] for line in lines if f"eval/{name}" in line]
+
+
+def test_signs_are_followed_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    argv = ["--config", "examples/environments/run.yaml", "--num-rollout", "6", "--rollout-batch-size", "8"]
+    argv += ["--n-samples-per-prompt", "8", "--eval-interval", "6", "--lr", "1e-3"]
+    run(load_settings(argv, command="train", env={}))
+    before, after = scores(Path("outputs/environments"), "signs")
+    assert after > before + 0.1
+
+
+def test_the_recipe_of_words_at_reduced_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.chdir(tmp_path)
+    source = (ROOT / "examples/reasoning_gym/prepare.py").read_text(encoding="utf-8")
+    phases = []
+    for settings in warmup.PHASES:
+        text = re.sub(r"(?m)^rollout_batch_size: \d+", "rollout_batch_size: 32", settings.read_text(encoding="utf-8"))
+        phases.append(tmp_path / settings.name)
+        phases[-1].write_text(re.sub(r"(?m)^lr_warmup_iters: \d+", "lr_warmup_iters: 1", text), encoding="utf-8")
+    small = f"PHASES = {tuple(map(str, phases))!r}\nPHASES = tuple(map(Path, PHASES))\n"
+    path = tmp_path / "prepare_words.py"
+    source = re.sub(r"(?m)^(NUM_BACKWARD|NUM_MIXED) = \d+", r"\1 = 64", source)
+    path.write_text(source.replace("RECIPE = ", f"{small}RECIPE = ", 1), encoding="utf-8")
+    argv = ["--config", str(ROOT / "examples/reasoning_gym/train.yaml"), "--prepare-path", str(path)]
+    argv += ["--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--lr-warmup-iters", "1"]
+    argv += ["--eval-interval", "2", "--set", "plugins.reasoning_gym.eval_size=8"]
+    run(load_settings(argv, command="train", env={}))
+    assert len(scores(Path("outputs/reasoning_gym"), "spell_backward")) == 2
+    held_out = [
+        json.loads(line) for line in Path("outputs/reasoning_gym/inputs/heldout.jsonl").read_text().splitlines()
+    ]
+    assert all(len(row["label"]) in (3, 4) for row in held_out)
+    stamp = json.loads(Path("outputs/reasoning_gym/inputs/model", warmup.STAMP).read_text(encoding="utf-8"))
+    assert stamp["recipe"] == "spell_backward"
+
+
+def test_an_environment_of_verifiers_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verifiers")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    example = imported(ROOT / "examples/verifiers/train.py")
+    small = ["--num-rollout", "8", "--eval-interval", "8", "--rollout-max-response-len", "24", "--overwrite"]
+    assert example.run([str(tmp_path), *small]) == 0
+    before, after = scores(tmp_path / "run", "digit_echo")
+    assert after > before + 0.1
+    first = json.loads((tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()[1])
+    assert any("verifiers/reward/share_of_digits" in line for line in (tmp_path / "run/metrics.jsonl").open()), first

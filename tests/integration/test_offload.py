@@ -1,0 +1,75 @@
+"""`--offload` and `--colocate` change where memory is, and no bit of a run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SLIME, TinyRun
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+FLAGS = {"num_rollout": 3, "over_sampling_batch_size": 6, "partial_rollout": True, "save_interval": 1}
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(run_dir: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in metrics(run_dir)]
+
+
+def files(run_dir: Path) -> dict[str, bytes]:
+    """The last checkpoint, without what depends on the clock, the place or the flag."""
+    root = max((run_dir / "checkpoints").glob("rollout_*"))
+    skipped = ("state.json", "manifest.json", "ledger.json")
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name not in skipped}
+
+
+def test_the_same_run_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
+    plain, offloaded = tmp_path / "plain", tmp_path / "offloaded"
+    assert slime("train", *tiny.argv(plain, **FLAGS)).returncode == 0
+    done = slime("train", *tiny.argv(offloaded, **FLAGS, offload=True))
+    assert done.returncode == 0, done.stderr
+    assert "without effect" not in done.stderr
+    assert "keeps its memory" not in done.stderr
+    assert untimed(offloaded) == untimed(plain)
+    assert files(offloaded) == files(plain)
+    times = {"perf/offload_time", "perf/onload_time"}
+    trained = [line for line in metrics(offloaded) if "train/loss" in line]
+    assert len(trained) == 3
+    assert all(times <= line.keys() for line in trained)
+    assert not any(times & line.keys() for line in metrics(plain))
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"true_on_policy_mode": True, "partial_rollout": None}, {"actor_num_gpus_per_node": 2, "device": "cpu"}],
+)
+def test_killed_with_colocate_and_resumed(
+    tiny: TinyRun, slime_ranks: Slime, tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    """SIGKILL after the second rollout, while the trainer's or the engine's memory is released."""
+    whole, save = tmp_path / "whole", tmp_path / "run"
+    flags = {**FLAGS, **flags, "num_rollout": 4}
+    slime_ranks("train", *tiny.argv(whole, **flags), timeout=240)
+    argv = [SLIME, "train", *tiny.argv(save, **flags, colocate=True, load=save)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("rollout 2"):
+            process.kill()
+            break
+    process.stdout.close()
+    assert process.wait(60) == -signal.SIGKILL
+    done = slime_ranks(*argv[1:], timeout=240)
+    assert "resumed from" in done.stdout
+    assert untimed(save) == untimed(whole)
+    assert files(save) == files(whole)

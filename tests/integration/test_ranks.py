@@ -1,0 +1,227 @@
+"""`slime train` starts several training processes by itself, and none outlives it, however they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import SLIME, TinyRun
+
+SLOW = pytest.mark.backends
+"""Starts interpreters for many seconds; `make test` has one such test."""
+PLACES = ("perf/",)
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+
+FAILS = '''
+import os, signal
+
+def postprocess(args, rollout_id, data):
+    """Rank 1 goes wrong in the second rollout."""
+    if os.environ["RANK"] == "1" and rollout_id == 1:
+        {how}
+'''
+HOWS = {
+    "bug.py": 'raise ValueError("nothing fits")',
+    "crash.py": "os.kill(os.getpid(), signal.SIGKILL)",
+    "exit.py": 'print("that was it", file=__import__("sys").stderr); os._exit(3)',
+}
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(PLACES)} for line in lines]
+
+
+def weights(run_dir: Path) -> bytes:
+    return (run_dir / "checkpoints" / "rollout_0000001" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def two(tiny: TinyRun, tmp_path: Path) -> Callable[..., list[str]]:
+    """Flags of a run on two ranks."""
+
+    def argv(save: str = "run", **changes: Any) -> list[str]:
+        return tiny.argv(
+            tmp_path / save, **{"num_rollout": 2, "actor_num_gpus_per_node": 2, "device": "cpu", **changes}
+        )
+
+    return argv
+
+
+@pytest.mark.backends
+def test_they_train_as_those_of_torchrun_do(two: Callable[..., list[str]], tmp_path: Path) -> None:
+    done = subprocess.run([SLIME, "train", *two("ours")], timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    theirs = subprocess.run([*launcher, SLIME, "train", *two("theirs")], timeout=120, capture_output=True, text=True)
+    assert theirs.returncode == 0, theirs.stderr[-3000:]
+    assert metrics(tmp_path / "ours") == metrics(tmp_path / "theirs")
+    assert weights(tmp_path / "ours") == weights(tmp_path / "theirs")
+    state = json.loads((tmp_path / "ours/checkpoints/rollout_0000001/trainer/state.json").read_text())
+    assert state["world_size"] == 2
+    # Rank 0 speaks as one process does; the other has a file.
+    words = [line.split()[0] for line in done.stdout.splitlines()]
+    assert words == [line.split()[0] for line in theirs.stdout.splitlines()]
+    assert done.stderr == ""
+    assert len(list((tmp_path / "ours/ranks").glob("*/attempt_0/1/stderr.log"))) == 1
+
+
+USERS = '''
+import os, pathlib, torch
+from slime_core.ops import response_log_probs
+
+def seen():
+    (pathlib.Path(__file__).parent / f"seen_{os.environ.get('RANK', 'alone')}").touch()
+
+def loss(args, batch, logits, sum_of_sample_mean):
+    """REINFORCE by hand."""
+    seen()
+    found, _ = response_log_probs(logits, batch["unconcat_tokens"], batch["response_lengths"], args.rollout_temperature)
+    loss = sum_of_sample_mean(-torch.cat(batch["advantages"]) * torch.cat(found))
+    return loss, {"by_hand": loss}
+
+def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
+    """The sum over tokens / 8."""
+    seen()
+    mask = torch.cat(list(loss_masks))
+    return lambda values: (values * mask).sum() / 8
+'''
+
+
+@SLOW
+@pytest.mark.parametrize("which", ["loss", "reducer"])
+@pytest.mark.backends
+def test_a_users_loss_works_on_every_rank(tiny: TinyRun, tmp_path: Path, slime: Slime, which: str) -> None:
+    (tmp_path / "users.py").write_text(USERS)
+    own = {"loss_type": "custom_loss", "custom_loss_function_path": f"{tmp_path / 'users.py'}:loss"}
+    if which == "reducer":
+        own = {"custom_pg_loss_reducer_function_path": f"{tmp_path / 'users.py'}:reducer"}
+    slime("train", *tiny.argv(tmp_path / "one", num_rollout=1, **own))
+    slime("train", *tiny.argv(tmp_path / "two", num_rollout=1, actor_num_gpus_per_node=2, device="cpu", **own))
+    assert {path.name for path in tmp_path.glob("seen_*")} == {"seen_alone", "seen_0", "seen_1"}
+    one, two = (next(line for line in metrics(tmp_path / run) if "train/loss" in line) for run in ("one", "two"))
+    for name in one.keys() & {"train/loss", "train/grad_norm", "train/by_hand"}:
+        assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        (
+            "bug.py",
+            2,
+            ["slime: error: rank 1 of 2: --rollout-data-post", "raised ValueError: nothing fits"],
+        ),
+        ("crash.py", 1, ["slime: error: rank 1 of 2 (process ", ") was killed by SIGKILL, by the system if memory"]),
+        ("exit.py", 1, ["slime: error: rank 1 of 2 (process ", ") ended with exit status 3;", "\n  that was it\n"]),
+    ],
+)
+def test_the_first_rank_to_fail_is_named(
+    two: Callable[..., list[str]], tmp_path: Path, slime: Slime, how: str, status: int, said: list[str]
+) -> None:
+    (tmp_path / how).write_text(FAILS.format(how=HOWS[how]))
+    started = time.monotonic()
+    done = slime("train", *two(rollout_data_postprocess_path=f"{tmp_path / how}:postprocess"), check=False)
+    assert time.monotonic() - started < 60
+    assert done.returncode == status
+    for part in said:
+        assert part in done.stderr
+    assert done.stderr.count("slime: error:") == 1
+    assert "rank 0" not in done.stderr
+    assert "Connection closed" not in done.stderr
+
+
+@pytest.fixture
+def running(two: Callable[..., list[str]]) -> Any:
+    """The command in the middle of a run, and its ranks."""
+    process = subprocess.Popen(
+        [SLIME, "train", *two(num_rollout=1000)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("rollout "):
+            break
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert sum("slime_core" in child.cmdline() for child in below) == 2
+    yield process, below
+    for child in [psutil.Process(process.pid)] if process.poll() is None else []:
+        child.kill()
+    psutil.wait_procs(below, timeout=10)
+    process.communicate()
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("number", "status", "word"),
+    [(signal.SIGTERM, 0, "slime: SIGTERM: ending with a commit"), (signal.SIGINT, 130, "slime: interrupted\n")],
+)
+def test_a_signal_ends_all(running: Any, number: signal.Signals, status: int, word: str) -> None:
+    process, below = running
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == status
+    assert errors.startswith(word)
+    assert errors.count("\n") == 1
+    assert psutil.wait_procs(below, timeout=5)[1] == []
+
+
+@SLOW
+def test_why_tells_the_parent_and_every_rank(running: Any, tmp_path: Path, slime: Slime) -> None:
+    """The command that started the ranks has a board of its own, and is asked for its stacks like them."""
+    process, below = running
+    (waits,) = tmp_path.rglob("waits")
+    said = json.loads(slime("why", waits.parent, "--json", "--stacks").stdout)
+    assert said["alive"]
+    assert {p["role"]: p["state"] for p in said["processes"]} == dict.fromkeys(
+        ("parent of the ranks", "rank 0", "rank 1"), "alive"
+    )
+    of = {p["role"]: p for p in said["processes"]}
+    assert of["parent of the ranks"]["pid"] == process.pid
+    assert {of["rank 0"]["pid"], of["rank 1"]["pid"]} < {child.pid for child in below}
+    assert "start_ranks" in of["parent of the ranks"]["stacks"]
+    assert all("loop.py" in of[f"rank {rank}"]["stacks"] for rank in range(2))
+    text = slime("why", waits.parent).stdout
+    assert all(f"{role}  (pid {of[role]['pid']} on " in text for role in of)
+
+
+@SLOW
+def test_nothing_outlives_a_killed_command(running: Any) -> None:
+    process, below = running
+    process.kill()
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+
+
+def test_what_is_wrong_is_said_before_any_rank_starts(
+    two: Callable[..., list[str]], tmp_path: Path, slime: Slime
+) -> None:
+    for changes, said in [
+        ({"actor_num_nodes": 2}, "--actor-num-nodes 2 (flag): without Ray (--launcher ray) slime starts processes"),
+        ({"num_rollout": None, "num_epoch": 1}, "--num-epoch with several trainer processes: set --num-rollout"),
+        ({"load": tmp_path / "nowhere"}, "nowhere: no slime checkpoint there"),
+    ]:
+        done = slime("train", *two(**changes), check=False)
+        assert done.returncode in (1, 2)
+        assert said in done.stderr
+        assert not (tmp_path / "run" / "ranks").exists()
+
+
+def test_another_number_than_torchruns_is_refused(two: Callable[..., list[str]], slime: Slime) -> None:
+    done = slime("train", *two(), check=False, WORLD_SIZE="3", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    assert done.returncode == 2
+    assert "needs 2 process(es) with these settings, and torchrun started 3" in done.stderr
+
+
+def test_threads_are_shared_out() -> None:
+    assert "OMP_NUM_THREADS" not in os.environ or os.environ["OMP_NUM_THREADS"]

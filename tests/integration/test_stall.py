@@ -1,0 +1,102 @@
+"""A reward, a trainer, an engine that hangs, through the command: the run ends by itself, and says where it hung."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TinyRun
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+HANGS = """
+import asyncio
+
+async def reward(args, sample, **kwargs):
+    if sample.index == 5:
+        await asyncio.Event().wait()
+    return 1.0
+"""
+
+
+def test_policy_stop_ends_the_run_and_names_the_report(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(HANGS)
+    argv = tiny.argv(
+        tmp_path / "run", group_timeout=2, group_timeout_policy="stop", skip_eval_before_train=True,
+        custom_rm_path=reward,
+    )  # fmt: skip
+    done = slime("train", *argv, check=False, timeout=60)
+    assert done.returncode == 1
+    (report,) = (tmp_path / "run" / "stalls").iterdir()
+    said = [line for line in done.stderr.splitlines() if "error" in line]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith("slime: error: group 1 of rollout 0: not done within 2 s (--group-timeout; policy stop)")
+    assert said[0].endswith(str(report))
+    text = report.read_text()
+    assert "group 1 of rollout 0 (deadline 2 s" in text  # what it waited for
+    assert re.search(r"reward .*reward.py' of sample 5 \(deadline 300 s; then: the samples fail\)", text)
+    assert "slime_core/rollout/reward.py" in text.partition("stacks of this process")[2]
+
+
+TRAINER_HANGS = """
+import threading
+from slime_core.waits import watchdog
+
+watchdog.GRACE = 0.5  # seconds that the wait's own mechanism gets, 15 outside of tests
+
+def postprocess(args, rollout_id, data):
+    if rollout_id == 1:
+        threading.Event().wait()
+"""
+ENGINE_HANGS = """
+import asyncio
+from slime_core.engines.embedded.engine import EmbeddedEngine
+from slime_core.waits import watchdog
+
+watchdog.GRACE = 0.5
+
+class Engine(EmbeddedEngine):
+    async def update_weights_from_tensor(self, weights, version):
+        if version == 3:
+            await asyncio.Event().wait()
+        return await super().update_weights_from_tensor(weights, version)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "wait", "place"),
+    [
+        (TRAINER_HANGS, {"train_timeout": 6, "rollout_data_postprocess_path": "hang.py:postprocess"},
+         "optimizer steps of rollout 1: not done within 6 s", "in postprocess"),
+        (ENGINE_HANGS, {"weight_push_timeout": 6, "rollout_engine": "hang.py:Engine"},
+         "weights to the engines: not done within 6 s", "slime_core/weights/sync.py"),
+    ],
+    ids=["trainer", "engine"],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", [{}, pytest.param({"async": True}, marks=pytest.mark.backends)], ids=["sync", "async"])
+def test_a_trainer_or_engine_that_hangs_ends_the_run(
+    tiny: TinyRun, slime: Slime, tmp_path: Path, program: str, flags: dict[str, Any], wait: str, place: str,
+    mode: dict[str, Any],
+) -> None:  # fmt: skip
+    """Their thread does not come back, so the process ends; the commit before it is whole and can be gone on with."""
+    (tmp_path / "hang.py").write_text(program)
+    flags = {k: str(tmp_path / v) if isinstance(v, str) else v for k, v in flags.items()}
+    save, no_eval = tmp_path / "run", {"eval_interval": None, "eval_prompt_data": None}
+    done = slime("train", *tiny.argv(save, **flags, **mode, **no_eval, num_rollout=3), check=False, timeout=100)
+    assert done.returncode == 75, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("slime: error")]
+    assert wait in said
+    assert said.endswith("this process ends with status 75")
+    (report,) = (save / "stalls").iterdir()
+    assert str(report) in said
+    assert place in report.read_text().partition("stacks of this process")[2]
+    commits = sorted(path.name for path in (save / "checkpoints").glob("rollout_*"))
+    assert commits == ["rollout_0000000"]
+    assert "the ledger holds" in slime("ledger", "verify", save).stdout
+    rest = slime("train", *tiny.argv(save, **mode, **no_eval, num_rollout=2, load=save))
+    assert "1 of 2 rollouts done, continuing with rollout 1" in rest.stdout

@@ -1,0 +1,78 @@
+"""Rank 0 may work alone for longer than the others' collective calls may wait."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 2.0
+WORKER = textwrap.dedent("""
+    import os, sys, threading
+    from types import SimpleNamespace
+
+    from slime_core.launch.data_parallel import ReceivingRollout, SendingRollout
+    from slime_core.trainers.embedded.parallel import DataParallel
+
+    minutes, slow, what = float(sys.argv[1]) / 60, 2.5 * float(sys.argv[1]), sys.argv[2]
+    peers = DataParallel("cpu", minutes)
+
+    def work(*_):
+        threading.Event().wait(slow)
+        if what == "fails":
+            raise ValueError("no engine came up")
+        return {}
+
+    stage = SimpleNamespace(start=work, evaluate=work)
+    told = minutes if what != "silent" else 60.0
+    rollout = SendingRollout(stage, peers, told) if peers.rank == 0 else ReceivingRollout(peers)
+    rollout.start()
+    rollout.evaluate(0)
+    print("both have been through", flush=True)
+""")
+
+
+def two_ranks(what: str) -> list[tuple[int, str]]:
+    """Exit status and output of both."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-W", "ignore", "-c", WORKER, str(DEADLINE_S), what]
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env = {"PATH": "", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **place}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        ranks.append(subprocess.Popen(command, env=env, text=True, **pipes))  # type: ignore[call-overload]
+    try:
+        texts = [rank.communicate(timeout=90)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [(rank.returncode, text) for rank, text in zip(ranks, texts, strict=True)]
+
+
+def test_a_long_start_and_evaluation_outlast_the_deadline() -> None:
+    assert two_ranks("slow") == [(0, "both have been through\n")] * 2
+
+
+def test_without_a_word_the_wait_ends_at_the_deadline() -> None:
+    (_, _), (status, text) = two_ranks("silent")
+    assert status != 0
+    assert "both have been through" not in text
+
+
+def test_a_failure_of_rank_0_reaches_the_other() -> None:
+    (first, said), (second, told) = two_ranks("fails")
+    assert first != 0
+    assert second != 0
+    assert "ValueError: no engine came up" in said
+    assert "RolloutError: the start of the engines failed on rank 0: ValueError: no engine came up" in told

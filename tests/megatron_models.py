@@ -1,0 +1,116 @@
+"""Tiny HF checkpoints of model families, and Megatron models of them in whatever layout the process is in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime_core.models.megatron_family import MegatronModel, load_megatron_model
+from slime_core.models.weight_map import critic_of
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3-moe": ("qwen3_moe", EXPERTS),
+    "qwen3-moe-mixed": ("qwen3_moe", {**EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False}),
+}
+"""Name -> HF's `model_type`, and entries of `config.json`."""
+
+
+def save_tiny(directory: Path, variant: str, *, shard_size: str = "5GB", **overrides: Any) -> Any:
+    """Write a random checkpoint; the model of transformers, float32, in evaluation mode."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, entries = FAMILIES[variant]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**SIZES, "initializer_range": 0.1, **entries, **overrides})
+    build: Any = AutoModelForCausalLM.from_config
+    reference = build(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for tensor in reference.parameters():
+            if tensor.dim() == 1:  # norms and biases start at constants
+                tensor.add_(torch.randn(tensor.shape) * 0.1)
+    reference.save_pretrained(directory, max_shard_size=shard_size)
+    return reference
+
+
+def chunks_of(
+    model: MegatronModel, *, dtype: torch.dtype = torch.float32, role: str = "actor", padded: int = 64
+) -> list[Any]:
+    """This rank's chunks, in the layout of the process groups, which must be there.
+
+    Args:
+        model: Of the family.
+        dtype: Of the parameters.
+        role: "critic" has a value head.
+        padded: Rows of the embedding over all tensor-parallel ranks.
+    """
+    from megatron.core import parallel_state as state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+    from slime_core.trainers.megatron.cpu_mode import on_device
+    from slime_core.trainers.megatron.model.critic_head import ValueHead
+    from slime_core.trainers.megatron.model.specs import block_spec
+
+    architecture = model.architecture
+    virtual = state.get_virtual_pipeline_model_parallel_world_size()
+    latent = architecture.transformer.get("multi_latent_attention")
+    chunks = []
+    with on_device("cpu"):
+        config = (MLATransformerConfig if latent else TransformerConfig)(
+            **architecture.transformer,
+            tensor_model_parallel_size=state.get_tensor_model_parallel_world_size(),
+            pipeline_model_parallel_size=state.get_pipeline_model_parallel_world_size(),
+            virtual_pipeline_model_parallel_size=virtual,
+            expert_model_parallel_size=state.get_expert_model_parallel_world_size(),
+            expert_tensor_parallel_size=state.get_expert_tensor_parallel_world_size(),
+            sequence_parallel=state.get_tensor_model_parallel_world_size() > 1 and bool(architecture.num_experts),
+            use_cpu_initialization=True,
+            params_dtype=dtype,
+            pipeline_dtype=dtype,
+            batch_p2p_comm=False,
+            gradient_accumulation_fusion=False,
+            bias_activation_fusion=False,
+            bias_dropout_fusion=False,
+            masked_softmax_fusion=False,
+            moe_grouped_gemm=False,
+            moe_token_dispatcher_type="alltoall",
+        )
+        for stage in range(virtual) if virtual else [None]:
+            last = state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
+            chunk = GPTModel(
+                config,
+                block_spec(config, model, device=torch.device("cpu"), vp_stage=stage),
+                vocab_size=padded,
+                max_sequence_length=architecture.max_position_embeddings,
+                pre_process=state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+                post_process=last,
+                share_embeddings_and_output_weights=architecture.tie_word_embeddings and role != "critic",
+                position_embedding_type="rope",
+                rotary_percent=architecture.rotary_percent,
+                rotary_base=architecture.rotary_base,
+                vp_stage=stage,
+            )
+            if role == "critic" and last:
+                chunk.output_layer = ValueHead(config)
+            chunks.append(chunk)
+    return chunks
+
+
+def family(directory: Path, role: str = "actor") -> MegatronModel:
+    """The map of a checkpoint."""
+    model = load_megatron_model(directory)
+    return critic_of(model) if role == "critic" else model

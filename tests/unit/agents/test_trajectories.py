@@ -1,0 +1,348 @@
+"""What becomes of conversations: tree routing (1), linearisation (2), rewritten answers (3), odd answers (4).
+
+The cases are those of THUDM/slime's trajectory matrix (tests/test_agent/trajectory), with our decisions where they
+differ; docs/how-to/agents-by-base-url.md has the table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_core import GenerationOutput
+from slime_core.agents.linearise import Line, Step, linearise
+from slime_core.agents.messages import BadRequest, Message
+from slime_core.agents.prompts import PromptWriter
+from slime_core.agents.tree import MessageTree, Turn
+from slime_core.provenance import Source
+from tests.agent_toys import ToyTokenizer
+
+TOKENIZER = ToyTokenizer()
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **more: Any) -> Message:
+    return {"role": "assistant", "content": text, **more}
+
+
+def called(name: str, ident: str = "c", **arguments: Any) -> Message:
+    call = {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return assistant("", tool_calls=[call])
+
+
+class Agent:
+    """A session's tree, with answers said by the test."""
+
+    def __init__(self, threshold: int = 1024) -> None:
+        self.tree = MessageTree(rewrite_threshold=threshold)
+        self.writer = PromptWriter(TOKENIZER)
+        self.threshold = threshold
+        self.version = 0
+
+    def ask(self, messages: list[Message], text: str, *, answer: Message | None = None, finish: str = "stop",
+            tools: Any = ()) -> Turn:  # fmt: skip
+        """The answer `text`, sampled; `answer` is what the client is shown of it."""
+        place = self.tree.find(messages, tools)
+        prompt = self.writer.prompt(messages, list(tools), place)
+        ids = TOKENIZER.encode(text + ("<|end|>" if finish == "stop" else ""))
+        meta = {"finish_reason": {"type": finish}, "token_weight_versions": [self.version] * len(ids)}
+        turn = Turn(prompt, GenerationOutput(ids, [-0.5] * len(ids), text, meta))
+        self.tree.add(place, messages, answer or assistant(text), turn).delivered = True
+        return turn
+
+    def lines(self) -> list[Line]:
+        return linearise(self.tree.paths(), fork_threshold=self.threshold)
+
+    def texts(self) -> list[tuple[str, str]]:
+        """(all tokens, those that are trained) of each line."""
+        return [
+            (TOKENIZER.decode(line.trajectory.tokens),
+             TOKENIZER.decode([t for t, m in zip(line.trajectory.tokens, line.trajectory.loss_mask) if m]))
+            for line in self.lines()
+        ]  # fmt: skip
+
+
+# -- 1: which messages go together ----------------------------------------------------------------------
+
+
+def test_a_conversation_that_goes_on_is_one_path() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "A")
+    agent.ask([user("a"), assistant("A"), user("b")], "B")
+    agent.ask([user("a"), assistant("A"), user("b"), assistant("B"), user("c")], "C")
+    ((whole, trained),) = agent.texts()
+    assert trained == "A<|end|>B<|end|>C<|end|>"
+    assert whole.count("<|user|>") == 3
+    (line,) = agent.lines()
+    assert line.steps == [Step.CLEAN, Step.CLEAN]
+
+
+def test_another_system_prompt_user_or_tool_list_is_another_root() -> None:
+    agent = Agent()
+    for messages, tools in (
+        ([user("a")], ()),
+        ([user("b")], ()),
+        ([{"role": "system", "content": "s"}, user("a")], ()),
+        ([user("a")], TOOLS),
+    ):
+        agent.ask(messages, "A", tools=tools)
+    assert len(agent.lines()) == 4
+
+
+def test_the_same_question_twice_makes_two_branches() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "one")
+    agent.ask([user("a")], "two")
+    assert [trained for _, trained in agent.texts()] == ["one<|end|>", "two<|end|>"]
+
+
+def test_equal_answers_stay_two_and_the_later_is_gone_on_with() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "same")
+    later = agent.ask([user("a")], "same")
+    third = agent.ask([user("a"), assistant("same"), user("b")], "B")
+    assert third.prompt.held is later
+    assert [trained for _, trained in agent.texts()] == ["same<|end|>", "same<|end|>B<|end|>"]
+
+
+def test_blank_space_call_ids_and_left_out_reasoning_are_no_difference() -> None:
+    agent = Agent()
+    shown = {**called("add", "ours", a=1), "reasoning_content": "think"}
+    agent.ask([user("a")], "<think>think</think> x \n", answer=assistant(" x \n", reasoning_content="think"))
+    second = agent.ask([user("a"), assistant("x"), user("b")], "call", answer=shown)
+    third = agent.ask(
+        [user("a"), assistant("x"), user("b"), called("add", "theirs", a=1), {"role": "tool", "content": "1"}], "C"
+    )
+    assert third.prompt.held is second
+    assert len(agent.lines()) == 1
+    assert agent.texts()[0][1] == "<think>think</think> x \n<|end|>call<|end|>C<|end|>"
+
+
+@pytest.mark.parametrize(
+    "sent", [called("add", a=2), called("sub", a=1), assistant("x"), {**called("add", a=1), "reasoning_content": "new"}]
+)
+def test_other_calls_text_or_reasoning_are_a_rewrite(sent: Message) -> None:
+    agent = Agent(threshold=0)
+    agent.ask([user("a")], "call", answer={**called("add", a=1), "reasoning_content": "old"})
+    agent.ask([user("a"), sent, user("b")], "B")
+    assert len(agent.lines()) == 2
+
+
+def test_messages_of_the_client_route_and_are_not_trained() -> None:
+    agent = Agent()
+    shots = [user("q"), assistant("by hand"), user("a")]
+    agent.ask(shots, "A")
+    agent.ask([*shots, assistant("A"), user("b")], "B")
+    ((_, trained),) = agent.texts()
+    assert trained == "A<|end|>B<|end|>"
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    agent = Agent()
+    with pytest.raises(BadRequest, match="no messages"):
+        agent.ask([], "A")
+    with pytest.raises(BadRequest, match="last message is the assistant's"):
+        agent.ask([user("a"), assistant("begin")], "A")
+    assert agent.lines() == []
+
+
+# -- 2: which tokens go together -------------------------------------------------------------------------
+
+
+def test_what_a_template_would_rewrite_is_kept_as_sampled() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "<think>why</think>A ", answer=assistant("A", reasoning_content="why"))
+    agent.ask([user("a"), assistant("A"), user("b")], "B")
+    ((whole, _),) = agent.texts()
+    assert whole == ("<|user|>a<|end|><|assistant|><think>why</think>A <|end|><|user|>b<|end|><|assistant|>B<|end|>")
+    assert (agent.writer.drift.turns, agent.writer.drift.drifted) == (1, 1)
+
+
+def test_an_answer_cut_at_the_limit_is_closed_by_the_template() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "cut of", finish="length")
+    agent.ask([user("a"), assistant("cut of"), user("b")], "B")
+    ((whole, trained),) = agent.texts()
+    assert "cut of<|end|><|user|>b" in whole
+    assert trained == "cut ofB<|end|>", "the end token was not sampled"
+
+
+def test_a_shared_answer_is_trained_once() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "A")
+    agent.ask([user("a"), assistant("A"), user("b")], "B")
+    agent.ask([user("a"), assistant("A"), user("c")], "C")
+    (first, trained), (second, also) = agent.texts()
+    assert (trained, also) == ("A<|end|>B<|end|>", "C<|end|>")
+    assert second.startswith("<|user|>a<|end|><|assistant|>A<|end|><|user|>c")
+    prompt = agent.lines()[1].trajectory.prompt_length
+    assert TOKENIZER.decode(agent.lines()[1].trajectory.tokens[prompt:]) == "C<|end|>"
+    assert first != second
+
+
+def test_a_compacted_context_is_a_sibling() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "A")
+    agent.ask([user("a"), assistant("A"), user("b")], "B")
+    agent.ask([user("summary: A, B"), user("c")], "C")
+    assert [trained for _, trained in agent.texts()] == ["A<|end|>B<|end|>", "C<|end|>"]
+
+
+def test_sources_of_context_are_told() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "x", answer=called("add", a=1))
+    agent.ask([user("a"), called("add", a=1), {"role": "tool", "content": "1", "tool_call_id": "c"}], "B")
+    (line,) = agent.lines()
+    assert Source.TOOL in {span.source for span in line.trajectory.spans}
+
+
+# -- 3: answers that the client rewrote ------------------------------------------------------------------
+
+
+def rewritten(threshold: int, sampled: str, sent: str) -> Agent:
+    agent = Agent(threshold)
+    agent.ask([user("a")], sampled)
+    agent.ask([user("a"), assistant(sent), user("b")], "B")
+    return agent
+
+
+def test_a_short_rewritten_answer_is_realigned_as_a_whole() -> None:
+    agent = rewritten(1024, "hello wurld", "hello world")
+    ((whole, trained),) = agent.texts()
+    assert whole == "<|user|>a<|end|><|assistant|>hello world<|end|><|user|>b<|end|><|assistant|>B<|end|>"
+    assert trained == "B<|end|>", "the whole answer is context, not only its rewritten end"
+    (line,) = agent.lines()
+    assert line.steps == [Step.REALIGN]
+    assert line.trajectory.metadata["lossy"][0]["sampled"] == len(TOKENIZER.encode("hello wurld<|end|>"))
+    assert agent.tree.rewritten == 1
+
+
+@pytest.mark.parametrize(("threshold", "samples"), [(6, 2), (7, 1)])
+def test_the_threshold_is_exclusive(threshold: int, samples: int) -> None:
+    agent = rewritten(threshold, "hello", "jello")  # 6 tokens with the end
+    assert len(agent.lines()) == samples
+
+
+def test_a_long_rewritten_answer_is_a_fork_that_keeps_it() -> None:
+    agent = rewritten(4, "hello wurld", "hello world")
+    assert [trained for _, trained in agent.texts()] == ["hello wurld<|end|>", "B<|end|>"]
+
+
+def test_an_answer_rewritten_once_stays_the_same_message() -> None:
+    agent = rewritten(1024, "hello wurld", "hello world")
+    agent.ask([user("a"), assistant("hello world"), user("b"), assistant("B"), user("c")], "C")
+    ((_, trained),) = agent.texts()
+    assert trained == "B<|end|>C<|end|>"
+    assert agent.lines()[0].steps == [Step.REALIGN, Step.CLEAN]
+
+
+def test_going_back_to_what_was_sampled_is_a_fork() -> None:
+    agent = rewritten(1024, "hello wurld", "hello world")
+    last = agent.ask([user("a"), assistant("hello wurld"), user("b"), assistant("B"), user("c")], "C")
+    assert last.prompt.held is not None
+    assert last.prompt.held.output.text == "hello wurld", "what came after the rewritten one is not held here"
+    assert [trained for _, trained in agent.texts()] == ["B<|end|>", "C<|end|>"]
+
+
+def test_an_answer_with_followers_is_not_rewritten() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "hello")
+    agent.ask([user("a"), assistant("hello"), user("b")], "B")
+    agent.ask([user("a"), assistant("jello"), user("b")], "C")
+    assert [trained for _, trained in agent.texts()] == ["hello<|end|>B<|end|>", "C<|end|>"]
+
+
+def test_a_rewrite_before_the_last_answer_is_a_fork() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "A")
+    agent.ask([user("a"), assistant("A"), user("b")], "B")
+    agent.ask([user("a"), assistant("Z"), user("b"), assistant("B"), user("c")], "C")
+    assert [trained for _, trained in agent.texts()] == ["A<|end|>B<|end|>", "C<|end|>"]
+
+
+def test_of_two_answers_neither_is_taken_for_a_rewritten_one() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "one")
+    agent.ask([user("a")], "two")
+    agent.ask([user("a"), assistant("three"), user("b")], "B")
+    assert len(agent.lines()) == 3
+
+
+# -- 4: odd answers --------------------------------------------------------------------------------------
+
+
+def test_log_probs_that_do_not_fit_are_an_error() -> None:
+    agent = Agent()
+    turn = agent.ask([user("a")], "A")
+    turn.output.log_probs.pop()
+    with pytest.raises(ValueError, match="2 sampled tokens but 1 log-probs"):
+        agent.lines()
+
+
+def test_missing_log_probs_are_an_error_and_never_zeros() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "A").output.log_probs.clear()
+    with pytest.raises(ValueError, match="but 0 log-probs"):
+        agent.lines()
+
+
+def test_an_answer_that_never_arrived_is_forgotten() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "A")
+    place = agent.tree.find([user("a"), assistant("A"), user("b")])
+    agent.ask([user("a"), assistant("A"), user("b")], "B")
+    agent.tree.forget(agent.tree.find([user("a"), assistant("A"), user("b"), assistant("B")]).last)
+    assert [trained for _, trained in agent.texts()] == ["A<|end|>"]
+    assert agent.tree.find([user("a"), assistant("A"), user("b")]).known == place.known
+
+
+def test_versions_travel_turn_by_turn() -> None:
+    agent = Agent()
+    agent.ask([user("a")], "A")
+    agent.version = 4
+    agent.ask([user("a"), assistant("A"), user("b")], "B")
+    (line,) = agent.lines()
+    assert [v for v in line.trajectory.weight_versions if v >= 0] == [0, 0, 4, 4]
+
+
+# -- any conversation ------------------------------------------------------------------------------------
+
+STEPS = st.lists(st.tuples(st.sampled_from(["go on", "again", "rewrite", "compact", "back"]), st.sampled_from("xyz"),
+                           st.integers(0, 12)), max_size=12)  # fmt: skip
+
+
+@given(steps=STEPS, threshold=st.sampled_from([0, 3, 1024]))
+def test_every_sampled_token_is_trained_once_or_noted_as_dropped(steps: Any, threshold: int) -> None:
+    agent = Agent(threshold)
+    history: list[Message] = [user("q")]
+    turns = []
+    for action, letter, length in [("go on", "x", 3), *steps]:
+        if action == "rewrite" and history[-1]["role"] == "user" and len(history) > 1:
+            history = [*history[:-2], assistant("r" + letter), history[-1]]
+        elif action == "compact":
+            history = [user("summary " + letter)]
+        elif action == "back":
+            history = history[:1]
+        text = letter * length
+        turns.append(agent.ask(history, text))
+        if action != "again":
+            history = [*history, assistant(text), user(letter)]
+    lines = agent.lines()
+    trained = [id(turn) for line in lines for turn in line.turns]
+    assert len(trained) == len(set(trained))
+    dropped = sum(note["sampled"] for line in lines for note in line.trajectory.metadata.get("lossy", ()))
+    sampled = sum(len(turn.output.token_ids) for turn in turns)
+    assert sum(sum(line.trajectory.loss_mask) for line in lines) + dropped == sampled
+    for line in lines:
+        ids, place = line.trajectory.tokens, 0
+        for turn in line.turns:
+            place = len(turn.prompt.ids)
+            assert ids[:place] == turn.prompt.ids, "an answer is trained after exactly what it was sampled after"
+            assert ids[place : place + len(turn.output.token_ids)] == turn.output.token_ids

@@ -1,0 +1,77 @@
+"""What a directory with a model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.checkpoint.sources import directory_of, find_source, required_source, write_megatron_json
+from slime_core.checkpoint.store import CheckpointStore
+from slime_core.errors import CheckpointError
+
+
+def hf(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_text("weights")
+
+
+def megatron(directory: Path, folder: str) -> None:
+    (directory / folder).mkdir(parents=True)
+    (directory / folder / "metadata.json").write_text("{}")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Commits after rollouts 1 and 3, of which the second has a critic and Megatron's files."""
+
+    def write(directory: Path) -> None:
+        hf(directory)
+        megatron(directory, "trainer/model")
+        hf(directory / "critic")
+
+    store = CheckpointStore(tmp_path / "run/checkpoints")
+    store.commit(1, {}, [hf])
+    store.commit(3, {}, [write])
+    return tmp_path / "run"
+
+
+def test_formats(run: Path, tmp_path: Path) -> None:
+    hf(tmp_path / "hf")
+    (tmp_path / "megatron").mkdir()
+    (tmp_path / "megatron/config.json").write_text("{}")
+    megatron(tmp_path / "megatron", "model")
+    assert find_source(tmp_path / "megatron") is None
+    write_megatron_json(tmp_path / "megatron", "qwen3", "bfloat16")
+    for path, text in [
+        (tmp_path / "hf", "a model in HF format"),
+        (tmp_path / "megatron", "a model in Megatron format"),
+        (run, "a slime commit after rollout 3 (HF and Megatron format)"),
+        (run / "checkpoints", "a slime commit after rollout 3 (HF and Megatron format)"),
+        (run / "checkpoints/rollout_0000001", "a slime commit after rollout 1 (HF format)"),
+    ]:
+        assert str(find_source(path)) == text
+
+
+def test_steps_and_parts(run: Path, tmp_path: Path) -> None:
+    assert directory_of(run, 1) == str(run / "checkpoints/rollout_0000001")
+    assert directory_of(run, folder="critic") == str(run / "checkpoints/rollout_0000003/critic")
+    assert directory_of(run, 1, folder="critic") == str(run / "checkpoints/rollout_0000001")
+    assert directory_of(tmp_path / "not there") == str(tmp_path / "not there")
+    with pytest.raises(CheckpointError, match="no commit after rollout 2; there are: 1, 3"):
+        find_source(run, 2)
+    hf(tmp_path / "hf")
+    with pytest.raises(CheckpointError, match="not a run directory with commits to choose step 1 from"):
+        find_source(tmp_path / "hf", 1)
+
+
+def test_nothing_there_says_what_was_looked_for(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"--ref-load x: no model there. Looked for an HF model .*megatron.json"):
+        required_source(tmp_path, cite="--ref-load x")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
+    with pytest.raises(CheckpointError, match=r"a checkpoint of Megatron-LM .*: use the HF model"):
+        required_source(tmp_path, cite="--ref-load x")
+    (run / "checkpoints/rollout_0000003/model.safetensors").write_text("w")
+    with pytest.raises(CheckpointError, match=r"torn: model.safetensors is missing or not as large"):
+        find_source(run)

@@ -1,0 +1,109 @@
+"""What `--async` excludes, and what is said of settings without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime_core.config import Settings
+from slime_core.config.load import load_settings
+from slime_core.errors import ConfigError
+
+Load = Callable[..., Settings]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--async --colocate",
+            r"--async \(flag\) and --colocate \(flag\) exclude each other: trainer and engines work",
+        ),
+        ("--async --offload-train", r"--async \(flag\) and --offload-train \(flag\) exclude each other"),
+        ("--async --true-on-policy-mode", r"--async .* --true-on-policy-mode .* exclude each other"),
+        ("--async --max-staleness 0", r"--max-staleness 0 \(flag\): --async-mode one-step .* so 1 is the least"),
+        ("--async --max-staleness 2 --partial-rollout", r"need --staleness-policy mask in --async-mode one-step"),
+        ("--async --async-mode full --rollout-function-path sft", r"--async-mode 'full' .* calls no rollout function"),
+        ("--update-weights-interval 2", r"--update-weights-interval 2 \(flag\) needs --async"),
+        ("--async --async-mode two-step", r"--async-mode 'two-step'"),
+        ("--async --update-weights-interval 0", r"--update-weights-interval '0'"),
+    ],
+)
+def test_refused(load: Load, flags: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(*flags.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "warning"),
+    [
+        ("--max-staleness 2", "--max-staleness 2 (flag) has no effect without --async."),
+        ("--eval-in-background", "--eval-in-background (flag) has no effect without --async."),
+        ("--async --async-buffer-size 8", "--async-buffer-size 8 (flag) has no effect with --async-mode one-step"),
+        ("--async --staleness-policy drop", "--staleness-policy 'drop' (flag) has no effect without --max-staleness."),
+        ("--async --eval-in-background", "--eval-in-background (flag) has no effect without --eval-interval."),
+        ("--async --debug-rollout-only", "--async (flag) has no effect with --debug-rollout-only"),
+    ],
+)
+def test_without_effect(load: Load, flags: str, warning: str) -> None:
+    assert [w for w in load(*flags.split()).warnings if w.startswith(warning)]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--async --update-weights-interval 3 --max-staleness 1",
+        "--async --max-staleness 2 --partial-rollout --staleness-policy mask",
+        "--async --async-mode full --max-staleness 0 --staleness-policy drop --async-buffer-size 2",
+    ],
+)
+def test_accepted(load: Load, flags: str) -> None:
+    assert not [w for w in load(*flags.split()).warnings if "async" in w or "stale" in w]
+
+
+def test_the_buffer_holds_a_batch_unless_told_otherwise(load: Load) -> None:
+    settings = load("--async", "--async-mode", "full")
+    assert settings.args.async_buffer_size == settings.args.rollout_batch_size
+    assert str(settings.origins["async_buffer_size"]) == "derived: rollout_batch_size"
+
+
+def test_evaluation_takes_a_training_configuration_as_it_is(tmp_path: Path) -> None:
+    argv = (
+        "--hf-checkpoint /m --rm-type math --eval-prompt-data held e.jsonl --eval-max-response-len 4 --async --colocate"
+    )
+    assert load_settings(argv.split(), command="eval", env={}).args.async_training
+
+
+@pytest.mark.parametrize("key", ["async", "async_training"])
+def test_files_and_variables_may_spell_it_as_the_flag_is(load: Load, tmp_path: Path, key: str) -> None:
+    (tmp_path / "run.yaml").write_text(f"{key}: true\n")
+    settings = load("--config", str(tmp_path / "run.yaml"))
+    assert settings.args.async_training
+    assert settings.cite("async_training") == f"--async ({tmp_path}/run.yaml:1)"
+    again = tmp_path / "again.yaml"
+    again.write_text(settings.to_yaml(changed=True))
+    assert load_settings(["--config", str(again)], env={}).args.async_training
+
+
+@pytest.mark.parametrize("asynchronous", [(), ("--async",), ("--async", "--async-mode", "full")])
+def test_the_fully_asynchronous_rollout_of_slimes_examples_is_a_mode_here(
+    load: Load, asynchronous: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "fully_async_rollout.generate_rollout_fully_async"
+    with pytest.raises(ConfigError, match="is --async --async-mode full here; leave --rollout-function-path out"):
+        load("--rollout-function-path", path, *asynchronous)
+    (tmp_path / "fully_async_rollout.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    if "full" not in asynchronous:  # somebody's own file of that name
+        assert load("--rollout-function-path", path, *asynchronous).args.rollout_function_path == path
+
+
+def test_the_asynchronous_demo_is_the_demo_with_asynchrony() -> None:
+    files = [f"--config={Path(__file__).parents[3] / 'configs' / name}.yaml" for name in ("demo", "demo-async")]
+    demo, both = (load_settings(argv, env={}) for argv in (files[:1], files))
+    assert not both.warnings
+    changed = {name for name, value in vars(both.args).items() if value != getattr(demo.args, name)}
+    asynchrony = {"async_training", "async_mode", "async_buffer_size", "max_staleness", "eval_in_background"}
+    assert changed == asynchrony | {"use_tis", "save", "run_dir", "config"}

@@ -1,0 +1,126 @@
+"""Rows with images -> prompts whose ids and train inputs are the model's processor's."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from slime_core.data.images import check_kinds
+from slime_core.data.prompts import DatasetSource
+from slime_core.errors import ConfigError, DataError
+from slime_core.multimodal import TrainInputs, image_bytes, open_image
+from slime_core.testing.tiny import tiny_model
+from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
+
+
+def source(folder: Path, row: dict[str, Any], **changes: Any) -> DatasetSource:
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    settings: dict[str, Any] = {
+        "prompt_data": str(folder / "rows.jsonl"), "rollout_global_dataset": True, "input_key": "input",
+        "label_key": None, "metadata_key": "metadata", "tool_key": "tools", "apply_chat_template": True,
+        "apply_chat_template_kwargs": {}, "rollout_max_prompt_len": None, "n_samples_per_prompt": 2,
+        "rollout_shuffle": False, "rollout_seed": 42, "buffer_filter_path": None,
+        "multimodal_keys": {"image": "images"}, "hf_checkpoint": str(tiny_vision_model()),
+    }  # fmt: skip
+    return DatasetSource(SimpleNamespace(**{**settings, **changes}))
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    return write_image(tmp_path / "a.png", 1)
+
+
+def test_placeholders_become_image_tokens(tmp_path: Path, image: Path) -> None:
+    """The relative path counts from the data file; ids and pixels are what the processor alone gives."""
+    from transformers import AutoProcessor
+
+    (first, second), *_ = source(tmp_path, {"input": "see <image> here", "images": ["a.png"]}).get_samples(1)
+    text = "<|user|>see <image> here<|end|><|assistant|>"
+    assert first.prompt == text
+    load: Any = AutoProcessor.from_pretrained
+    processor = load(tiny_vision_model())
+    found = processor(text=[text], images=[open_image(str(image))], return_tensors="pt", add_special_tokens=False)
+    assert first.tokens == found["input_ids"][0].tolist()
+    pad = processor.tokenizer.convert_tokens_to_ids("<image>")
+    assert first.tokens.count(pad) == IMAGE_TOKENS
+    assert first.multimodal_inputs == {"images": [str(image)]}
+    assert first.multimodal_train_inputs == TrainInputs.of({"pixel_values": found["pixel_values"]})
+    assert second.multimodal_train_inputs is first.multimodal_train_inputs, "a group has one copy"
+
+
+def test_content_parts_of_messages_and_two_images(tmp_path: Path, image: Path) -> None:
+    other = write_image(tmp_path / "b.png", 2)
+    url = {"url": "data:image/png;base64," + base64.b64encode(other.read_bytes()).decode()}
+    content = [{"type": "text", "text": "<image> and "}, {"type": "image_url", "image_url": url}]
+    row = {"input": [{"role": "user", "content": content}], "images": str(image)}
+    (sample, _), *_ = source(tmp_path, row, apply_chat_template=False).get_samples(1)
+    assert sample.multimodal_inputs is not None
+    assert [image_bytes(i) for i in sample.multimodal_inputs["images"]] == [image.read_bytes(), other.read_bytes()]
+    assert sample.prompt == [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": " and "}, {"type": "image"}]}
+    ]
+    assert sample.multimodal_train_inputs["pixel_values"].shape == (2, 3, 16, 16)
+
+
+def test_a_row_of_text_stays_as_it_is(tmp_path: Path) -> None:
+    (sample, _), *_ = source(tmp_path, {"input": "hello"}).get_samples(1)
+    assert (sample.multimodal_inputs, sample.multimodal_train_inputs) == (None, None)
+    assert sample.spans is not None
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "message"),
+    [
+        ({"input": "a <image> b"}, {}, r"1 <image> in the prompt, and 0 images in column 'images'"),
+        ({"input": "a b", "images": ["a.png"]}, {}, r"0 <image> in the prompt, and 1 images"),
+        ({"input": "<image>", "images": ["no.png"]}, {}, r"rows.jsonl:1: image 0: 'no.png' is neither an image file"),
+        ({"input": "<image>", "images": ["a.png"]}, {"apply_chat_template": False}, "needs --apply-chat-template"),
+        ({"input": [{"role": "user", "content": [{"type": "video"}]}]}, {}, "content part of type 'video'"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]},
+            {"multimodal_keys": None},
+            "--multimodal-keys .* has them read",
+        ),
+        (
+            {
+                "input": [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "x"}],
+                "images": "a.png",
+            },
+            {},
+            "ends with the assistant",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    tmp_path: Path, image: Path, row: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        source(tmp_path, row, **changes)
+
+
+def test_a_model_without_a_processor_and_other_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs"):
+        source(tmp_path, {"input": "x"}, hf_checkpoint=str(tiny_model()))
+    with pytest.raises(ConfigError, match="images only"):
+        check_kinds({"video": "clips"})
+
+
+def test_waiting_groups_keep_their_images_over_a_resume(tmp_path: Path, image: Path) -> None:
+    row = {"input": "see <image>", "images": ["a.png"]}
+    before = source(tmp_path, row)
+    (group,) = before.get_samples(1)
+    group[0].append_response_tokens(tokens=[50], log_probs=[-1.0], meta_info={"weight_version": "0"})
+    before.add_samples([group])
+    state = orjson.loads(orjson.dumps(before.state_dict()))
+    after = source(tmp_path, row)
+    after.load_state_dict(state)
+    (again,) = after.get_samples(1)
+    assert [s.to_dict() for s in again] == [s.to_dict() for s in group]
+    assert again[0].multimodal_train_inputs == group[0].multimodal_train_inputs
+    assert again[0].image_data() == group[0].image_data()

@@ -1,0 +1,111 @@
+"""`--tools-path` and `--tool-call-parser`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core.data.rows import Columns
+from slime_core.data.tools import run_tools, told_tools, tool_parser
+from slime_core.errors import ConfigError, PluginNotFoundError, PluginSignatureError
+
+WEATHER = '''
+def weather(city: str) -> str:
+    """The weather of a city."""
+    return city
+
+async def news(topic: str) -> list[str]:
+    """What is new."""
+    return [topic]
+
+tools = [weather, news]
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(WEATHER)
+    return path
+
+
+def args(*specs: object, **more: Any) -> SimpleNamespace:
+    return SimpleNamespace(tools_path=[str(spec) for spec in specs], **more)
+
+
+def tokenizer(template: Any) -> SimpleNamespace:
+    return SimpleNamespace(chat_template=template)
+
+
+def test_names_files_and_lists(file: Path) -> None:
+    names = [tool.name for tool in run_tools(args(file, "calculator"))]
+    assert names == ["weather", "news", "calculator"]
+    assert [tool.name for tool in run_tools(args(f"{file}:news"))] == ["news"]
+    assert run_tools(SimpleNamespace()) == ()
+
+
+def test_they_are_loaded_once(file: Path) -> None:
+    assert run_tools(args(file)) is run_tools(args(file))
+
+
+def test_two_of_one_name(file: Path) -> None:
+    with pytest.raises(ConfigError, match="--tools-path: weather defined more than once"):
+        run_tools(args(file, f"{file}:weather"))
+
+
+def test_what_is_no_tool(tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text("tool = 3\n")
+    with pytest.raises(PluginSignatureError, match="expected a function, found int"):
+        run_tools(args(path))
+    path.write_text("def lookup(city):\n    return city\n")
+    with pytest.raises(ConfigError, match=r"bad2.py'.*'city' has no annotation"):
+        run_tools(args(path.rename(tmp_path / "bad2.py")))
+    with pytest.raises(PluginNotFoundError, match=r"no tools? plugin 'calculatr'|Did you mean 'calculator'"):
+        run_tools(args("calculatr"))
+
+
+def test_a_rows_own_schemas_win(file: Path) -> None:
+    own = [{"type": "function", "function": {"name": "weather"}}]
+    assert told_tools(args(file), {"tools": own}) == own
+    assert [schema["function"]["name"] for schema in told_tools(args(file), {})] == ["weather", "news"]
+
+
+def test_the_prompt_tells_the_runs_tools(file: Path) -> None:
+    run = args(
+        file, input_key="a", label_key=None, metadata_key=None, tool_key=None, apply_chat_template=True,
+        apply_chat_template_kwargs={}, rollout_max_prompt_len=None,
+    )  # fmt: skip
+    assert [schema["function"]["name"] for schema in Columns.of_run(run).run_tools] == ["weather", "news"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["<tool_call>{}", [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "<tool_call>"}],
+     {"tool_use": "<tool_call>"}],
+)  # fmt: skip
+def test_auto_takes_the_parser_that_claims_the_template(template: Any) -> None:
+    assert type(tool_parser(SimpleNamespace(), tokenizer(template))).__name__ == "Hermes"
+
+
+def test_auto_without_a_claimant() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--tool-call-parser auto: no installed parser claims .* name one of: .*glm45"
+    ):
+        tool_parser(SimpleNamespace(), tokenizer("{{ messages }}"))
+    assert type(tool_parser(SimpleNamespace(), tokenizer(None), default="plain")).__name__ == "Plain"
+
+
+def test_auto_with_two_claimants() -> None:
+    with pytest.raises(ConfigError, match="glm45 and minimax_m2 claim"):
+        tool_parser(SimpleNamespace(), tokenizer("<arg_key> <minimax:tool_call>"), default="plain")
+
+
+def test_a_named_parser_asks_no_template(tmp_path: Path) -> None:
+    assert type(tool_parser(SimpleNamespace(tool_call_parser="kimi_k2"), tokenizer("<tool_call>"))).__name__ == "KimiK2"
+    path = tmp_path / "mine.py"
+    path.write_text("from slime_core.tools import ToolParserBase\n\nclass ToolParser(ToolParserBase):\n    pass\n")
+    assert type(tool_parser(SimpleNamespace(tool_call_parser=str(path)), None)).__name__ == "ToolParser"

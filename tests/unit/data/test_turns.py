@@ -1,0 +1,167 @@
+"""What is appended between sampled turns, for templates in the manner of five model families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slime_core.data.tokenizer import encode_prompt, render_messages, render_prompt
+from slime_core.data.turns import rendered_spans, turn_delta
+from slime_core.errors import DataError
+from slime_core.provenance import Source
+from tests.chat_tokenizers import FAMILIES, chat_tokenizer
+
+ASK: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 1 + 1?"},
+]
+TOOLS = [{"role": "tool", "content": "forty"}, {"role": "tool", "content": "two"}]
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+}
+
+
+def text_of(family: str, pieces: list[tuple[list[int], Source]]) -> str:
+    return "".join(chat_tokenizer(family).decode(ids) for ids, _ in pieces)
+
+
+def ids_of(family: str, text: str) -> list[int]:
+    found: list[int] = chat_tokenizer(family).encode(text, add_special_tokens=False)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("new", [[{"role": "user", "content": "Sure?"}], TOOLS])
+def test_prompt_turn_and_delta_are_the_templates_text(family: str, new: list[dict[str, Any]]) -> None:
+    """Where the template does not rewrite the turn, which Qwen3's does."""
+    tokenizer = chat_tokenizer(family)
+    turn = "It is 2."
+    delta = turn_delta(tokenizer, None, ASK, new, sampled_ids=ids_of(family, turn))
+    written = render_prompt(tokenizer, ASK) + turn + text_of(family, delta)
+    whole = render_messages(
+        tokenizer, [*ASK, {"role": "assistant", "content": turn}, *new], None, {"add_generation_prompt": True}
+    )
+    assert written == whole
+    words = [(tokenizer.decode(ids), source) for ids, source in delta if source != Source.TEMPLATE]
+    assert words == [(m["content"], Source.TOOL if m["role"] == "tool" else Source.USER) for m in new]
+
+
+@pytest.mark.parametrize(
+    ("family", "sampled", "rest"),
+    [
+        ("qwen2.5", "2", "<|im_end|>\n<|im_start|>user\nSure?"),
+        ("qwen2.5", "2<|im_end|>", "\n<|im_start|>user\nSure?"),
+        ("qwen2.5", "2<|im_end|>\n", "<|im_start|>user\nSure?"),
+        ("qwen2.5", "2<|endoftext|>", "<|im_end|>\n<|im_start|>user\nSure?"),
+        ("llama3", "2<|eot_id|>", "<|start_header_id|>user<|end_header_id|>\n\nSure?"),
+        ("glm4", "2", "<|user|>\nSure?"),
+        ("glm4", "2<|user|>", "\nSure?"),
+        ("glm4", "2<|observation|>", "<|user|>\nSure?"),
+        ("deepseek", "2<EOS>", "<|User|>Sure?"),
+    ],
+)
+def test_what_the_model_sampled_of_the_turns_end_is_not_repeated(family: str, sampled: str, rest: str) -> None:
+    new = [{"role": "user", "content": "Sure?"}]
+    delta = turn_delta(chat_tokenizer(family), None, ASK, new, sampled_ids=ids_of(family, sampled))
+    assert text_of(family, delta).startswith(rest)
+
+
+def test_consecutive_tool_messages_are_one_turn_where_the_template_says_so() -> None:
+    text = text_of("qwen2.5", turn_delta(chat_tokenizer("qwen2.5"), None, ASK, TOOLS))
+    response = "\n<tool_response>\n{}\n</tool_response>"
+    grouped = "<|im_start|>user" + response.format("forty") + response.format("two") + "<|im_end|>"
+    assert text == f"<|im_end|>\n{grouped}\n<|im_start|>assistant\n"
+
+
+def test_reasoning_that_the_template_strips_stays_in_what_was_sampled() -> None:
+    tokenizer = chat_tokenizer("qwen3")
+    turn = "<think>\nEasy.\n</think>\n\n2<|im_end|>"
+    prompt = encode_prompt(tokenizer, ASK)
+    delta = turn_delta(tokenizer, None, ASK, [{"role": "user", "content": "Sure?"}], sampled_ids=ids_of("qwen3", turn))
+    whole = tokenizer.decode([*prompt, *ids_of("qwen3", turn), *(t for ids, _ in delta for t in ids)])
+    assert whole.endswith(turn + "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turn_with_calls(family: str) -> None:
+    tokenizer = chat_tokenizer(family)
+    delta = turn_delta(tokenizer, None, ASK, TOOLS[:1], assistant=CALL)
+    plain = turn_delta(tokenizer, None, ASK, TOOLS[:1])
+    assert delta == plain, "these templates end turns with calls as others"
+
+
+def test_template_settings_reach_the_template() -> None:
+    delta = turn_delta(chat_tokenizer("qwen3"), None, ASK, TOOLS, template_kwargs={"enable_thinking": False})
+    assert text_of("qwen3", delta).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    delta = turn_delta(chat_tokenizer("qwen3"), None, ASK, TOOLS, add_generation_prompt=False)
+    assert text_of("qwen3", delta).endswith("</tool_response><|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}|{% endif %}{% endfor %}", "0 times"),
+        ("{% for m in messages %}{{ m.content + m.content }}|{% endfor %}", "2 times"),
+        (
+            "{% for m in messages %}{{ m.content }}{{ '<last>' if loop.last else '<more>' }}{% endfor %}",
+            "ends a turn with '<last>' while it is the last, and then '<more>",
+        ),
+        ("{% for m in messages %}{{ raise_exception('no ' + m.role) }}{% endfor %}", "refuses the messages"),
+    ],
+)
+def test_a_template_without_a_defined_delta_is_named(template: str, message: str) -> None:
+    import copy
+
+    tokenizer = copy.deepcopy(chat_tokenizer("qwen2.5"))
+    tokenizer.chat_template, tokenizer.name_or_path = template, "models/odd"
+    with pytest.raises(DataError, match=message) as caught:
+        turn_delta(tokenizer, None, ASK, [{"role": "user", "content": "Sure?"}])
+    assert "refuses" in message or "the chat template of models/odd" in str(caught.value)
+
+
+TEXT = st.text(st.sampled_from("ab 1\n\u00e9<|>user"), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(sorted(FAMILIES)), TEXT, TEXT, TEXT)
+def test_sources_of_any_words(family: str, system: str, user: str, tool: str) -> None:
+    """Ids are those of the rendered text, and each message's words are its own, as far as tokens can tell."""
+    tokenizer = chat_tokenizer(family)
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": "yes"},
+        {"role": "tool", "content": tool},
+    ]
+    text = render_prompt(tokenizer, messages)
+    ids, spans = rendered_spans(tokenizer, messages, text)
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert sum(span.length for span in spans) == len(ids)
+    start = 0
+    for source, length, withheld in spans:
+        words = tokenizer.decode(ids[start : start + length])
+        start += length
+        assert bool(withheld) == (source == Source.DEMONSTRATION)
+        if source == Source.USER:
+            assert user.strip() in words
+        if source == Source.DEMONSTRATION:
+            assert "yes" in words
+    told = {span.source for span in spans}
+    assert (Source.USER in told) == bool(user.strip()) or user.isspace()
+
+
+def test_a_tokenizer_without_offsets_gives_all_to_one_source() -> None:
+    class Slow:
+        is_fast = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(chat_tokenizer("qwen2.5"), name)
+
+    pieces = turn_delta(Slow(), None, ASK, TOOLS, sampled_ids=ids_of("qwen2.5", "2<|im_end|>"))
+    assert [source for _, source in pieces] == [Source.TOOL]
+    assert text_of("qwen2.5", pieces).startswith("\n<|im_start|>user\n<tool_response>")

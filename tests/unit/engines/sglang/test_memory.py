@@ -1,0 +1,47 @@
+"""Which servers of the engine `sglang` are asked to give their memory up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core.engines.sglang.engine import SglangEngine
+from slime_core.engines.sglang_api.control import Control
+from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
+
+
+@pytest.mark.parametrize("saver", [True, False])
+async def test_servers_of_our_own_that_have_the_memory_saver(monkeypatch: pytest.MonkeyPatch, saver: bool) -> None:
+    """Without it SGLang would take back what it never gave, and end."""
+    engine = SglangEngine(SimpleNamespace())
+    ours = Worker("http://a:1", state=WorkerState.READY, owned=True)
+    theirs = Worker("http://b:1", state=WorkerState.READY)
+    engine.pool = WorkerPool([ours, theirs])
+    engine.control = Control(engine.http, engine.pool)
+    engine._client = SimpleNamespace(resumed=lambda: None)  # type: ignore[assignment]
+    sent: list[tuple[str, str, Any]] = []
+
+    async def send(method: str, url: str, path: str, body: Any = None, **keywords: Any) -> Any:
+        if body is not None and "memory" in path:
+            sent.append((url, path, body))
+        return SimpleNamespace(status=200, object=lambda: {"enable_memory_saver": saver})
+
+    async def flush() -> None:
+        """Idle."""
+
+    monkeypatch.setattr(engine.http, "send", send)
+    monkeypatch.setattr(engine, "flush_cache", flush)
+    await engine.release_memory()
+    paused = [engine.pool.paused]
+    for tags in (["weights"], ["kv_cache"]):
+        await engine.resume_memory(tags)
+        paused.append(engine.pool.paused)
+    assert paused == [True, True, False]
+    expected = [
+        (ours.url, "/release_memory_occupation", {}),
+        (ours.url, "/resume_memory_occupation", {"tags": ["weights"]}),
+        (ours.url, "/resume_memory_occupation", {"tags": ["kv_cache", "cuda_graph"]}),
+    ]
+    assert sent == (expected if saver else [])

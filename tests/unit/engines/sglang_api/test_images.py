@@ -1,0 +1,70 @@
+"""Images of a request: as they were given, on every try and in the request for an answer's rest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core.engines.sglang_api.continuation import rest_of
+from slime_core.engines.sglang_api.requests import generate_request
+from slime_core.errors import EngineError
+from slime_core.protocols import GenerateContext
+from slime_core.rollout.gate import GatedEngine
+from slime_core.rollout.generate import _check_images
+from slime_core.sample import Sample
+from slime_core.types import GenerationOutput
+from tests.unit.engines.sglang_api.servers import engine_at, servers, well
+
+PNG = "data:image/png;base64,iVBORw=="
+
+
+async def test_images_go_beside_the_tokens_through_the_gate() -> None:
+    async with servers(well) as (server,), engine_at(server) as engine:
+        gated = GatedEngine(engine, deterministic=False)
+        await gated.generate([3, 4], {}, image_data=[PNG, PNG])
+        await gated.generate([3], {})
+        first, second = server.asked("/generate")
+        assert first["image_data"] == [PNG, PNG]
+        assert "image_data" not in second
+
+
+async def test_single_turn_sends_the_images_of_the_sample() -> None:
+    from slime_core.plugins.resolve import resolve
+
+    generate: Any = resolve("generators", "single_turn", origin="test").obj
+    sample = Sample(index=0, tokens=[3], multimodal_inputs={"images": [PNG_FILE]})
+    async with servers(well) as (server,), engine_at(server) as engine:
+        context = GenerateContext(GatedEngine(engine, deterministic=False), None)  # type: ignore[arg-type]
+        await generate(SimpleNamespace(), sample, {"max_new_tokens": 1}, context=context)
+        assert [body["image_data"] for body in server.asked("/generate")] == [[PNG_FILE]]
+
+
+PNG_FILE = "data:image/png;base64,iVBORw0KGgo="
+
+
+@pytest.mark.parametrize("wrong", ["/etc/passwd", "https://example.org/a.png", b"bytes"])
+def test_a_server_is_never_asked_to_fetch(wrong: Any) -> None:
+    with pytest.raises(EngineError, match="is no data:image"):
+        generate_request([1], {}, "r", image_data=[wrong])
+
+
+def test_the_rest_of_an_answer_is_asked_with_its_images() -> None:
+    body = generate_request([1, 2], {"max_new_tokens": 8}, "r", image_data=[PNG])
+    rest = rest_of(body, GenerationOutput([5], [-0.5], "x", {}))
+    assert rest is not None
+    assert (rest["input_ids"], rest["image_data"]) == ([1, 2, 5], [PNG])
+
+
+def test_a_generate_function_that_leaves_images_out_gets_no_sample_with_images() -> None:
+    from slime_core.errors import RolloutError
+
+    sample = Sample(index=0, tokens=[3], multimodal_inputs={"images": [PNG_FILE]})
+    with pytest.raises(RolloutError, match="which mine does not give to the engine"):
+        _check_images(sample, SimpleNamespace(label="mine"))  # type: ignore[arg-type]
+    _check_images(sample, SimpleNamespace(label="mine", takes_images=True))  # type: ignore[arg-type]
+    sample.tokens = []
+    with pytest.raises(RolloutError, match="images but no tokens"):
+        _check_images(sample, SimpleNamespace(label="mine", takes_images=True))  # type: ignore[arg-type]
+    _check_images(Sample(), SimpleNamespace(label="mine"))  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""Weights on disk: one file, or shards with an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from slime_core.models.hf_io import INDEX, WEIGHTS, read_weights, weight_files, write_weights
+
+TENSORS = {f"layer.{i}.weight": torch.full((10, 10), float(i)) for i in range(7)}
+
+
+def test_a_small_model_is_one_file_as_safetensors_writes_it(tmp_path: Path) -> None:
+    write_weights(tmp_path / "a", TENSORS.items())
+    save_file(TENSORS, tmp_path / "expected", metadata={"format": "pt"})
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [WEIGHTS]
+    assert (tmp_path / "a" / WEIGHTS).read_bytes() == (tmp_path / "expected").read_bytes()
+
+
+def test_a_large_one_is_read_back_from_shards(tmp_path: Path) -> None:
+    write_weights(tmp_path, TENSORS.items(), shard_bytes=900)
+    assert [path.name for path in weight_files(tmp_path)] == [
+        f"model-{i:05d}-of-00004.safetensors" for i in range(1, 5)
+    ]
+    found = dict(read_weights(tmp_path))
+    assert list(found) == list(TENSORS)
+    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+    assert f'"total_size": {7 * 400}' in (tmp_path / INDEX).read_text()
+
+
+def test_transformers_reads_the_index(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from tests.megatron_models import save_tiny
+
+    model = save_tiny(tmp_path / "one", "qwen3")
+    write_weights(tmp_path / "one", list(read_weights(tmp_path / "one")), shard_bytes=10_000)
+    assert not (tmp_path / "one" / WEIGHTS).exists()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "one").state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_no_more_than_a_shard_is_held(tmp_path: Path) -> None:
+    """When a tensor is asked for, those two shards back have been let go."""
+    import weakref
+
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def weights():  # type: ignore[no-untyped-def]
+        for i in range(8):
+            tensor = torch.zeros(100)
+            alive.append(weakref.ref(tensor))
+            yield f"t{i}", tensor
+            del tensor
+            assert sum(ref() is not None for ref in alive) <= 3
+
+    write_weights(tmp_path, weights(), shard_bytes=800)
+
+
+def test_another_number_of_files_replaces_the_model(tmp_path: Path) -> None:
+    write_weights(tmp_path, TENSORS.items(), shard_bytes=900)
+    write_weights(tmp_path, TENSORS.items(), shard_bytes=1300)
+    assert len(weight_files(tmp_path)) == len(list(tmp_path.glob("*.safetensors"))) == 3
+    write_weights(tmp_path, TENSORS.items())
+    assert [path.name for path in tmp_path.iterdir()] == [WEIGHTS]
+
+
+def test_an_error_on_the_way_leaves_the_model_that_was_there(tmp_path: Path) -> None:
+    write_weights(tmp_path, TENSORS.items())
+
+    def failing():  # type: ignore[no-untyped-def]
+        yield from list(TENSORS.items())[:5]
+        raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        write_weights(tmp_path, failing(), shard_bytes=900)
+    assert dict(read_weights(tmp_path)).keys() == TENSORS.keys()

@@ -1,0 +1,226 @@
+"""Which matrices get adapters, what they start from, what a layer with one computes, and the files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.models.config import load_model_config
+from slime_core.models.decoder import Decoder
+from slime_core.models.lora import LoraSettings, first_adapter, merged
+from slime_core.models.lora_files import read_adapter, write_adapter
+from slime_core.models.lora_linear import LoraLinear, adapter_weights, add_adapters, base_weights, merged_weights
+from slime_core.testing.tiny import tiny_model, tiny_moe_model
+
+
+def settings(**flags: Any) -> LoraSettings:
+    found = LoraSettings.from_args(SimpleNamespace(**{"lora_rank": 4} | flags))
+    assert found is not None
+    return found
+
+
+def shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        model = Decoder(load_model_config(directory))
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+# -- settings, selection -----------------------------------------------------------------------------------
+
+
+def test_settings() -> None:
+    assert LoraSettings.from_args(SimpleNamespace()) is None
+    assert LoraSettings.from_args(SimpleNamespace(lora_rank=None, lora_alpha=3.0)) is None
+    assert settings() == LoraSettings(4, 4.0, ("all-linear",))
+    assert settings().scale == 1.0
+    assert settings(lora_alpha=32.0, lora_target_modules=["q_proj"]).scale == 8.0
+    with pytest.raises(ConfigError, match=r"--lora-dropout 0\.1: .*allowed: 0"):
+        settings(lora_dropout=0.1)
+
+
+def test_all_linear_is_every_projection_of_a_dense_model() -> None:
+    found = shapes(tiny_model())
+    chosen = settings().select(found)
+    words = {name.split(".")[-2] for name in chosen}
+    assert words == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    layers = load_model_config(tiny_model()).num_layers
+    assert len(chosen) == 7 * layers
+    assert settings(lora_target_modules=["v_proj", "q_proj"]).select(found) == [
+        name for name in chosen if name.split(".")[-2] in ("q_proj", "v_proj")
+    ]
+
+
+def test_routed_experts_and_routers_get_none() -> None:
+    found = shapes(tiny_moe_model())
+    chosen = settings().select(found)
+    assert not [name for name in chosen if ".experts." in name or "mlp.gate." in name or "lm_head" in name]
+    assert "model.layers.1.mlp.gate_proj.weight" in chosen, "the dense layer"
+    assert "model.layers.0.self_attn.q_proj.weight" in chosen
+    with pytest.raises(
+        ConfigError, match=r"up_proj: this model has routed experts.*allowed: k_proj, o_proj, q_proj, v_"
+    ):
+        settings(lora_target_modules=["q_proj", "up_proj"]).select(found)
+
+
+def test_shared_experts_and_latent_attention_count_as_dense() -> None:
+    names = ("self_attn.kv_a_proj_with_mqa", "mlp.shared_experts.up_proj", "linear_attn.in_proj_qkvz")
+    found = {f"model.layers.0.{name}.weight": (64, 64) for name in names}
+    others = ("mlp.experts.3.up_proj.weight", "mlp.gate.weight", "self_attn.q_proj.bias", "linear_attn.conv1d.weight")
+    found |= {f"model.layers.0.{name}": (64, 64) for name in others}
+    assert settings().select(found) == [f"model.layers.0.{name}.weight" for name in names]
+
+
+def test_targets_that_do_not_fit() -> None:
+    found = shapes(tiny_model())
+    with pytest.raises(
+        ConfigError, match=r"--lora-target-modules lm_head: no such module.*down_proj, .* or all-linear"
+    ):
+        settings(lora_target_modules=["lm_head"]).select(found)
+    with pytest.raises(ConfigError, match=r"--lora-target-modules all-linear: no such module"):
+        settings(lora_target_modules=["q_proj", "all-linear"]).select(found)
+    with pytest.raises(ConfigError, match=r"--lora-rank 1000: model.layers.0.self_attn.q_proj.weight is \["):
+        settings(lora_rank=1000).select(found)
+
+
+# -- first values, arithmetic ------------------------------------------------------------------------------
+
+
+def test_first_values_are_kaiming_uniform_and_zero() -> None:
+    down, up = first_adapter("a.weight", (48, 400), 8, seed=1)
+    assert (down.shape, up.shape) == ((8, 400), (48, 8))
+    expected = torch.empty(8, 400)
+    nn.init.kaiming_uniform_(expected, a=math.sqrt(5))
+    assert down.abs().max() <= 1 / math.sqrt(400)
+    assert float(down.std()) == pytest.approx(float(expected.std()), rel=0.05)
+    assert not up.any()
+
+
+def test_first_values_depend_on_name_and_seed_alone() -> None:
+    first = first_adapter("a.weight", (8, 32), 4, seed=1)[0]
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    assert torch.equal(first_adapter("a.weight", (8, 32), 4, seed=1)[0], first)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(first_adapter("b.weight", (8, 32), 4, seed=1)[0], first)
+    assert not torch.equal(first_adapter("a.weight", (8, 32), 4, seed=2)[0], first)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_and_its_gradients_are_those_of_the_formula(merge: bool, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    linear = nn.Linear(6, 5, bias=bias, dtype=torch.float64).requires_grad_(False)
+    down, up = (torch.randn(s, generator=generator, dtype=torch.float64) for s in ((3, 6), (5, 3)))
+    x = torch.randn(2, 7, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    layer = LoraLinear(linear, down.clone(), up.clone(), 2.5, merge=merge)
+    target = torch.randn(2, 7, 5, generator=generator, dtype=torch.float64)
+
+    plain = [t.clone().requires_grad_() for t in (x.detach(), down, up)]
+    expected = functional.linear(plain[0], linear.weight + 2.5 * plain[2] @ plain[1], linear.bias)
+    (expected * target).sum().backward()
+    found = layer(x)
+    (found * target).sum().backward()
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip((x, layer.lora_A, layer.lora_B), plain, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert linear.weight.grad is None
+
+
+def test_merging_is_the_product_with_the_merged_weight_bit_for_bit() -> None:
+    linear = nn.Linear(32, 24, bias=False)
+    layer = LoraLinear(linear, torch.randn(4, 32), torch.randn(24, 4), 0.7, merge=True)
+    x = torch.randn(32, 32)
+    assert torch.equal(layer(x), functional.linear(x, layer.merged_weight()))
+    torch.testing.assert_close(merged(linear.weight, layer.lora_A, layer.lora_B, 0.7), layer.merged_weight())
+
+
+# -- a model -----------------------------------------------------------------------------------------------
+
+
+def adapted(**flags: Any) -> Decoder:
+    torch.manual_seed(0)
+    with torch.device("cpu"):
+        model = Decoder(load_model_config(tiny_model()))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    add_adapters(model, settings(**flags), seed=0)
+    return model
+
+
+def test_only_adapters_are_left_to_train_and_they_change_nothing_at_first() -> None:
+    model = adapted()
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == set(adapter_weights(model))
+    base = base_weights(model)
+    assert set(base) == set(shapes(tiny_model()))
+    for name, tensor in merged_weights(model):
+        assert torch.equal(tensor, base[name])
+
+
+def test_merged_weights_give_the_same_logits_without_adapters() -> None:
+    model = adapted(lora_alpha=8.0)
+    for name, tensor in adapter_weights(model).items():
+        if name.endswith("lora_B"):
+            tensor.normal_(generator=torch.Generator().manual_seed(len(name)))
+    names = list(dict(merged_weights(model)))
+    assert names == list(shapes(tiny_model())), "in the order of the model"
+    plain = Decoder.from_weights(model.config, merged_weights(model))
+    ids = torch.arange(12)
+    torch.testing.assert_close(model(ids, [5, 7]), plain(ids, [5, 7]), rtol=1e-4, atol=1e-4)
+    base = Decoder.from_weights(model.config, base_weights(model).items())
+    assert not torch.allclose(base(ids, [5, 7]), plain(ids, [5, 7]), atol=1e-2)
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+def test_files_give_back_the_same_bits(tmp_path: Path) -> None:
+    model, again = adapted(lora_alpha=8.0), adapted(lora_alpha=8.0)
+    for tensor in adapter_weights(model).values():
+        tensor.normal_()
+    lora = settings(lora_alpha=8.0)
+    write_adapter(tmp_path, lora, adapter_weights(model), [n for n, _ in model.named_modules()], "base")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8.0, "base")
+    assert config["target_modules"] == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    read_adapter(tmp_path, lora, adapter_weights(again))
+    for name, tensor in adapter_weights(model).items():
+        assert torch.equal(adapter_weights(again)[name], tensor)
+
+
+def test_modules_are_named_in_full_where_others_end_alike(tmp_path: Path) -> None:
+    tensors = {f"a.b.up_proj.{which}": torch.zeros(1, 1) for which in ("lora_A", "lora_B")}
+    write_adapter(tmp_path, settings(), tensors, ["a.b.up_proj", "a.experts.0.up_proj"], "base")
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == ["a.b.up_proj"]
+
+
+def test_what_does_not_fit_is_listed_and_nothing_is_changed(tmp_path: Path) -> None:
+    model = adapted()
+    write_adapter(tmp_path, settings(), adapter_weights(model), [], "base")
+    other = adapted(lora_rank=2, lora_target_modules=["q_proj"])
+    before = {name: tensor.clone() for name, tensor in adapter_weights(other).items()}
+    with pytest.raises(CheckpointError) as caught:
+        read_adapter(tmp_path, settings(lora_rank=2), adapter_weights(other))
+    text = str(caught.value)
+    assert "--lora-rank was 4, is 2" in text
+    assert "--lora-alpha was 4.0, is 2.0" in text
+    assert "an adapter of model.layers.0.mlp.down_proj.lora_A, which this run does not adapt" in text
+    for name, tensor in adapter_weights(other).items():
+        assert torch.equal(tensor, before[name])
+    with pytest.raises(CheckpointError, match="no adapter of model"):
+        read_adapter(tmp_path, settings(), {**adapter_weights(model), "model.new.lora_A": torch.zeros(1)})
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors: cannot be read"):
+        read_adapter(tmp_path, settings(), adapter_weights(model))
+    (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json: cannot be read"):
+        read_adapter(tmp_path, settings(), adapter_weights(model))

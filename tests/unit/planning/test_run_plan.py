@@ -1,0 +1,158 @@
+"""What `slime plan` says of runs that have not started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core.cli import plan as command
+from slime_core.errors import ConfigError
+from slime_core.planning.batch import longest_sample, plan_batches, schedule_in_words
+from slime_core.planning.run_plan import sharding_of
+from tests.conftest import TinyRun
+
+
+def run_args(**changes: Any) -> Any:
+    values = {
+        "rollout_batch_size": 32, "n_samples_per_prompt": 8, "global_batch_size": 128, "num_steps_per_rollout": 2,
+        "use_dynamic_batch_size": False, "max_tokens_per_gpu": None, "micro_batch_size": 4, "num_rollout": 40,
+        "num_epoch": None, "rollout_max_response_len": 100, "rollout_max_prompt_len": 50,
+        "engine_max_context_len": None, "rollout_max_context_len": None,
+        "debug_train_only": False, "debug_rollout_only": False,
+        "update_weights_interval": 1, "partial_rollout": False, "async_training": False, "async_mode": "one-step",
+        "async_buffer_size": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 3,
+    }  # fmt: skip
+    return SimpleNamespace(**{**values, **changes})
+
+
+def test_batch_arithmetic() -> None:
+    plan = plan_batches(run_args(), data_parallel=4, rows=640)
+    assert plan.describe() == [
+        "32 prompts x 8 = 256 samples a rollout",
+        "2 optimizer steps of 128 samples a rollout",
+        "4 data-parallel ranks: 32 samples each a step; micro-batches of 4 samples",
+        "a micro-batch has at most 600 tokens, a sample 150",
+        "40 rollouts, 80 optimizer steps",
+        "640 rows of data: 2 epochs, 20 rollouts each",
+    ]
+
+
+def test_epochs_become_rollouts_and_tokens_bound_micro_batches() -> None:
+    args = run_args(num_rollout=None, num_epoch=3, use_dynamic_batch_size=True, max_tokens_per_gpu=4096)
+    plan = plan_batches(args, data_parallel=1, context=2, rows=100)
+    assert (plan.rollouts, plan.optimizer_steps, plan.micro_batch_tokens) == (9, 18, 8192)
+    assert plan.micro_batch == "4,096 tokens per GPU"
+
+
+def test_more_ranks_than_samples_in_a_step() -> None:
+    with pytest.raises(ConfigError, match="gives 8 data-parallel ranks less than a sample each; at least 8"):
+        plan_batches(run_args(global_batch_size=4), data_parallel=8)
+
+
+def test_longest_sample() -> None:
+    assert longest_sample(run_args(rollout_max_context_len=120)) == 120
+    assert longest_sample(run_args(rollout_max_prompt_len=None, engine_max_context_len=300)) == 250
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "every sample is of the weights that it trains"),
+        ({"partial_rollout": True}, "tokens of older weights"),
+        ({"async_training": True}, "samples are one weight version old"),
+        ({"async_training": True, "update_weights_interval": 2}, "every 2 rollouts"),
+        ({"async_training": True, "async_mode": "full"}, "no limit on staleness"),
+        (
+            {"async_training": True, "async_mode": "full", "max_staleness": 4},
+            "groups over 4 weight versions old are generated",
+        ),
+        ({"debug_train_only": True}, "nothing is generated"),
+        ({"debug_rollout_only": True}, "nothing is trained"),
+    ],
+)
+def test_schedule_in_words(changes: dict[str, Any], said: str) -> None:
+    assert said in "\n".join(schedule_in_words(run_args(**changes)))
+
+
+def test_sharding_of_trainers() -> None:
+    args = SimpleNamespace(dtype="auto")
+    assert sharding_of(object, args, 4, gpus=True).data == 4
+    assert sharding_of(object, args, 4, gpus=True).compute_bytes == 2
+    assert sharding_of(object, args, 4, gpus=False).compute_bytes == 4
+    megatron = type("Trainer", (), {"reads_megatron": True})
+    args = SimpleNamespace(dtype="bfloat16", tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
+    found = sharding_of(megatron, args, 8, gpus=True)
+    assert (found.tensor, found.pipeline, found.data, found.weight_bytes, found.master_bytes) == (2, 2, 2, 2, 4)
+    assert found.spread_optimizer
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert command.run(list(argv)) == 0
+    return capsys.readouterr().out
+
+
+def test_a_run_in_words(tiny: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, *tiny.argv(), "--device", "cpu", "--gpu-memory-gib", "16")
+    for line in (
+        "  4 prompts x 4 = 16 samples a rollout",
+        "  200 rows of data: 0.08 epochs, 50 rollouts each",
+        "  synchronous: generate, train, update weights; every sample is of the weights that it trains",
+        "  2 CPU places",
+    ):
+        assert line in shown.splitlines()
+    assert "of 16 GiB: fits" in shown
+    assert "KV cache" in shown
+
+
+def test_a_cluster_that_is_not_here(tiny: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = json.loads(said(capsys, *tiny.argv(), "--num-gpus", "8", "--json", "--rollout-external-engine-addrs", "h:1"))
+    assert plan["placement"]["device"] == "cuda"
+    assert plan["batches"]["samples"] == 16
+    assert [m["device"] for m in plan["memory"]]
+
+
+def test_offloading_lowers_the_peak_of_shared_devices(tiny: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    def planned(*flags: str) -> dict[str, Any]:
+        argv = [
+            *tiny.argv(),
+            "--colocate",
+            "--rollout-num-gpus",
+            "1",
+            "--num-gpus",
+            "1",
+            "--actor-num-gpus-per-node",
+            "1",
+        ]
+        plan = json.loads(said(capsys, *argv, "--json", *flags))
+        (shared,) = [m for m in plan["memory"] if m["device"] == "shared devices"]
+        return {"bytes": shared["bytes"], "peak": shared["peak"], **{i["name"]: i["bytes"] for i in shared["items"]}}
+
+    both = planned()  # --colocate offloads both
+    neither = planned("--no-offload-train", "--no-offload-rollout")
+    assert both["bytes"] == max(both["generate"], both["train"], both["push weights"]) < neither["bytes"]
+    assert both["train"] < neither["train"]
+    assert both["generate"] < neither["generate"]
+    assert neither["peak"] == "train"
+
+
+def test_a_model_that_a_recipe_makes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shown = said(
+        capsys, "--config", "configs/demo.yaml", "--device", "cpu", "--run-dir", str(tmp_path), "--hf-checkpoint",
+        str(tmp_path / "model"), "--prompt-data", str(tmp_path / "train.jsonl"),
+    )  # fmt: skip
+    assert "note: no memory estimate; --prepare-path makes the model" in shown
+
+
+def test_what_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="--what needs --trace"):
+        command.run(["--what", "async=full"])
+    with pytest.raises(ConfigError, match="--num-gpus -1"):
+        command.run(["--num-gpus", "-1"])
+    assert "--trace RUN" in said(capsys, "--help")

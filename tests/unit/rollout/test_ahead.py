@@ -1,0 +1,266 @@
+"""One rollout ahead: when generation begins, what waits for it, and what a commit holds."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.rollout.ahead import OWNER, AheadResult, OneStepAhead
+from slime_core.rollout.open_groups import OpenGroups
+from slime_core.types import Group, Sample, SampleStatus
+
+
+class Stage:
+    """Generates one group per rollout, once it is told to by `release`."""
+
+    def __init__(self) -> None:
+        self.weight_version = 1
+        self.open_groups = OpenGroups()
+        self.said: list[str] = []
+        self.release: dict[int, asyncio.Future[None]] = {}
+
+    async def start(self) -> None:
+        self.said.append("start")
+
+    async def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
+        self.said.append(f"generate {rollout_id}")
+        version = self.weight_version
+        await self.release.setdefault(rollout_id, asyncio.get_running_loop().create_future())
+        sample = Sample(
+            group_index=rollout_id, tokens=[1, 2, 3], response_length=2, status=SampleStatus.COMPLETED, reward=1.0
+        )
+        sample.token_weight_versions = [version, version]
+        return [[sample]], {"rollout/x": float(rollout_id)}
+
+    async def make_batch(self, rollout_id: int, groups: list[Group], weight_version: int) -> Any:
+        return rollout_id, groups, weight_version
+
+    async def evaluate(self, rollout_id: int) -> dict[str, float]:
+        return {"eval/x": 1.0}
+
+    async def abandon(self) -> None:
+        self.said.append("abandon")
+
+    async def stop(self) -> None:
+        self.said.append("stop")
+
+    def let(self, *rollouts: int, error: Exception | None = None) -> None:
+        for rollout_id in rollouts:
+            future = self.release.setdefault(rollout_id, asyncio.get_running_loop().create_future())
+            future.set_exception(error) if error else future.set_result(None)
+
+
+def batch(result: AheadResult) -> tuple[int, list[Group], int]:
+    """What `Stage.make_batch` was called with."""
+    parts: tuple[int, list[Group], int] = result.batch  # type: ignore[assignment]
+    return parts
+
+
+def settings(**changes: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{
+            "num_rollout": 9,
+            "max_staleness": None,
+            "staleness_policy": "recycle",
+            "staleness_max_retries": 3,
+            **changes,
+        }
+    )
+
+
+def run(test: Any) -> None:
+    asyncio.run(asyncio.wait_for(test, 10))
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_taking_a_rollout_begins_the_next_and_only_that() -> None:
+    async def test() -> None:
+        stage = Stage()
+        ahead = OneStepAhead(settings(), stage)
+        await ahead.start()
+        await turns()
+        assert stage.said == ["start"]
+        stage.let(0, 1)
+        first = await ahead.take(0)
+        await turns()
+        assert batch(first)[0] == 0
+        assert stage.said == ["start", "generate 0", "generate 1"]
+        assert batch(await ahead.take(1))[0] == 1
+        await turns()
+        assert stage.said[-1] == "generate 2"
+        await ahead.stop()
+
+    run(test())
+
+
+def test_the_last_rollout_begins_no_other() -> None:
+    async def test() -> None:
+        stage = Stage()
+        ahead = OneStepAhead(settings(num_rollout=1), stage)
+        stage.let(0)
+        await ahead.take(0)
+        await turns()
+        assert stage.said == ["generate 0"]
+        await ahead.before_push()
+        await ahead.before_save()
+
+    run(test())
+
+
+@pytest.mark.parametrize("verb", ["before_push", "before_save"])
+def test_pushes_and_commits_wait_for_the_rollout_in_flight(verb: str) -> None:
+    async def test() -> None:
+        stage = Stage()
+        ahead = OneStepAhead(settings(), stage)
+        stage.let(0)
+        await ahead.take(0)
+        waiting = asyncio.create_task(getattr(ahead, verb)())
+        await turns()
+        assert not waiting.done()
+        stage.let(1)
+        await waiting
+        await ahead.stop()
+
+    run(test())
+
+
+def test_a_rollout_trained_after_a_push_is_one_version_old() -> None:
+    async def test() -> None:
+        stage = Stage()
+        ahead = OneStepAhead(settings(), stage)
+        stage.let(0, 1)
+        first = await ahead.take(0)
+        await ahead.before_push()
+        stage.weight_version = 2
+        second = await ahead.take(1)
+        assert (first.metrics["rollout/staleness/max"], second.metrics["rollout/staleness/max"]) == (0.0, 1.0)
+        assert second.metrics["rollout/staleness/hist_1"] == 1.0
+        assert batch(second)[2] == 2
+        assert 0.0 <= second.metrics["perf/rollout_idle_fraction"] <= 1.0
+        await ahead.stop()
+
+    run(test())
+
+
+def test_a_commit_holds_the_waiting_rollout_and_a_resumed_run_trains_on_it() -> None:
+    async def test() -> None:
+        stage = Stage()
+        ahead = OneStepAhead(settings(), stage)
+        stage.let(0, 1)
+        await ahead.take(0)
+        assert list(ahead.open_groups()) == []  # rollout 1 is being generated
+        await ahead.before_save()
+        held = [(name, group) for name, group in stage.open_groups.collect()]
+        assert [(name, group.rollout_id, group.group_index) for name, group in held] == [(OWNER, 1, 1)]
+        await ahead.stop()
+
+        resumed = Stage()
+        resumed.weight_version = 2
+        resumed.open_groups.restore(held)
+        again = OneStepAhead(settings(), resumed)
+        result = await again.take(1)
+        await turns()
+        assert batch(result)[1] == [held[0][1].samples]
+        assert result.metrics["rollout/x"] == 1.0
+        assert result.metrics["rollout/staleness/max"] == 1.0
+        assert resumed.said == ["generate 2"]
+        await again.stop()
+
+    run(test())
+
+
+def test_a_failure_reaches_whoever_waits() -> None:
+    async def test() -> None:
+        stage = Stage()
+        ahead = OneStepAhead(settings(), stage)
+        stage.let(0)
+        stage.let(1, error=RolloutError("too many failed"))
+        await ahead.take(0)
+        with pytest.raises(RolloutError, match="too many failed"):
+            await ahead.before_push()
+        await ahead.stop()
+
+    run(test())
+
+
+def test_an_interrupted_rollout_lets_a_commit_be_made_and_ends_the_next_take() -> None:
+    async def test() -> None:
+        stage = Stage()
+        ahead = OneStepAhead(settings(), stage)
+        stage.let(0)
+        stage.let(1, error=RolloutInterrupted())
+        await ahead.take(0)
+        await ahead.before_push()
+        await ahead.before_save()
+        assert list(ahead.open_groups()) == []
+        with pytest.raises(RolloutInterrupted):
+            await ahead.take(1)
+        await ahead.before_save()
+        await ahead.stop()
+
+    run(test())
+
+
+def test_stop_ends_the_rollout_in_flight() -> None:
+    async def test() -> None:
+        stage = Stage()
+        ahead = OneStepAhead(settings(), stage)
+        stage.let(0)
+        await ahead.take(0)
+        await turns()
+        await ahead.stop()
+        await ahead.stop()
+        assert stage.release[1].cancelled()
+        assert "stop" in stage.said
+
+    run(test())
+
+
+def test_a_rollout_that_is_abandoned_leaves_the_engine_to_another_one() -> None:
+    async def test() -> None:
+        stage = Stage()
+        ahead = OneStepAhead(settings(), stage)
+        stage.let(0)
+        await ahead.take(0)
+        await turns()
+        await ahead.abandon()
+        assert stage.release[1].cancelled()
+        assert stage.said[-1] == "abandon"
+        assert "stop" not in stage.said
+        assert list(ahead.open_groups()) == []
+        stage.open_groups.clear()
+        stage.release.clear()
+        another = OneStepAhead(settings(), stage)
+        stage.let(0)
+        assert batch(await another.take(0))[0] == 0
+        await another.stop()
+
+    run(test())
+
+
+def test_over_the_limit_tokens_are_masked_or_the_run_ends() -> None:
+    async def take(**changes: Any) -> Any:
+        stage = Stage()
+        ahead = OneStepAhead(settings(max_staleness=1, **changes), stage)
+        stage.let(0, 1)
+        await ahead.take(0)
+        await ahead.before_push()
+        stage.weight_version = 4
+        try:
+            return await ahead.take(1)
+        finally:
+            await ahead.stop()
+
+    result = asyncio.run(take(staleness_policy="mask"))
+    assert batch(result)[1][0][0].remove_sample
+    assert result.metrics["rollout/staleness/masked_tokens"] == 2.0
+    with pytest.raises(RolloutError, match=r"group 1 is 3 weight versions old.* --staleness-policy mask"):
+        asyncio.run(take())

@@ -1,0 +1,269 @@
+"""What becomes of prompt groups and rollouts that hang, by every policy."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from slime_core.errors import RolloutError
+from slime_core.rollout import deadlines
+from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.gate import GatedEngine
+from slime_core.rollout.generate import SampleRunner
+from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.schedule import RolloutContext, generate_rollout
+from slime_core.types import Sample
+from slime_core.waits import current, start_board, stop_board
+
+STEP = 0.03
+"""Seconds of the deadlines here; nothing waits for longer."""
+
+
+def _args(**changes):
+    base = {
+        "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
+        "rm_timeout": None, "rollout_timeout": None, "max_consecutive_failures": 100,
+        "sglang_server_concurrency": 64, "partial_rollout": False, "mask_offpolicy_in_partial_rollout": False,
+        "dynamic_sampling_budget": 10, "dynamic_sampling_on_exhausted": "stop", "global_batch_size": 2,
+        "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
+        "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
+        "rollout_skip_special_tokens": False, "group_timeout": STEP, "group_timeout_policy": "substitute",
+        "group_timeout_retries": 2, "rollout_stall_timeout": None, "rollout_stop_timeout": STEP,
+    }  # fmt: skip
+    return SimpleNamespace(**{**base, **changes})
+
+
+class Source:
+    def __init__(self) -> None:
+        self.next, self.returned = 0, []
+
+    def get_samples(self, number):
+        groups, self.returned = self.returned[:number], self.returned[number:]
+        while len(groups) < number:
+            g, self.next = self.next, self.next + 1
+            groups.append([Sample(group_index=g, index=2 * g + i, tokens=[1], prompt="p") for i in range(2)])
+        return groups
+
+    def add_samples(self, groups):
+        self.returned.extend(groups)
+
+
+class Engine:
+    async def abort(self, rid=None):
+        pass
+
+
+class Generator:
+    """Never ends for the samples in `hangs`, the first `times` times; with `deaf` not even when cancelled."""
+
+    label = "generator 'test'"
+
+    def __init__(self, hangs=(), times=1000, deaf=False) -> None:
+        self.hangs, self.times, self.deaf, self.calls = set(hangs), times, deaf, []
+        self.release, self.evaluated = asyncio.Event(), set()
+
+    async def call(self, args, sample, params, *, evaluation=False, context=None):
+        self.calls.append(sample.index)
+        self.evaluated.add(evaluation)
+        if sample.index in self.hangs and self.calls.count(sample.index) <= self.times:
+            while not self.release.is_set():
+                try:
+                    await self.release.wait()
+                except asyncio.CancelledError:
+                    if not self.deaf:
+                        raise
+        sample.append_response_tokens(tokens=[5], log_probs=[-1.0], meta_info={"finish_reason": {"type": "stop"}})
+        return sample
+
+
+class Scorer:
+    label = spec = "reward 'test'"
+    provenance: dict = {}
+    batched = False
+
+    def __init__(self, hangs=(), scores_groups=False) -> None:
+        self.hangs, self.scores_groups = set(hangs), scores_groups
+
+    async def score(self, samples, evaluation):
+        if self.hangs & {s.index for s in samples}:
+            await asyncio.Event().wait()
+        return [float(s.index % 2) for s in samples]
+
+
+async def _roll(args, generator, *, scorer=None, source=None):
+    gated = GatedEngine(Engine(), deterministic=True, places=args.sglang_server_concurrency)
+    runner = SampleRunner(args, gated, None, generator, RewardStage(args, scorer or Scorer(), None), lambda spec: None)
+    return await generate_rollout(
+        args, 3, source or Source(), context=RolloutContext(runner, FilterStage(args, None, "test"))
+    )
+
+
+def _groups(output):
+    return [g[0].group_index for g in output.samples]
+
+
+async def test_substitute_draws_another_prompt() -> None:
+    output = await _roll(_args(), Generator(hangs=[1]))
+    assert _groups(output) == [1, 2]
+    assert output.metrics["rollout/groups_drawn"] == 3
+    assert [v for k, v in output.metrics.items() if k.endswith("group_timeout")] == [1]
+
+
+async def test_retry_generates_the_same_prompt_afresh() -> None:
+    generator = Generator(hangs=[1], times=1)
+    output = await _roll(_args(group_timeout_policy="retry"), generator)
+    assert _groups(output) == [0, 1]
+    assert generator.calls.count(0) == generator.calls.count(1) == 2, "the whole group"
+    assert output.metrics["rollout/groups_drawn"] == 2
+    assert all((s.response_length, s.status) == (1, Sample.Status.COMPLETED) for s in output.samples[0])
+
+
+async def test_retries_are_bounded() -> None:
+    generator = Generator(hangs=[1])
+    output = await _roll(_args(group_timeout_policy="retry"), generator)
+    assert _groups(output) == [1, 2]
+    assert generator.calls.count(1) == 3, "--group-timeout-retries 2"
+
+
+async def test_shrink_goes_on_with_the_samples_that_are_done() -> None:
+    output = await _roll(_args(group_timeout_policy="shrink"), Generator(hangs=[1]))
+    assert _groups(output) == [0, 1]
+    assert [s.status for s in output.samples[0]] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
+    assert output.samples[0][0].reward == 0.0
+    assert output.samples[0][1].metadata["failure"]["where"] == "--group-timeout"
+
+
+async def test_shrink_cuts_off_rewards_too() -> None:
+    output = await _roll(_args(group_timeout_policy="shrink"), Generator(), scorer=Scorer(hangs=[1]))
+    assert [s.status for s in output.samples[0]] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
+
+
+async def test_shrink_gives_up_a_group_whose_common_reward_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "CANCEL_GRACE", 0.01)
+    scorer = Scorer(hangs=[1], scores_groups=True)
+    assert _groups(await _roll(_args(group_timeout_policy="shrink"), Generator(), scorer=scorer)) == [1, 2]
+
+
+async def test_drop_trains_on_a_group_less() -> None:
+    output = await _roll(_args(group_timeout_policy="drop"), Generator(hangs=[1]))
+    assert _groups(output) == [1]
+    assert output.metrics["rollout/groups_drawn"] == 2
+
+
+async def test_drop_leaves_whole_optimizer_steps() -> None:
+    source = Source()
+    args = _args(rollout_batch_size=4, over_sampling_batch_size=4, global_batch_size=4, group_timeout_policy="drop")
+    output = await _roll(args, Generator(hangs=[1]), source=source)
+    assert _groups(output) == [1, 2]
+    assert [g[0].group_index for g in source.returned] == [3], "what is too little for a step goes back"
+
+
+async def test_drop_of_everything_is_an_error() -> None:
+    with pytest.raises(RolloutError, match="0 of 2 kept"):
+        await _roll(_args(group_timeout_policy="drop"), Generator(hangs=[0, 2]))
+
+
+@pytest.mark.parametrize("policy", ["substitute", "shrink", "drop"])
+async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
+    args, generator = _args(group_timeout_policy=policy), Generator(hangs=[1])
+    gated = GatedEngine(Engine(), deterministic=True, places=64)
+    runner = SampleRunner(args, gated, None, generator, RewardStage(args, Scorer(), None), lambda spec: None)
+    (group,) = Source().get_samples(1)
+    done = await deadlines.run_group(runner, group, {}, rollout_id=3, evaluation=True)
+    assert [s.status for s in done] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
+    assert generator.evaluated == {True}
+    args.group_timeout_policy = "stop"
+    (group,) = Source().get_samples(1)
+    with pytest.raises(RolloutError, match="evaluated group 0 at rollout 3: not done"):
+        await deadlines.run_group(runner, group, {}, rollout_id=3, evaluation=True)
+
+
+async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
+    start_board(tmp_path, "rollout")
+    try:
+        with pytest.raises(RolloutError, match=r"group 0 of rollout 3: not done within 0.03 s .*stalls/.*\.txt"):
+            await _roll(_args(group_timeout_policy="stop"), Generator(hangs=[1]))
+    finally:
+        stop_board()
+    (report,) = (tmp_path / "stalls").iterdir()
+    text = report.read_text()
+    assert "generator 'test'" in text
+    assert "await self.release.wait()" in text, "the line that hangs"
+    assert current() == []
+
+
+async def test_a_task_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "CANCEL_GRACE", 0.01)
+    generator, source = Generator(hangs=[1], deaf=True), Source()
+    output = await _roll(_args(group_timeout_policy="retry"), generator, source=source)
+    assert _groups(output) == [1, 2]
+    assert generator.calls.count(1) == 1, "what may still write to the samples is not given them again"
+    generator.release.set()
+    await asyncio.sleep(0)
+
+
+async def test_groups_in_excess_that_ignore_their_cancellation_do_not_hold_the_end(monkeypatch) -> None:
+    monkeypatch.setattr(deadlines, "CANCEL_GRACE", 0.01)
+    generator, source = Generator(hangs=[1], deaf=True), Source()
+    output = await _roll(_args(group_timeout=None, over_sampling_batch_size=3), generator, source=source)
+    assert _groups(output) == [1, 2]
+    (returned,) = source.returned
+    assert [(s.index, s.status, s.tokens) for s in returned] == [(i, Sample.Status.PENDING, [1]) for i in (0, 1)]
+    generator.release.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [s.tokens for s in returned] == [[1], [1]], "a late write goes to nobody's samples"
+
+
+async def test_the_clock_starts_with_a_place() -> None:
+    """A queue longer than the deadline is no reason to give groups up."""
+
+    class Slow(Generator):
+        async def call(self, *args, **keywords):
+            await asyncio.sleep(STEP / 3)
+            return await super().call(*args, **keywords)
+
+    args = _args(rollout_batch_size=6, over_sampling_batch_size=6, sglang_server_concurrency=2, group_timeout=STEP)
+    assert _groups(await _roll(args, Slow())) == list(range(6))
+
+
+async def test_hanging_groups_count_as_failures_in_a_row() -> None:
+    class AllHang(set):
+        def __contains__(self, index):
+            return True
+
+    generator = Generator()
+    generator.hangs = AllHang()
+    with pytest.raises(RolloutError, match="4 samples in a row failed"):
+        await _roll(_args(max_consecutive_failures=4), generator)
+
+
+async def test_a_rollout_in_which_no_sample_ends_stops_the_run() -> None:
+    with pytest.raises(RolloutError, match=r"groups of rollout 3: not done within 0\.03 s"):
+        await _roll(_args(group_timeout=None, rollout_stall_timeout=STEP), Generator(hangs=[1, 2]))
+
+
+async def test_a_rollout_that_moves_on_does_not() -> None:
+    class OneByOne(Generator):
+        async def call(self, *args, **keywords):
+            await asyncio.sleep(STEP / 2)
+            return await super().call(*args, **keywords)
+
+    args = _args(group_timeout=None, rollout_stall_timeout=STEP, sglang_server_concurrency=1)
+    assert _groups(await _roll(args, OneByOne())) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "hooks", "expected"),
+    [((10.0, 5.0), 0, 75.0), ((10.0, 5.0), 2, 95.0), ((None, 5.0), 0, None), ((10.0, None), 0, None)],
+)
+def test_the_stall_deadline_follows_from_those_of_samples(timeouts, hooks, expected) -> None:
+    args = _args(rollout_timeout=timeouts[0], rm_timeout=timeouts[1], rollout_sample_hook_path=["x"] * hooks)
+    assert deadlines.Limits.of(args).stall == expected
+
+
+def test_settings_that_are_not_there_have_their_defaults() -> None:
+    limits = deadlines.Limits.of(SimpleNamespace(rollout_timeout=1.0, rm_timeout=1.0))
+    assert (limits.group, limits.policy, limits.retries, limits.stop) == (None, "substitute", 2, 60.0)

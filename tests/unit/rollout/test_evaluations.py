@@ -1,0 +1,64 @@
+"""Evaluations that are interrupted, or take too long."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.rollout.evaluations import Evaluations
+from slime_core.waits import current, start_board, stop_board
+
+
+async def hang(begun: asyncio.Event) -> None:
+    begun.set()
+    await asyncio.Event().wait()
+
+
+async def test_an_interrupt_ends_what_runs_and_what_comes() -> None:
+    evaluations, begun = Evaluations(), asyncio.Event()
+    running = asyncio.create_task(evaluations.run(hang(begun), "evaluation", None))
+    await begun.wait()
+    evaluations.interrupt()
+    with pytest.raises(RolloutInterrupted) as interrupted:
+        await running
+    assert not interrupted.value.drew
+    again = asyncio.Event()
+    with pytest.raises(RolloutInterrupted):
+        await evaluations.run(hang(again), "evaluation", None)
+    assert not again.is_set()
+    assert current() == []
+
+
+async def test_one_that_is_cancelled_by_its_caller_is_not_interrupted() -> None:
+    evaluations, begun = Evaluations(), asyncio.Event()
+    running = asyncio.create_task(evaluations.run(hang(begun), "evaluation", None))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_the_deadline_stops_the_run_with_a_report(tmp_path: Path) -> None:
+    start_board(tmp_path, "test")
+    try:
+        with pytest.raises(RolloutError, match=r"evaluation at rollout 3: .*0\.02 s.*--eval-timeout.*stalls"):
+            await Evaluations().run(hang(asyncio.Event()), "evaluation at rollout 3", 0.02)
+    finally:
+        stop_board()
+    (report,) = (tmp_path / "stalls").iterdir()
+    assert "evaluation at rollout 3 (deadline 0.02 s" in report.read_text()
+
+
+async def test_what_it_returns_and_raises_comes_through() -> None:
+    async def add(number: int) -> int:
+        return 1 + number
+
+    async def fail() -> None:
+        raise ValueError("no data")
+
+    assert await Evaluations().run(add(1), "evaluation", 5) == 2
+    with pytest.raises(ValueError, match="no data"):
+        await Evaluations().run(fail(), "evaluation", None)

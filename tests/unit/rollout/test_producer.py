@@ -1,0 +1,507 @@
+"""Generation without end: order, room, staleness, budget, crashes, commits; and that no group is lost or used twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slime_core.errors import CheckpointError, RolloutError, RolloutInterrupted
+from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.gate import GatedEngine
+from slime_core.rollout.generate import SampleRunner
+from slime_core.rollout.open_groups import from_line, to_line
+from slime_core.rollout.producer import GroupProducer
+from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.schedule import RolloutContext
+from slime_core.types import FilterDecision, Sample, SampleStatus
+
+
+def _args(**changes: Any) -> SimpleNamespace:
+    base = {
+        "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
+        "rm_timeout": 5.0, "rollout_timeout": 5.0, "max_consecutive_failures": 100, "sglang_server_concurrency": 8,
+        "group_rm": False, "partial_rollout": False, "mask_offpolicy_in_partial_rollout": False,
+        "dynamic_sampling_budget": 10, "dynamic_sampling_on_exhausted": "stop", "global_batch_size": 2,
+        "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
+        "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
+        "rollout_skip_special_tokens": False, "num_rollout": None, "update_weights_interval": 1,
+        "async_buffer_size": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 1,
+    }  # fmt: skip
+    return SimpleNamespace(**{**base, **changes})
+
+
+class Source:
+    """Counts up groups; groups given back come first."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.size, self.next = size, 0
+        self.returned: list[list[Sample]] = []
+        self.begun: list[tuple[int, int]] = []
+        self.gone: list[int] = []
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        groups = [self.returned.pop(0) for _ in range(min(num_samples, len(self.returned)))]
+        while len(groups) < num_samples:
+            g, self.next = self.next, self.next + 1
+            groups.append([Sample(group_index=g, index=g * self.size + i, tokens=[1]) for i in range(self.size)])
+        return groups
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        self.returned.extend(samples)
+
+    def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
+        self.begun.append((rollout_id, weight_version))
+
+    def observe(self, groups: list[list[Sample]], trained: bool) -> None:
+        self.gone += [g[0].group_index or 0 for g in groups]
+
+
+class World:
+    """An engine whose samples end when the test says so, with the version that is served then."""
+
+    label = "generator 'test'"
+
+    def __init__(self, args: SimpleNamespace, **changes: Any) -> None:
+        self.args, self.version, self.hold = args, 1, False
+        self.source: Any = changes.get("source") or Source(args.n_samples_per_prompt)
+        self.doors: dict[int, asyncio.Future[str]] = {}
+        self.began: list[int] = []
+        keep: Callable[..., Any] | None = changes.get("keep")
+        gated = GatedEngine(self, deterministic=False, places=args.sglang_server_concurrency)  # type: ignore[arg-type]
+        runner = SampleRunner(args, gated, None, self, RewardStage(args, Scorer(), None), None)  # type: ignore[arg-type]
+        self.context = RolloutContext(runner, FilterStage(args, keep, "test"))
+        self.producer = GroupProducer(args, self.source, self.context, lambda: self.version)
+
+    async def abort(self, rid: str | None = None) -> None:
+        for door in self.doors.values():
+            if not door.done():
+                door.set_result("abort")
+
+    async def call(self, args: Any, sample: Sample, sampling_params: Any, **_: Any) -> Sample:
+        assert sample.index is not None
+        self.began.append(sample.index)
+        began, reason = self.version, "stop"
+        if self.hold:
+            door = self.doors[sample.index] = asyncio.get_running_loop().create_future()
+            reason = await door
+        if reason == "crash":
+            raise ValueError("no luck")
+        sample.append_response_tokens(
+            tokens=[5, 6],
+            log_probs=[-1.0, -1.0],
+            meta_info={"finish_reason": {"type": reason}, "token_weight_versions": [began, self.version]},
+        )
+        return sample
+
+    async def open(self, *groups: int, reason: str = "stop") -> None:
+        """Let the samples of groups end."""
+        for g in groups:
+            for i in range(self.args.n_samples_per_prompt):
+                door = self.doors.pop(g * self.args.n_samples_per_prompt + i)
+                if not door.done():
+                    door.set_result(reason)
+        await turns()
+
+    @property
+    def flying(self) -> list[int]:
+        return [f.original[0].group_index or 0 for f in self.producer.in_flight.values()]
+
+    @property
+    def waiting(self) -> list[int]:
+        return [f.index for f in self.producer.finished.waiting]
+
+
+class Scorer:
+    label = spec = "reward 'test'"
+    provenance: dict[str, str] = {}
+    batched = False
+    scores_groups = False
+
+    async def score(self, samples: list[Sample], evaluation: bool) -> list[float]:
+        return [float((s.index or 0) % 2) for s in samples]
+
+
+async def turns(count: int = 40) -> None:
+    """Let everything that can go on do so."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def indices(groups: list[list[Sample]]) -> list[int | None]:
+    return [g[0].group_index for g in groups]
+
+
+async def test_rollouts_are_taken_while_generation_goes_on() -> None:
+    world = World(_args())
+    first = await world.producer.take(0)
+    assert indices(first.groups) == [0, 1]
+    await turns()
+    assert len(world.waiting) >= 2  # without anybody asking
+    second = await world.producer.take(1)
+    assert indices(second.groups) == [2, 3]
+    assert world.source.begun == [(0, 1), (1, 1), (2, 1)]
+    await world.producer.stop()
+
+
+async def test_samples_in_flight_are_bounded_and_a_straggler_leaves_room() -> None:
+    world = World(_args(sglang_server_concurrency=4))
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    assert world.flying == [0, 1]
+    world.doors.pop(0).set_result("stop")  # one of two samples of group 0
+    await turns()
+    assert world.flying == [0, 1, 2]
+    assert len(world.doors) == 4
+    await world.open(1)
+    await world.open(2)
+    assert indices((await taking).groups) == [1, 2]
+    await world.producer.stop()
+
+
+async def test_nothing_is_started_while_enough_groups_wait() -> None:
+    world = World(_args(async_buffer_size=3))
+    await world.producer.take(0)
+    await turns()
+    waiting, began = len(world.waiting), len(world.began)
+    assert 3 <= waiting <= 3 + 8 // 2
+    await turns()
+    assert len(world.began) == began
+    await world.producer.take(1)
+    await turns()
+    assert len(world.began) == began or len(world.waiting) >= 3
+    await world.producer.stop()
+
+
+async def test_a_buffer_smaller_than_a_rollout_does_not_stop_it() -> None:
+    world = World(_args(async_buffer_size=1, sglang_server_concurrency=2))
+    assert indices((await world.producer.take(0)).groups) == [0, 1]
+    assert indices((await world.producer.take(1)).groups) == [2, 3]
+    await world.producer.stop()
+
+
+async def test_nothing_is_drawn_that_no_rollout_will_train_on() -> None:
+    world = World(_args(num_rollout=2))
+    for rollout_id in range(2):
+        await world.producer.take(rollout_id)
+        await turns()
+    assert world.source.next == 4
+    assert not world.waiting
+    assert not world.flying
+    await world.producer.stop()
+
+
+async def test_the_oldest_go_first_and_a_rollout_is_ordered_by_group() -> None:
+    world = World(_args(sglang_server_concurrency=8))
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    assert world.flying == [0, 1, 2, 3]
+    await world.open(3, 2)
+    assert indices((await taking).groups) == [2, 3]
+    world.version = 2  # groups 0 and 1 began before, 4 and 5 after
+    world.producer.wake()
+    await turns()
+    await world.open(*[g for g in world.flying if g > 1])
+    await world.open(1, 0)
+    assert indices((await world.producer.take(1)).groups) == [0, 1]
+    await world.producer.stop()
+
+
+async def test_with_a_limit_no_group_is_begun_that_would_be_too_old() -> None:
+    world = World(_args(max_staleness=1, sglang_server_concurrency=64, async_buffer_size=64))
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    assert world.flying == [0, 1, 2, 3]  # this version's rollout, and the next one's
+    await world.open(0, 1)
+    await taking
+    await turns()
+    assert world.flying == [2, 3]
+    world.version = 2
+    world.producer.wake()
+    await turns()
+    assert world.flying == [2, 3, 4, 5]
+    await world.producer.stop()
+
+
+def _aged(policy: str, **changes: Any) -> World:
+    """A world in which groups are one version older than is allowed as soon as the version rises by two."""
+    return World(_args(max_staleness=1, staleness_policy=policy, **changes))
+
+
+async def _two_versions_later(world: World) -> None:
+    await world.producer.take(0)
+    await turns()
+    assert world.waiting == [2, 3]
+    world.version += 2
+
+
+async def test_a_group_that_is_too_old_is_generated_afresh() -> None:
+    world = _aged("recycle")
+    await _two_versions_later(world)
+    taken = await world.producer.take(1)
+    assert indices(taken.groups) == [2, 3]
+    assert world.began.count(4) == 2  # sample 4, of group 2, again
+    assert {v for g in taken.groups for s in g for v in s.token_weight_versions} == {3}
+    assert taken.metrics["rollout/staleness/recycled_groups"] == 2
+    assert taken.metrics["rollout/wasted_tokens"] == 8
+    await world.producer.stop()
+
+
+async def test_a_group_is_not_recycled_for_ever() -> None:
+    world = _aged("recycle", staleness_max_retries=1)
+    await _two_versions_later(world)
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(1))
+    await turns()
+    assert world.flying[:2] == [2, 3]
+    world.version += 2  # they began before
+    await world.open(2, 3)
+    await world.open(*world.flying)
+    taken = await taking
+    assert 2 not in indices(taken.groups)
+    assert taken.metrics["rollout/dynamic_filter/drop_stale"] == 2
+    assert taken.metrics["rollout/staleness/dropped_groups"] == 2
+    await world.producer.stop()
+
+
+async def test_a_group_that_is_too_old_is_dropped() -> None:
+    world = _aged("drop")
+    await _two_versions_later(world)
+    taken = await world.producer.take(1)
+    assert indices(taken.groups) == [4, 5]
+    assert taken.metrics["rollout/staleness/dropped_groups"] == 2
+    assert world.context.ledger.state_of(2) is None
+    await world.producer.stop()
+
+
+async def test_old_tokens_are_masked_and_a_group_without_young_ones_goes() -> None:
+    world = _aged("mask", sglang_server_concurrency=8)
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    await world.open(0, 1)
+    await taking
+    await world.open(2)  # all tokens of version 1
+    world.version = 3
+    await world.open(3)  # of versions 1 and 3
+    taking = asyncio.create_task(world.producer.take(1))
+    await turns()
+    await world.open(*world.flying[:1])
+    taken = await taking
+    assert indices(taken.groups)[0] == 3
+    assert [s.loss_mask for s in taken.groups[0]] == [[0, 1], [0, 1]]
+    assert taken.metrics["rollout/staleness/masked_tokens"] == 2
+    assert taken.metrics["rollout/staleness/dropped_groups"] == 1
+    assert taken.metrics["rollout/staleness/max"] == 0
+    await world.producer.stop()
+
+
+async def test_dropped_groups_are_replaced_and_shown_to_the_hooks() -> None:
+    world = World(_args(), keep=lambda args, group: FilterDecision(group[0].group_index != 0, reason="first"))
+    world.context.runner.hooks.process_all = lambda *_: None
+    taken = await world.producer.take(0)
+    assert indices(taken.groups) == [1, 2]
+    assert 0 in indices(taken.decided)
+    assert taken.metrics["rollout/dynamic_filter/drop_first"] == 1
+    assert world.source.gone == [0]
+    await world.producer.stop()
+
+
+async def test_a_take_ends_when_nothing_is_ever_kept() -> None:
+    world = World(_args(dynamic_sampling_budget=3), keep=lambda args, group: False)
+    with pytest.raises(RolloutError, match=r"rollout 0: .* raise --dynamic-sampling-budget"):
+        await world.producer.take(0)
+    await world.producer.stop()
+
+
+async def test_the_best_dropped_groups_fill_a_rollout_whose_budget_is_spent() -> None:
+    args = _args(dynamic_sampling_budget=3, dynamic_sampling_on_exhausted="keep")
+    world = World(args, keep=lambda args, group: False)
+    taken = await world.producer.take(0)
+    assert len(taken.groups) == 2
+    assert taken.metrics["rollout/dynamic_filter/kept_exhausted"] == 2
+    await world.producer.stop()
+
+
+async def test_a_rollout_may_shrink() -> None:
+    args = _args(dynamic_sampling_budget=3, dynamic_sampling_on_exhausted="shrink", sglang_server_concurrency=2)
+    world = World(args, keep=lambda args, group: group[0].group_index == 1)
+    assert indices((await world.producer.take(0)).groups) == [1]
+    await world.producer.stop()
+
+
+async def test_what_the_data_source_raises_reaches_the_take_that_waits() -> None:
+    world = World(_args())
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+
+    def broken(num_samples: int) -> list[list[Sample]]:
+        raise OSError("the disk is gone")
+
+    world.source.get_samples = broken
+    await world.open(0)
+    with pytest.raises(Exception, match="the disk is gone"):
+        await taking
+    with pytest.raises(Exception, match="the disk is gone"):  # and every later one
+        await world.producer.take(0)
+    await world.producer.stop()
+
+
+async def test_too_many_failures_reach_the_take_that_waits() -> None:
+    world = World(_args(max_consecutive_failures=3))
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    await world.open(0, 1, reason="crash")
+    with pytest.raises(RolloutError, match="samples in a row failed"):
+        await taking
+    await world.producer.stop()
+
+
+async def test_stop_ends_a_take_that_waits() -> None:
+    world = World(_args())
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    await world.producer.stop()
+    with pytest.raises(RolloutError, match="stopped"):
+        await taking
+    assert not world.flying
+
+
+@pytest.mark.parametrize("partial", [False, True])
+async def test_groups_that_an_update_aborts_go_on(partial: bool) -> None:
+    world = World(_args(partial_rollout=partial))
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    await world.abort()
+    await turns()
+    assert world.flying == [0, 1, 2, 3]  # again
+    await world.open(0, 1)
+    taken = await taking
+    assert [s.response_length for s in taken.groups[0]] == [4 if partial else 2] * 2
+    assert taken.metrics["rollout/dynamic_filter/drop_aborted"] == 4
+    assert taken.metrics["rollout/wasted_tokens"] == (0 if partial else 16)
+    await world.producer.stop()
+
+
+async def test_an_interrupted_take_gives_back_what_is_in_flight() -> None:
+    world = World(_args())
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    await world.open(1)
+    world.context.interrupt()
+    with pytest.raises(RolloutInterrupted):
+        await taking
+    assert sorted(indices(world.source.returned)) == [0, 2, 3, 4]
+    assert [g.group_index for g in world.producer.open_groups()] == [1]
+
+
+def _stored(world: World) -> list[Any]:
+    lines = [to_line("continuous", g, None) for g in world.producer.open_groups()]
+    return [from_line(line)[1] for line in lines]
+
+
+@pytest.mark.parametrize("partial", [False, True])
+async def test_open_groups_come_back(partial: bool) -> None:
+    world = World(_args(partial_rollout=partial))
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    await world.open(2, 1, 0)
+    await taking
+    await turns()
+    assert world.waiting == [2]
+    assert world.flying[0] == 3
+    world.doors.pop(6).set_result("stop")  # the first sample of group 3
+    await turns()
+    stored = _stored(world)
+    assert [(g.group_index, g.details["state"]) for g in stored[:2]] == [(2, "waiting"), (3, "in_flight")]
+    assert [s.status for s in stored[1].samples] == [
+        SampleStatus.COMPLETED if partial else SampleStatus.PENDING,
+        SampleStatus.PENDING,
+    ]
+    await world.producer.stop()
+
+    again = World(_args(partial_rollout=partial), source=world.source)
+    again.producer.restore_open_groups(stored)
+    taken = await again.producer.take(1)
+    assert indices(taken.groups) == [2, 3]
+    assert (6 in again.began) is not partial
+    await again.producer.stop()
+
+
+async def test_unfinished_groups_of_another_size_are_refused() -> None:
+    world = World(_args())
+    world.hold = True
+    taking = asyncio.create_task(world.producer.take(0))
+    await turns()
+    stored = _stored(world)
+    await world.producer.stop()
+    with pytest.raises(RolloutError):
+        await taking
+    with pytest.raises(CheckpointError, match="Resume with --n-samples-per-prompt 2"):
+        World(_args(n_samples_per_prompt=4)).producer.restore_open_groups(stored)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), policy=st.sampled_from(["recycle", "drop", "mask"]), restart=st.booleans())
+def test_no_group_is_lost_and_none_is_trained_on_twice(seed: int, policy: str, restart: bool) -> None:
+    asyncio.run(_random_life(random.Random(seed), policy, restart))
+
+
+async def _random_life(rng: random.Random, policy: str, restart: bool) -> None:
+    """Groups end in any order, are dropped, aborted, aged; a rollout is taken whenever one can be."""
+    args = _args(max_staleness=1, staleness_policy=policy, dynamic_sampling_budget=1000, async_buffer_size=4)
+    dropped: list[int] = []
+
+    def new_world(**changes: Any) -> World:
+        world = World(args, keep=lambda args, group: rng.random() > 0.2, **changes)
+        world.hold = True
+        world.context.ledger.dropped = lambda group, reason: dropped.append(group[0].group_index)  # type: ignore[method-assign,assignment]
+        return world
+
+    world = new_world()
+    trained: list[int] = []
+    taking: asyncio.Task[Any] | None = None
+    rollout_id = 0
+    while rollout_id < 5:
+        taking = taking or asyncio.create_task(world.producer.take(rollout_id))
+        await turns(15)
+        ready = [i for i, door in world.doors.items() if not door.done()]
+        event = rng.random()
+        if event < 0.1:
+            world.version += 1
+            world.producer.wake()
+        elif event < 0.15:
+            await world.abort()
+        elif ready:
+            world.doors[rng.choice(ready)].set_result("stop")
+        if taking.done():
+            trained += [i for i in indices(taking.result().groups) if i is not None]
+            taking, rollout_id = None, rollout_id + 1
+            if restart and rollout_id == 2:
+                stored, source = _stored(world), world.source
+                await world.producer.stop()
+                version, world = world.version, new_world(source=source)
+                world.version = version
+                world.producer.restore_open_groups(stored)
+    await turns(15)
+    held = [g.group_index for g in world.producer.open_groups()]
+    buffered = [g[0].group_index for g in world.source.returned]
+    await world.producer.stop()
+    places = Counter([*trained, *held, *buffered, *dropped])  # every group that was drawn is in one of them, once
+    assert places == Counter(range(world.source.next))

@@ -1,0 +1,72 @@
+"""The control plane keeps its promises in every seed; more of them under the marker `backends`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from slime_core.testing.simulation import Fault, SimulationSettings, explore, simulate
+from slime_core.testing.simulation.__main__ import main
+from slime_core.testing.simulation.faults import KINDS
+
+MODES = ("sync", "one-step", "full")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_every_seed_keeps_every_promise(mode: str, first: int) -> None:
+    failed = [str(report) for report in explore(range(first, first + 50), mode=mode) if not report.ok]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("first", range(10_000, 11_000, 500))
+def test_many_more_seeds_keep_every_promise(mode: str, first: int) -> None:
+    failed = [str(report) for report in explore(range(first, first + 500), mode=mode) if not report.ok]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_seeds_are_equal_runs(mode: str) -> None:
+    first, second = (list(explore(range(7), mode=mode)) for _ in range(2))
+    assert [r.digest for r in first] == [r.digest for r in second]
+    assert len({r.digest for r in first}) == 7
+
+
+def test_the_seeds_are_of_all_kinds() -> None:
+    reports = list(explore(range(200, 250)))
+    struck = {fault.place for report in reports for fault in report.struck}
+    assert struck == set(KINDS)
+    assert {"done", "killed", "drained"} <= {ending for report in reports for ending in report.endings}
+    assert sum(report.lives > 1 for report in reports) > 10
+    assert sum(not report.struck for report in reports) > 10
+
+
+def test_the_command_replays_one_seed_and_counts_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "4", "--trace"]) == 0
+    shown = capsys.readouterr().out
+    report = simulate(4)
+    assert shown == "\n".join(report.trace) + f"\n{report}\n"
+    assert main(["--seed", "4", "--count", "3"]) == 0
+    assert "3 seeds of mode sync: 0 failed" in capsys.readouterr().out
+    assert main(["--seed", "4", "--faults", "train[0]=crash"]) == 0
+    assert "TrainError" in capsys.readouterr().out
+
+
+def test_a_killed_run_is_trained_on_what_an_unkilled_one_is() -> None:
+    """With no more groups drawn than needed, nothing depends on who is first, so a kill may not change anything."""
+    compared = 0
+    for seed in range(25):
+        rng = random.Random(seed)
+        settings = SimulationSettings.drawn(rng)
+        settings = replace(settings, over_sampling_batch_size=settings.rollout_batch_size, group_timeout=None)
+        kills = [Fault("driver", rng.randrange(120), "kill"), Fault("disk", rng.randrange(40), "kill")]
+        killed, unkilled = simulate(seed, settings, kills), simulate(seed, settings, [])
+        assert killed.ok, killed
+        assert unkilled.ok, unkilled
+        assert killed.batches == unkilled.batches, killed
+        compared += "killed" in killed.endings
+    assert compared > 15

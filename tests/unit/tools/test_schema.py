@@ -1,0 +1,139 @@
+"""Tool schemas, and functions that are tools."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field
+
+from slime_core.errors import ConfigError
+from slime_core.tools import Tool, ToolCall, argument_problem, call_problem, check_tools, schema_of
+
+
+def tool(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+@pytest.mark.parametrize(
+    ("schemas", "message"),
+    [
+        ([{"name": "f"}], r"tools\[0\]: .* is no tool; expected"),
+        ([{"type": "function"}], "is no tool"),
+        ([tool(type="array")], '"type": "object"'),
+        ([tool(type="object", properties={"a": {"type": "intt"}})], r"tools\[0\] \(f\): parameters are no JSON schema"),
+        ([tool(), tool()], "f defined more than once"),
+        ([{"type": "function", "function": {"name": "a b"}}], "name 'a b'; expected"),
+    ],
+)
+def test_schemas_that_are_none(schemas: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_tools(schemas)
+
+
+SCHEMA = tool(
+    type="object",
+    properties={"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
+    required=["city"],
+    additionalProperties=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (ToolCall("", "f", {"city": "Oslo", "days": 2}), None),
+        (ToolCall("", "g", {}), "no tool named 'g'; tools: f"),
+        (ToolCall("", "f", "Oslo"), "arguments of f must be a JSON object"),
+        (ToolCall("", "f", {}), "arguments: 'city' is a required property"),
+        (ToolCall("", "f", {"city": 1}), "argument city: 1 is not of type 'string'"),
+        (ToolCall("", "f", {"city": "a", "days": 0}), "argument days: 0 is less than the minimum of 1"),
+        (ToolCall("", "f", {"city": "a", "x": 0}), "Additional properties are not allowed"),
+    ],
+)
+def test_calls_are_checked(call: ToolCall, problem: str | None) -> None:
+    found = call_problem(call, [SCHEMA])
+    assert found is None if problem is None else problem in str(found)
+
+
+def test_a_long_problem_is_cut() -> None:
+    problem = argument_problem({"city": ["x" * 1000]}, SCHEMA["function"]["parameters"])
+    assert problem is not None
+    assert len(problem) < 350
+
+
+def test_a_schema_fetches_nothing() -> None:
+    with pytest.raises(ConfigError, match="cannot be resolved inside the schema"):
+        argument_problem({"a": 1}, {"properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}})
+
+
+def weather(city: str, days: Annotated[int, Field(ge=1)] = 1, unit: Literal["C", "F"] | None = None) -> str:
+    """The weather of a city.
+
+    In words.
+
+    Args:
+        city (str): Its name,
+            in English.
+        days: How many.
+
+    Returns:
+        Words.
+    """
+    return f"{city} {days} {unit}"
+
+
+def test_a_schema_of_signature_and_docstring() -> None:
+    function = schema_of(weather)["function"]
+    assert (function["name"], function["description"]) == ("weather", "The weather of a city.\n\nIn words.")
+    assert function["parameters"] == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "Its name, in English."},
+            "days": {"type": "integer", "minimum": 1, "default": 1, "description": "How many."},
+            "unit": {"anyOf": [{"enum": ["C", "F"], "type": "string"}, {"type": "null"}], "default": None},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+
+
+def unannotated(city):  # type: ignore[no-untyped-def]
+    return city
+
+
+def positional(*cities: str) -> str:
+    return str(cities)
+
+
+class Opaque:
+    pass
+
+
+def opaque(thing: Opaque) -> str:
+    return str(thing)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (unannotated, "'city' has no annotation"),
+        (positional, "passed by name"),
+        (opaque, "no JSON schema"),
+        (3, "int is no function"),
+    ],
+)
+def test_functions_without_a_schema(function: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Tool.of(function, "--tools-path 'x'")
+
+
+def test_a_function_may_bring_its_schema_and_take_the_sample() -> None:
+    def given(city: str, *, sample: Any, args: Any = None) -> str:
+        return f"{city} {sample} {args}"
+
+    found = Tool.of(given)
+    assert found.given == {"sample", "args"}
+    assert list(found.schema["function"]["parameters"]["properties"]) == ["city"]
+    given.schema = SCHEMA  # type: ignore[attr-defined]
+    assert Tool.of(given).name == "f"

@@ -1,0 +1,144 @@
+"""Flags that state the architecture, against config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core.config.foreign import Given, find_owners, resolve
+from slime_core.config.origins import FLAG
+from slime_core.config.passthrough import find_foreign
+from slime_core.errors import ConfigError
+from slime_core.model_presets.megatron_flags import megatron_flags
+from slime_core.model_presets.presets import ModelPreset, model_presets
+from slime_core.models.megatron_family import Architecture
+from slime_core.plugins.manager import current_registry
+from slime_core.plugins.resolve import resolve as resolve_plugin
+from slime_core.trainers.megatron.arguments.architecture import check_architecture
+
+OWNERS = find_owners(["--no-plugins"], {})[0]
+WITH_FAMILY = [p for p in model_presets().values() if p.model_type in current_registry().names("megatron_models")]
+
+QWEN3_MOE = "qwen3-30B-A3B"
+DEEPSEEK = "deepseek-v3"
+
+
+def architecture_of(hf: Mapping[str, Any]) -> Architecture:
+    family = resolve_plugin("megatron_models", str(hf["model_type"]), origin="test")
+    found: Architecture = family.obj(hf).architecture
+    return found
+
+
+def flags_of(preset: ModelPreset) -> dict[str, Any]:
+    given = [Given(flag.replace("-", "_"), value, FLAG) for flag, value in megatron_flags(preset).items()]
+    assert all(find_foreign(OWNERS, item.attribute) for item in given)
+    return {name: entry.value for name, entry in resolve(given, OWNERS, {}).items()}
+
+
+def check(preset: str, **flags: Any) -> None:
+    hf = model_presets()[preset].config
+    check_architecture(SimpleNamespace(**flags), hf, architecture_of(hf))
+
+
+@pytest.mark.parametrize("preset", WITH_FAMILY, ids=lambda p: p.name)
+def test_the_flags_of_every_preset_agree_with_its_family(preset: ModelPreset) -> None:
+    flags = flags_of(preset)
+    assert len(flags) >= 15
+    check_architecture(SimpleNamespace(**flags), preset.config, architecture_of(preset.config))
+
+
+def test_presets_were_found() -> None:
+    assert {"llama3.1-8B-Instruct", "qwen3-4B", QWEN3_MOE, DEEPSEEK, "moonlight"} <= {p.name for p in WITH_FAMILY}
+
+
+MISMATCHES = [
+    ("qwen3-4B", {"num_layers": 30}, "--num-layers 30: the model has 36 (num_hidden_layers)"),
+    ("qwen3-4B", {"hidden_size": 2048}, "--hidden-size 2048: the model has 2560 (hidden_size)"),
+    ("qwen3-4B", {"ffn_hidden_size": 1}, "--ffn-hidden-size 1: the model has 9728 (intermediate_size)"),
+    ("qwen3-4B", {"num_attention_heads": 8}, "--num-attention-heads 8: the model has 32 (num_attention_heads)"),
+    ("qwen3-4B", {"num_query_groups": 4}, "--num-query-groups 4: the model has 8 (num_key_value_heads)"),
+    ("qwen3-4B", {"kv_channels": 80}, "--kv-channels 80: the model has 128 (head_dim)"),
+    ("qwen3-4B", {"vocab_size": 152064}, "--vocab-size 152064: the model has 151936 (vocab_size)"),
+    ("qwen3-4B", {"max_position_embeddings": 7}, "--max-position-embeddings 7: the model has"),
+    ("qwen3-4B", {"rotary_base": 1e4}, "--rotary-base 10000.0: the model has 1000000.0 (rope_theta)"),
+    ("qwen3-4B", {"rotary_percent": 0.5}, "--rotary-percent 0.5: the model has 1.0 (partial_rotary_factor)"),
+    ("qwen3-4B", {"layernorm_epsilon": 1e-5}, "--norm-epsilon 1e-05: the model has 1e-06 (rms_norm_eps)"),
+    ("qwen3-4B", {"untie_embeddings_and_output_weights": True}, "the model has tie_word_embeddings True"),
+    ("qwen3-4B", {"add_qkv_bias": True}, "--add-qkv-bias: the model has False (attention_bias)"),
+    ("qwen3-4B", {"add_bias_linear": True}, "--add-bias-linear: the model has False"),
+    ("qwen3-4B", {"qk_layernorm": False}, "--no-qk-layernorm: the model has True"),
+    ("qwen3-4B", {"normalization": "LayerNorm"}, "--normalization LayerNorm: the model has RMSNorm"),
+    ("qwen3-4B", {"swiglu": False}, "the model has another activation"),
+    ("qwen3-4B", {"squared_relu": True}, "--squared-relu: the model has another activation"),
+    ("qwen3-4B", {"group_query_attention": False}, "the model has 8 key-value heads for 32 heads"),
+    ("qwen3-4B", {"position_embedding_type": "learned_absolute"}, "the model has rope"),
+    ("qwen3-4B", {"use_rope_scaling": True}, "the model has rope_scaling None"),
+    ("qwen3-4B", {"num_moe_experts": 8}, "--num-moe-experts 8: the model has None"),
+    ("qwen3-4B", {"window_size": [128, 0]}, "--window-size 128 0: the model has None (sliding_window)"),
+    ("qwen3-4B", {"multi_latent_attention": True}, "--multi-latent-attention: the model has False"),
+    ("qwen3-4B", {"kv_lora_rank": 512}, "--kv-lora-rank 512: the model has None (kv_lora_rank)"),
+    ("qwen3-4B", {"apply_residual_connection_post_layernorm": True}, "the model has False"),
+    ("llama3.1-8B-Instruct", {"rope_scaling_factor": 4.0}, "--rope-scaling-factor 4.0: the model has rope_scaling"),
+    (QWEN3_MOE, {"num_moe_experts": 64}, "--num-moe-experts 64: the model has 128"),
+    (QWEN3_MOE, {"moe_router_topk": 4}, "--moe-router-topk 4: the model has 8 (num_experts_per_tok)"),
+    (QWEN3_MOE, {"moe_ffn_hidden_size": 1}, "--moe-ffn-hidden-size 1: the model has 768 (moe_intermediate_size)"),
+    (QWEN3_MOE, {"moe_router_pre_softmax": True}, "--moe-router-pre-softmax: the model has False"),
+    (QWEN3_MOE, {"moe_shared_expert_intermediate_size": 9}, "the model has None"),
+    (DEEPSEEK, {"moe_layer_freq": "[0]*1+[1]*60"}, "--moe-layer-freq [0]*1+[1]*60: the model has [0]*3+[1]*58"),
+    (DEEPSEEK, {"moe_layer_freq": 1}, "--moe-layer-freq 1: the model has [0]*3+[1]*58"),
+    (DEEPSEEK, {"moe_router_score_function": "softmax"}, "the model has sigmoid"),
+    (DEEPSEEK, {"moe_router_num_groups": 4}, "--moe-router-num-groups 4: the model has 8 (n_group)"),
+    (DEEPSEEK, {"moe_router_group_topk": 2}, "--moe-router-group-topk 2: the model has 4 (topk_group)"),
+    (DEEPSEEK, {"moe_router_topk_scaling_factor": 1.0}, "the model has 2.5 (routed_scaling_factor)"),
+    (DEEPSEEK, {"moe_shared_expert_intermediate_size": 9}, "the model has 2048"),
+    (DEEPSEEK, {"q_lora_rank": 512}, "--q-lora-rank 512: the model has 1536 (q_lora_rank)"),
+    (DEEPSEEK, {"kv_lora_rank": 1}, "the model has 512 (kv_lora_rank)"),
+    (DEEPSEEK, {"qk_head_dim": 1}, "the model has 128 (qk_nope_head_dim)"),
+    (DEEPSEEK, {"qk_pos_emb_head_dim": 1}, "the model has 64 (qk_rope_head_dim)"),
+    (DEEPSEEK, {"v_head_dim": 1}, "the model has 128 (v_head_dim)"),
+    (DEEPSEEK, {"rotary_scaling_factor": 1.0}, "the model has 40.0 (rope_scaling.factor)"),
+    (DEEPSEEK, {"rope_type": "rope"}, "--rope-type rope: the model has yarn"),
+    (DEEPSEEK, {"ffn_hidden_size": 1}, "--ffn-hidden-size 1: the model has 18432 (intermediate_size)"),
+    ("qwen3-next-80B-A3B", {"full_attention_interval": 3}, "--full-attention-interval 3: the model has"),
+    ("qwen3-next-80B-A3B", {"linear_attention_freq": 3}, "(full_attention_interval)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("preset", "flags", "message"), MISMATCHES, ids=[f"{p}-{next(iter(f))}" for p, f, _ in MISMATCHES]
+)
+def test_every_kind_of_mismatch_is_seen(preset: str, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(preset, **flags)
+    head, line = str(caught.value).split("\n")
+    assert head == "flags contradict the model's config.json, which is what is trained; remove or correct them:"
+    assert message in line
+
+
+def test_all_mismatches_are_one_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check("qwen3-4B", num_layers=30, hidden_size=2560, vocab_size=1, swiglu=True, rotary_base=1e4)
+    assert [line.split(":")[0].strip() for line in str(caught.value).split("\n")[1:]] == [
+        "--num-layers 30", "--rotary-base 10000.0", "--vocab-size 1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("preset", "flags"),
+    [
+        ("qwen3-4B", {}),
+        ("qwen3-4B", {"moe_router_num_groups": 1, "moe_shared_expert_intermediate_size": 0}),
+        ("qwen3-4B", {"recompute_method": "uniform", "attention_dropout": 0.1}),
+        (QWEN3_MOE, {"ffn_hidden_size": 1}),  # no layer is dense
+        (QWEN3_MOE, {"moe_layer_freq": 1}),
+        (DEEPSEEK, {"kv_channels": 1, "num_query_groups": 1, "group_query_attention": True}),
+        (DEEPSEEK, {"moe_router_pre_softmax": False}),  # says nothing about sigmoid scores
+        ("moonlight", {"beta_fast": 7.0, "moe_router_num_groups": 1, "moe_router_group_topk": 1}),
+        ("minimax-m2", {"qk_layernorm": True}),
+    ],
+)
+def test_flags_that_say_nothing_else_are_fine(preset: str, flags: dict[str, Any]) -> None:
+    check(preset, **flags)

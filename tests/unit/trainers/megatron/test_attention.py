@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
+
+from slime_core.errors import ConfigError
+from slime_core.trainers.megatron.model.attention import CoreAttention
+from slime_core.trainers.megatron.process_groups import ProcessGroups
+
+LENGTHS = [5, 1, 8, 3]
+
+
+def core(softmax_scale: float | None = None, **changes: Any) -> CoreAttention:
+    fields = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "attention_dropout": 0.0} | changes
+    return CoreAttention(
+        TransformerConfig(**fields), 1, AttnMaskType.causal, "self", softmax_scale=softmax_scale
+    )  # fmt: skip
+
+
+def packed(lengths: list[int]) -> PackedSeqParams:
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return PackedSeqParams(qkv_format="thd", cu_seqlens_q=starts, cu_seqlens_kv=starts)
+
+
+def written_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """[S, heads, dim] by the definition, one key-value head for several heads."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    scores = torch.einsum("snd,tnd->nst", query, key) * scale
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return torch.einsum("nst,tnd->snd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value).flatten(1)
+
+
+@pytest.fixture(params=[(4, 4, 8, 8), (4, 2, 8, 8), (4, 1, 8, 4)], ids=["heads", "groups", "narrow values"])
+def tensors(request: pytest.FixtureRequest) -> tuple[torch.Tensor, ...]:
+    heads, kv_heads, width, value_width = request.param
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((heads, width), (kv_heads, width), (kv_heads, value_width))
+    return tuple(torch.randn(sum(LENGTHS), *shape, generator=generator, requires_grad=True) for shape in shapes)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_packed_sequences_do_not_see_each_other(
+    groups: ProcessGroups, tensors: tuple[torch.Tensor, ...], scale: float | None
+) -> None:
+    expected = torch.cat(
+        [written_out(q, k, v, scale or 8**-0.5) for q, k, v in zip(*(x.split(LENGTHS) for x in tensors))]
+    )
+    found = core(scale)(*tensors, None, packed_seq_params=packed(LENGTHS))
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn_like(expected)
+    for own, wanted in zip(*(torch.autograd.grad(out, tensors, direction) for out in (found, expected)), strict=True):
+        torch.testing.assert_close(own, wanted)
+
+
+def test_rows_without_packing(groups: ProcessGroups, tensors: tuple[torch.Tensor, ...]) -> None:
+    rows = [x.unflatten(0, (1, -1)).expand(2, *x.shape).transpose(0, 1) for x in tensors]
+    expected = written_out(*tensors, 8**-0.5)
+    torch.testing.assert_close(core()(*rows, None), torch.stack((expected, expected), 1))
+
+
+def test_padded_lengths_are_where_sequences_are(groups: ProcessGroups, tensors: tuple[torch.Tensor, ...]) -> None:
+    params = packed([4, 1, 8, 2])
+    params.cu_seqlens_q_padded = packed(LENGTHS).cu_seqlens_q
+    found = core()(*tensors, None, packed_seq_params=params)
+    torch.testing.assert_close(found, core()(*tensors, None, packed_seq_params=packed(LENGTHS)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window_size": (128, 0)}, r"--window-size \(128, 0\): needs Transformer Engine"),
+        ({"attention_dropout": 0.1}, "--attention-dropout 0.1"),
+        ({"softmax_type": "learnable"}, "--softmax-type learnable.*only vanilla"),
+    ],
+)
+def test_other_attention_is_refused(groups: ProcessGroups, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        core(**change)

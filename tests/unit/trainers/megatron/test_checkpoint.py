@@ -1,0 +1,283 @@
+"""One process: what a checkpoint holds and what of it is taken, with real Megatron."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.checkpoint.sources import find_source
+from slime_core.errors import CheckpointError
+from slime_core.models.hf_io import read_weights
+from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+from slime_core.trainers.megatron.trainer import MegatronTrainer
+from tests.backends.megatron import trainer_jobs as jobs
+from tests.megatron_models import save_tiny
+
+pytestmark = pytest.mark.backends
+
+Make = Callable[..., MegatronTrainer]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "qwen3"
+    save_tiny(directory, "qwen3-tied", num_hidden_layers=2)
+    return directory
+
+
+@pytest.fixture
+def make(model: Path) -> Iterator[Make]:
+    made: list[MegatronTrainer] = []
+
+    def build(role: str = "actor", **overrides: Any) -> MegatronTrainer:
+        made.append(MegatronTrainer(jobs.settings(model, **overrides), role=role))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield build
+    for trainer in made:
+        trainer.close()
+
+
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in trainer.named_weights()}
+
+
+def step(trainer: Any) -> dict[str, float]:
+    data = jobs.batch()
+
+    def loss_fn(output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return -(output.values if trainer.role == "critic" else output.log_probs).sum() / 50, {}
+
+    return dict(trainer.train_step(data, [[0, 1, 2], [3, 4, 5, 6, 7]], loss_fn).metrics)
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def log_probs(trainer: MegatronTrainer, role: Any) -> list[torch.Tensor]:
+    return trainer.log_probs(jobs.batch(), [[0, 1, 2], [3, 4, 5, 6, 7]], role=role)
+
+
+def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def moments(trainer: MegatronTrainer) -> list[torch.Tensor]:
+    states = [state for o in trainer.optimizer._torch_optimizers() for state in o.state.values()]
+    return [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_goes_on_bit_for_bit(make: Make, tmp_path: Path, dtype: str) -> None:
+    """The optimizer's float32 weights of a bfloat16 model too, and random states."""
+    flags = {"dtype": dtype, "save_dtype": "bfloat16"}
+    trainer = make(**flags)
+    step(trainer)
+    trainer.save(tmp_path)
+    state = torch.get_rng_state()
+    expected = [step(trainer), step(trainer)], weights(trainer), moments(trainer)
+    again = make(**flags)
+    torch.manual_seed(5)
+    again.load(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [step(again), step(again)] == expected[0]
+    assert same(weights(again), expected[1])
+    assert equal(moments(again), expected[2])
+
+
+def test_a_critic_goes_on_too(make: Make, tmp_path: Path) -> None:
+    make()
+    trainer, again = make("critic"), make("critic")
+    step(trainer)
+    trainer.save(tmp_path)
+    expected = step(trainer), weights(trainer)
+    again.load(tmp_path)
+    assert (step(again), same(weights(again), expected[1])) == (expected[0], True)
+    assert {name for name, _ in read_weights(tmp_path)} == expected[1].keys()
+
+
+def test_moved_reference_and_old_actor_are_there_again(make: Make, tmp_path: Path) -> None:
+    flags = {"use_kl_loss": True, "keep_old_actor": True}
+    trainer = make(**flags)
+    step(trainer)
+    trainer.update_reference()
+    step(trainer)
+    trainer.update_old_actor()
+    step(trainer)
+    trainer.save(tmp_path)
+    again = make(**flags)
+    again.load(tmp_path)
+    for role in ("ref", "old_actor", "actor"):
+        assert equal(log_probs(again, role), log_probs(trainer, role))
+    assert not equal(log_probs(again, "ref"), log_probs(again, "old_actor"))
+    assert not equal(log_probs(again, "actor"), log_probs(again, "old_actor"))
+    again.save(tmp_path / "next")
+    assert (tmp_path / "next/trainer/reference").is_dir()
+
+
+def test_what_a_run_finds_without_it_is_not_stored(make: Make, tmp_path: Path) -> None:
+    flags = {"use_kl_loss": True, "keep_old_actor": True}
+    trainer = make(**flags)
+    first = log_probs(trainer, "ref")
+    step(trainer)
+    trainer.update_old_actor()
+    trainer.save(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "trainer").iterdir() if path.is_dir()) == ["model", "optimizer"]
+    again = make(**flags)
+    again.load(tmp_path)
+    assert equal(log_probs(again, "old_actor"), log_probs(trainer, "actor"))
+    assert equal(log_probs(again, "ref"), first)
+
+
+@pytest.fixture(scope="module")
+def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor], Any]:
+    """After two steps: the directory, the weights, and the random state."""
+    directory = tmp_path_factory.mktemp("saved") / "checkpoint"
+    trainer = MegatronTrainer(jobs.settings(model))
+    try:
+        step(trainer)
+        step(trainer)
+        trainer.save(directory)
+        return directory, weights(trainer), torch.get_rng_state()
+    finally:
+        trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps", "has_moments", "has_rng"),
+    [
+        ({}, 2, True, True),
+        ({"finetune": True}, 0, False, False),
+        ({"no_load_optim": True}, 0, False, True),
+        ({"no_load_rng": True}, 2, True, False),
+        ({"no_load_optim": True, "no_load_rng": True, "lr": 0.5}, 0, False, False),
+        ({"lr": 0.5, "override_opt_param_scheduler": True}, 2, True, True),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_what_is_taken(
+    make: Make, saved: Any, flags: dict[str, Any], steps: int, has_moments: bool, has_rng: bool
+) -> None:
+    directory, expected, state = saved
+    trainer = make(**flags)
+    torch.manual_seed(77)
+    trainer.load(directory)
+    assert same(weights(trainer), expected)
+    assert trainer.optimizer.steps == steps
+    assert any(bool(moment.any()) for moment in moments(trainer)) == has_moments
+    assert torch.equal(torch.get_rng_state(), state) == has_rng
+    assert trainer.optimizer.scheduler.schedule.lr == flags.get("lr", 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("saves", "loads", "message"),
+    [
+        ({"no_save_optim": True}, {}, "--no-save-optim: add --no-load-optim"),
+        ({"no_save_rng": True}, {}, "--no-save-rng: add --no-load-rng"),
+        ({}, {"lr": 0.5}, "lr 0.01 then, 0.5 now; add --override-opt-param-scheduler"),
+        ({}, {"use_stateless_adam": True}, "--use-stateless-adam differs"),
+    ],
+)
+def test_what_does_not_fit(
+    make: Make, tmp_path: Path, saves: dict[str, Any], loads: dict[str, Any], message: str
+) -> None:
+    trainer = make(**saves)
+    trainer.save(tmp_path)
+    assert (tmp_path / "trainer/optimizer").is_dir() == ("no_save_optim" not in saves)
+    with pytest.raises(CheckpointError, match=message):
+        make(**loads).load(tmp_path)
+    make(**loads, no_load_optim=True, no_load_rng=True).load(tmp_path)
+
+
+def test_another_number_of_processes_goes_on_with_process_zeros_states(
+    make: Make, saved: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, _, state = saved
+    copy = tmp_path / "checkpoint"
+    copy.mkdir()
+    for path in directory.iterdir():
+        (copy / path.name).symlink_to(path)
+    (copy / "trainer").unlink()
+    (copy / "trainer").mkdir()
+    for path in (directory / "trainer").iterdir():
+        (copy / "trainer" / path.name).symlink_to(path)
+    facts = json.loads((directory / "trainer/state.json").read_text())
+    (copy / "trainer/state.json").unlink()
+    (copy / "trainer/state.json").write_text(json.dumps({**facts, "processes": 4}))
+    make().load(copy)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "saved by 4 processes and this run has 1" in caplog.text
+    with pytest.raises(CheckpointError, match=r"training draws random numbers \(dropout\).*--no-load-rng"):
+        make(hidden_dropout=0.1).load(copy)
+
+
+def test_weights_of_an_embedded_commit(make: Make, model: Path, tmp_path: Path) -> None:
+    embedded = EmbeddedTrainer(jobs.settings(model))
+    step(embedded)
+    embedded.save(tmp_path)
+    with pytest.raises(CheckpointError, match="another trainer's: add --no-load-optim"):
+        make().load(tmp_path)
+    trainer = make(no_load_optim=True)
+    trainer.load(tmp_path)
+    assert same(weights(trainer), weights(embedded))
+
+
+def test_an_embedded_trainer_takes_the_weights(saved: Any, model: Path) -> None:
+    directory, expected, state = saved
+    with pytest.raises(CheckpointError, match="another trainer's: add --no-load-optim"):
+        EmbeddedTrainer(jobs.settings(model)).load(directory)
+    embedded = EmbeddedTrainer(jobs.settings(model, no_load_optim=True))
+    torch.manual_seed(3)
+    embedded.load(directory)
+    assert same(weights(embedded), expected)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_hf_directory_gives_its_weights_alone(make: Make, model: Path, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "qwen3-tied", num_hidden_layers=2, initializer_range=0.3)
+    with pytest.raises(CheckpointError, match=r"no trainer state.*--finetune"):
+        make().load(tmp_path)
+    trainer = make(finetune=True)
+    trainer.load(tmp_path)
+    assert same(weights(trainer), {name: t for name, t in read_weights(tmp_path) if name != "lm_head.weight"})
+
+
+def test_megatron_weights_start_reference_and_critic(make: Make, saved: Any, tmp_path: Path) -> None:
+    """Bit for bit where the HF part is rounded; a critic takes the body, and its head is new."""
+    source = make()
+    source.load(saved[0])
+    make(save_dtype="bfloat16").save(tmp_path / "rounded")
+    found = find_source(tmp_path / "rounded")
+    assert found is not None
+    assert found.megatron is not None
+    trainer = make(use_kl_loss=True, ref_load=str(saved[0]))
+    assert equal(log_probs(trainer, "ref"), log_probs(source, "actor"))
+    critic = make("critic", critic_load=str(saved[0]))
+    values = dict(critic.named_weights())
+    assert not values["score.weight"].any()
+    assert torch.equal(values["model.norm.weight"], saved[1]["model.norm.weight"])
+
+
+@pytest.mark.parametrize("file", ["trainer/state.json", "trainer/model/.metadata", "trainer/optimizer/__0_0.distcp"])
+def test_a_torn_file_is_an_error(make: Make, saved: Any, tmp_path: Path, file: str) -> None:
+    import shutil
+
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(saved[0], copy)
+    path = copy / file
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match=r"cannot be read|do not fit"):
+        make().load(copy)
+
+
+def test_large_models_are_written_in_shards(make: Make, tmp_path: Path) -> None:
+    trainer = make(save_shard_size=1e-5)
+    trainer.save(tmp_path)
+    assert len(list(tmp_path.glob("model-0*.safetensors"))) > 3
+    assert same(dict(read_weights(tmp_path)), weights(trainer))

@@ -1,0 +1,105 @@
+"""What is said about flags, models and layouts before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core.errors import ConfigError
+from slime_core.trainers.megatron.checks import check_run
+
+QWEN3 = {
+    "model_type": "qwen3", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 101,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    return tmp_path
+
+
+def run(directory: Path, **flags: Any) -> list[str]:
+    args = {"hf_checkpoint": str(directory), "device": "cpu", "train_backend": "megatron", **flags}
+    return check_run(SimpleNamespace(**args))
+
+
+def test_agreeing_flags_pass(directory: Path) -> None:
+    flags = {"num_layers": 4, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "swiglu": True}
+    assert run(directory, **flags, num_layers_per_virtual_pipeline_stage=1) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"hidden_size": 65}, "--hidden-size 65: the model has 64"),
+        ({"pipeline_model_parallel_size": 3}, "cannot be spread evenly over 3 stages"),
+        ({"tensor_model_parallel_size": 3}, "does not divide the model's 4 attention heads"),
+        ({"expert_model_parallel_size": 2}, "the model has no experts"),
+        ({"padded_vocab_size": 100}, "--padded-vocab-size 100: a multiple of 1"),
+        ({"fp8": "hybrid"}, "--fp8-format hybrid: it needs Transformer Engine; on CPU remove it"),
+        ({"attention_dropout": 0.1}, "--attention-dropout 0.1: slime's own attention there has no dropout"),
+        ({"fp16": True}, "--fp16: the Megatron trainer has no loss scaling"),
+        ({"moe_layer_freq": "often"}, "--moe-layer-freq 'often': expected a number, or a list"),
+        ({"moe_router_load_balancing_type": "global_aux_loss"}, "global_aux_loss: it waits in every layer"),
+        ({"moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.1}, "has no such loss"),
+        ({"moe_router_bias_update_rate": 0.1}, "have no bias of experts"),
+        ({"moe_router_load_balancing_type": "sinkhorn", "use_routing_replay": True}, "chooses experts for all tokens"),
+    ],
+)
+def test_contradictions(directory: Path, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(directory, **flags)
+
+
+def test_what_a_cpu_cannot_do_is_switched_off_with_one_warning(directory: Path) -> None:
+    flags = {"attention_backend": "flash", "optimizer_cpu_offload": True, "bias_dropout_fusion": False}
+    assert run(directory, **flags, exp_avg_dtype="bf16", moe_token_dispatcher_type="flex") == [
+        "switched off on CPU: --attention-backend flash (slime's own attention runs there), --optimizer-cpu-offload"
+        " (the optimizer is on the host already), --exp-avg-dtype bf16 (it needs Transformer Engine's Adam),"
+        " --moe-token-dispatcher-type flex (it needs GPUs; alltoall is used instead)"
+    ]
+    assert run(directory, **flags, device="cuda") == []
+    assert run(directory, moe_token_dispatcher_type="allgather", device="cuda") == [
+        "--moe-token-dispatcher-type allgather: it needs sequences of one length; alltoall is used instead"
+    ]
+
+
+def test_without_a_model_only_the_flags_are_checked(tmp_path: Path) -> None:
+    assert run(tmp_path / "later", num_layers=3, pipeline_model_parallel_size=2) == []
+    with pytest.raises(ConfigError, match="--sequence-parallel: needs"):
+        run(tmp_path / "later", sequence_parallel=True)
+
+
+def test_a_critics_flags_are_checked_against_its_model(directory: Path) -> None:
+    critic = directory / "critic"
+    critic.mkdir()
+    (critic / "config.json").write_text(json.dumps({**QWEN3, "num_hidden_layers": 2}))
+    with pytest.raises(ConfigError, match="--num-layers 4: the model has 2"):
+        run(directory, num_layers=4, critic_load=str(critic))
+    roles = directory / "roles.yaml"
+    roles.write_text("megatron: [{role: critic, overrides: {num_layers: 2}}]")
+    assert run(directory, num_layers=4, critic_load=str(critic), megatron_config_path=str(roles)) == []
+
+
+def test_roles_share_their_processes(directory: Path) -> None:
+    roles = directory / "roles.yaml"
+    roles.write_text("megatron: [{role: critic, overrides: {tensor_model_parallel_size: 2}}]")
+    with pytest.raises(ConfigError, match="actor and critic share their processes"):
+        run(directory, megatron_config_path=str(roles))
+
+
+def test_all_that_is_wrong_is_said_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_core.trainers.megatron.installed.core_directory", lambda: None)
+    with pytest.raises(ConfigError) as raised:
+        run(directory, hidden_size=65, num_layers=5, tensor_model_parallel_size=3, fp8="hybrid")
+    said = str(raised.value)
+    for part in ("megatron-core is not installed", "--hidden-size 65", "--num-layers 5", "--fp8-format hybrid"):
+        assert part in said
+    assert "--tensor-model-parallel-size 3 does not divide the model's 4 attention heads" in said

@@ -1,0 +1,245 @@
+"""What of the flags and the architecture reaches Megatron's configurations."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.transformer import MLATransformerConfig
+from megatron.core.transformer.enums import AttnBackend
+from torch.nn import functional
+
+from slime_core.config.spec import flag_specs
+from slime_core.errors import ConfigError
+from slime_core.model_presets.presets import model_presets
+from slime_core.models.megatron_family import Architecture, decoder_architecture
+from slime_core.plugins.resolve import resolve
+from slime_core.trainers.megatron.arguments.architecture import COMPARED
+from slime_core.trainers.megatron.arguments.config import (
+    ddp_config,
+    optimizer_config,
+    padded_vocab_size,
+    transformer_config,
+)
+from slime_core.trainers.megatron.arguments.fields import ConfigField, known_fields
+from slime_core.trainers.megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
+from slime_core.trainers.megatron.layout import Layout
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+HF = {
+    "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 101, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+DENSE = decoder_architecture(HF)
+MOE = decoder_architecture(HF, num_moe_experts=4, moe_ffn_hidden_size=32, moe_router_topk=2)
+
+
+def settings(**flags: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"hf_checkpoint": "none", **flags})
+
+
+def model(architecture: Architecture = DENSE, *, device: torch.device = CPU, layout: Any = None, **flags: Any) -> Any:
+    args = settings(**flags)
+    return transformer_config(args, architecture, layout or Layout.from_args(args), device=device)
+
+
+def test_the_architecture_arrives() -> None:
+    found = model()
+    for name, value in DENSE.transformer.items():
+        assert getattr(found, name) == value
+    assert found.activation_func is functional.silu
+
+
+def test_defaults_are_those_of_rl_and_of_a_cpu() -> None:
+    found = model(MOE)
+    expected = {
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "moe_aux_loss_coeff": 0.0, "moe_router_bias_update_rate": 0.0,
+        "moe_router_load_balancing_type": "none", "moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": False,
+        "variable_seq_lengths": True, "calculate_per_token_loss": True, "batch_p2p_comm": False,
+        "use_cpu_initialization": True, "params_dtype": torch.float32, "pipeline_dtype": torch.float32,
+        "gradient_accumulation_fusion": False, "masked_softmax_fusion": False, "bias_activation_fusion": False,
+        "bias_dropout_fusion": False, "transformer_impl": "local",
+    }  # fmt: skip
+    assert {name: getattr(found, name) for name in expected} == expected
+    for name, (value, _) in NOT_ON_CPU.items():
+        if hasattr(found, name):
+            assert getattr(found, name) == (AttnBackend.auto if name == "attention_backend" else value)
+
+
+def test_layout_and_precision() -> None:
+    layout = Layout(2, 2, 2, 1, 2, 1, sequence_parallel=True)
+    found = model(MOE, layout=layout, bf16=True)
+    assert (found.tensor_model_parallel_size, found.pipeline_model_parallel_size) == (2, 2)
+    assert (found.virtual_pipeline_model_parallel_size, found.expert_model_parallel_size) == (2, 2)
+    assert (found.expert_tensor_parallel_size, found.sequence_parallel) == (1, True)
+    assert (found.bf16, found.params_dtype, found.pipeline_dtype) == (True, torch.bfloat16, torch.bfloat16)
+    assert model(dtype="float32").bf16 is False
+
+
+NEEDS: dict[str, dict[str, Any]] = {
+    "attention_softmax_in_fp32": {},
+    "recompute_method": {"recompute_granularity": "full", "recompute_num_layers": 1},
+    "recompute_num_layers": {"recompute_granularity": "full", "recompute_method": "block"},
+    "recompute_modules": {"recompute_granularity": "selective"},
+    "moe_pad_expert_input_to_capacity": {"moe_expert_capacity_factor": 2.0},
+    "num_layers_in_first_pipeline_stage": {"pipeline_model_parallel_size": 2},
+    "num_layers_in_last_pipeline_stage": {"pipeline_model_parallel_size": 2},
+    "overlap_param_gather": {"overlap_grad_reduce": True},
+    "defer_embedding_wgrad_compute": {"pipeline_model_parallel_size": 2, "gradient_accumulation_fusion": True},
+    "decoupled_min_lr": {"decoupled_lr": 0.5},
+    "moe_aux_loss_coeff": {},
+}
+"""Flag -> others that Megatron wants with it."""
+VALUES: dict[str, Any] = {
+    "recompute_modules": ["mlp"],
+    "moe_router_load_balancing_type": "seq_aux_loss",
+    "moe_expert_capacity_factor": 2.0,
+    "cuda_graph_scope": "attn",
+    "offload_modules": ["attn_norm"],
+    "cp_comm_type": "p2p",
+    "fp8_recipe": "tensorwise",
+    "fp4_recipe": "custom",
+}
+
+ONLY_WITH_ANOTHER = {
+    "defer_embedding_wgrad_compute": ".* when gradient accumulation fusion is not used",
+    "moe_router_padding_for_quantization": "fp8/fp4 must be specified",
+    "moe_router_padding_for_fp8": "fp8/fp4 must be specified",
+}
+
+
+def _another(field: ConfigField) -> Any:
+    """A value that is not the field's default."""
+    if field.name in VALUES:
+        return VALUES[field.name]
+    if field.choices:
+        return next(choice for choice in field.choices if choice != field.default)
+    value = {"bool": not field.default, "int": 3, "float": 0.125, "str": "some_name"}[field.kind]
+    return [value] if field.shape == "list" else value
+
+
+def _of(owner: str) -> list[ConfigField]:
+    skipped = {*OWNED, *NO_EFFECT, *NOT_ON_CPU, *REFUSED_ON_CPU, *COMPARED, *flag_specs()}
+    layout = {
+        "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+        "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel",
+        "moe_token_dispatcher_type",
+    }  # fmt: skip
+    return [f for f in known_fields().fields.values() if owner in f.owners and f.name not in skipped | layout]
+
+
+@pytest.mark.parametrize("field", _of("transformer"), ids=lambda f: f.name)
+def test_every_field_given_by_a_flag_arrives_in_the_transformer_config(field: ConfigField) -> None:
+    value = _another(field)
+    flags = {**NEEDS.get(field.name, {}), field.name: value}
+    if field.name in ONLY_WITH_ANOTHER:
+        # Megatron was given it, and wants what a CPU has not.
+        with pytest.raises(ConfigError, match=f"refuses the settings: {ONLY_WITH_ANOTHER[field.name]}"):
+            model(MOE, **flags)
+        return
+    found = getattr(model(MOE, **flags), field.name)
+    if field.name == "cuda_graph_scope":
+        found = found[0].name
+    assert found == value
+
+
+@pytest.mark.parametrize("field", _of("optimizer"), ids=lambda f: f.name)
+def test_every_field_given_by_a_flag_arrives_in_the_optimizer_config(field: ConfigField) -> None:
+    value = _another(field)
+    found = optimizer_config(settings(**{**NEEDS.get(field.name, {}), field.name: value}), device=CPU)
+    assert getattr(found, field.name) == value
+
+
+@pytest.mark.parametrize("field", _of("ddp"), ids=lambda f: f.name)
+def test_every_field_given_by_a_flag_arrives_in_the_ddp_config(field: ConfigField) -> None:
+    value = _another(field)
+    args = settings(**{**NEEDS.get(field.name, {}), field.name: value})
+    if field.name == "reuse_grad_buf_for_mxfp8_param_ag":
+        with pytest.raises(ConfigError, match="Reuse grad buffer only when keeping params in MXFP8"):
+            ddp_config(args, device=CPU)
+        return
+    assert getattr(ddp_config(args, device=CPU), field.name) == value
+
+
+def test_the_models_own_fields_stay_whatever_flags_say_of_them() -> None:
+    found = model(moe_router_num_groups=1, layernorm_epsilon=1e-6, hidden_size=64)
+    assert (found.moe_router_num_groups, found.hidden_size) == (None, 64)
+
+
+def test_recompute() -> None:
+    found = model(recompute_granularity="full")
+    assert (found.recompute_method, found.recompute_num_layers) == ("uniform", 1)
+    found = model(recompute_granularity="full", recompute_method="block", recompute_num_layers=2)
+    assert (found.recompute_method, found.recompute_num_layers) == ("block", 2)
+    assert model(recompute_granularity="selective").recompute_modules == ["core_attn"]
+
+
+def test_on_a_gpu_flags_keep_their_values() -> None:
+    flags = {"bias_dropout_fusion": False, "attention_backend": "flash", "moe_token_dispatcher_type": "flex"}
+    found = model(MOE, device=CUDA, dtype="float32", **flags)
+    assert (found.bias_activation_fusion, found.bias_dropout_fusion) == (True, False)
+    assert (found.attention_backend, found.moe_token_dispatcher_type) == (AttnBackend.flash, "flex")
+    assert found.use_cpu_initialization is False
+    assert found.batch_p2p_comm is True
+    found = model(device=CUDA, dtype="float32", layout=Layout(pipeline=2, virtual=2))
+    assert (found.overlap_p2p_comm, found.batch_p2p_comm) == (True, False)
+
+
+def test_latent_attention() -> None:
+    preset = model_presets()["moonlight"]
+    architecture = resolve("megatron_models", preset.model_type, origin="test").obj(preset.config).architecture
+    found = model(architecture, attention_softmax_in_fp32=False)
+    assert isinstance(found, MLATransformerConfig)
+    assert (found.q_lora_rank, found.kv_lora_rank, found.rope_type) == (None, 512, "rope")
+    assert found.attention_softmax_in_fp32 is False
+
+
+def test_megatron_says_no_in_its_own_words() -> None:
+    with pytest.raises(ConfigError, match=r"Megatron's TransformerConfig refuses the settings: .*recompute_method"):
+        model(recompute_granularity="full", recompute_method="uniformly")
+
+
+def test_optimizer() -> None:
+    flags = {"lr": 2e-6, "min_lr": 1e-7, "weight_decay": 0.1, "adam_beta2": 0.98, "clip_grad": 0.5, "critic_lr": 1e-5}
+    found = optimizer_config(settings(**flags), device=CPU)
+    assert {name: getattr(found, name) for name in flags if name != "critic_lr"} == {
+        name: value for name, value in flags.items() if name != "critic_lr"
+    }
+    assert (found.optimizer, found.use_distributed_optimizer, found.bf16) == ("adam", True, False)
+    with pytest.raises(ConfigError, match=r"--optimizer sgd: .* adam only; remove it"):
+        optimizer_config(settings(**flags, optimizer="sgd"), device=CPU)
+    assert optimizer_config(settings(**flags), role="critic", device=CPU).lr == 1e-5
+    assert optimizer_config(settings(optimizer_cpu_offload=True), device=CPU).optimizer_cpu_offload is False
+    assert optimizer_config(settings(use_distributed_optimizer=False), device=CPU).use_distributed_optimizer is False
+    found = optimizer_config(settings(exp_avg_dtype="bf16", use_precision_aware_optimizer=True), device=CPU)
+    assert (found.exp_avg_dtype, found.use_precision_aware_optimizer) == (torch.float32, False)
+
+
+def test_gradients_are_summed_in_float32() -> None:
+    assert ddp_config(settings(), device=CPU).grad_reduce_in_fp32 is False
+    assert ddp_config(settings(bf16=True), device=CPU).grad_reduce_in_fp32 is True
+    assert ddp_config(settings(bf16=True, grad_reduce_in_fp32=False), device=CPU).grad_reduce_in_fp32 is False
+    with pytest.raises(ConfigError, match="--overlap-param-gather: needs --overlap-grad-reduce"):
+        ddp_config(settings(overlap_param_gather=True), device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("flags", "tensor", "rows"),
+    [
+        ({}, 1, 101),
+        ({}, 2, 102),
+        ({"make_vocab_size_divisible_by": 64}, 1, 128),
+        ({"make_vocab_size_divisible_by": 64}, 4, 256),
+        ({"padded_vocab_size": 128}, 2, 128),
+    ],
+)
+def test_rows_of_the_embedding(flags: dict[str, Any], tensor: int, rows: int) -> None:
+    assert padded_vocab_size(settings(**flags), 101, Layout(tensor=tensor)) == rows
+
+
+@pytest.mark.parametrize("flags", [{"padded_vocab_size": 100}, {"padded_vocab_size": 103}])
+def test_rows_that_do_not_fit(flags: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--padded-vocab-size .*: a multiple of 2 .* vocabulary, 101"):
+        padded_vocab_size(settings(**flags), 101, Layout(tensor=2))

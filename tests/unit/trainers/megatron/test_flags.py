@@ -1,0 +1,144 @@
+"""Megatron's flags on slime's command line: spellings, values, and what is said about those that do not act."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.cli.main import main
+from slime_core.config import load_settings
+from slime_core.config.spec import flag_specs, switched_off
+from slime_core.errors import ConfigError
+from slime_core.trainers.megatron.arguments import flag_names, owned
+from slime_core.trainers.megatron.arguments.fields import known_fields
+from slime_core.trainers.megatron.arguments.flags import flag_list
+from slime_core.trainers.megatron.arguments.values import given_fields, pattern
+
+IN_SCRIPTS = [
+    line for line in (Path(__file__).parent / "thudm_names.txt").read_text().splitlines() if not line.startswith("#")
+]
+
+
+def load(*argv: str, backend: str = "megatron") -> Any:
+    return load_settings([*argv, "--train-backend", backend], command="show", env={})
+
+
+@pytest.mark.parametrize("name", IN_SCRIPTS)
+def test_names_of_launch_scripts_are_known(name: str) -> None:
+    attribute, flags = name.replace("-", "_"), flag_list()
+    assert attribute in flag_specs() or attribute in flags.by_name or attribute in flags.by_off_name
+
+
+def test_no_name_stands_for_two_things() -> None:
+    names = [name for flag in flag_list().flags for name in (*flag.names, *flag.off)]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+    own = {f for s in flag_specs().values() for f in (s.name, (s.off_flag or "--")[2:].replace("-", "_"))}
+    assert {name for name in names if name.replace("-", "_") in own | set(switched_off())} == set()
+
+
+def test_tables_name_fields_and_each_name_once() -> None:
+    fields = known_fields().fields
+    assert set(flag_names.ALIASES.values()) <= set(fields)
+    tables = (owned.OWNED, owned.NO_EFFECT, owned.REFUSED_ON_CPU, owned.NOT_ON_CPU)
+    assert {name for table in tables for name in table} <= set(fields)
+    assert set(owned.OWNED).isdisjoint(owned.NO_EFFECT)
+    named = [flag_names.STATED, flag_names.OURS, flag_names.GRANTED, flag_names.REFUSED]
+    assert len(flag_names.without_field()) == sum(map(len, named))
+    assert {name for name in flag_names.without_field() if name.replace("-", "_") in fields} == set()
+
+
+def test_spellings_store_the_fields_value() -> None:
+    argv = (
+        "--tensor-model-parallel-size 2 --sequence-parallel --norm-epsilon 1e-6 --attention-backend flash"
+        " --rotary-base 1000000 --no-rope-fusion --disable-bias-linear --num-experts 8 --apply-layernorm-1p"
+        " --no-check-for-nan-in-loss-and-grad --accumulate-allreduce-grads-in-fp32 --swiglu --recompute-modules mlp moe"
+        " --moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 0.1 0.2 --no-initialization"
+        " --decoder-last-pipeline-num-layers 3 --lr 1"
+    )
+    args = load(*argv.split()).args
+    assert args.lr == 1
+    assert args.swiglu is True
+    assert given_fields(args) == {
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "layernorm_epsilon": 1e-6,
+        "attention_backend": "flash",
+        "rotary_base": 1000000.0,
+        "apply_rope_fusion": False,
+        "add_bias_linear": False,
+        "num_moe_experts": 8,
+        "layernorm_zero_centered_gamma": True,
+        "check_for_nan_in_grad": False,
+        "grad_reduce_in_fp32": True,
+        "recompute_modules": ["mlp", "moe"],
+        "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"],
+        "moe_aux_loss_coeff": [0.1, 0.2],
+        "perform_initialization": False,
+        "num_layers_in_last_pipeline_stage": 3,
+    }
+
+
+def test_layers_are_written_as_in_scripts() -> None:
+    assert pattern("[0]*3+[1]*5") == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert pattern("([1]*2+[0])*2") == [1, 1, 0, 1, 1, 0]
+    assert pattern("2") == 2
+    assert given_fields(load("--moe-layer-freq", "[0]*1+[1]*2").args) == {"moe_layer_freq": [0, 1, 1]}
+    for text in ("[0]*3+5", "__import__('os')", "[1]*(2", "['a']", "[1]*10**9"):
+        with pytest.raises(ValueError, match="expected a number"):
+            pattern(text)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--num-layers many", "--num-layers 'many' (flag): expected a whole number"),
+        ("--tensor-model-paralel-size 2", "unknown flag --tensor-model-paralel-size. Did you mean"
+         " --tensor-model-parallel-size?"),
+        ("--recompute-method all", "--recompute-method 'all' (flag): must be one of uniform, block"),
+        ("--moe-layer-freq often", "--moe-layer-freq 'often' (flag): expected a number, or a list such as"
+         " [0]*3+[1]*58"),
+        ("--pretrained-checkpoint x --variable-seq-lengths",
+         "--pretrained-checkpoint x (flag): set --load with --finetune, or --hf-checkpoint"),
+        ("--use-megatron-fsdp", "--use-megatron-fsdp (flag): slime sets it: slime wraps models in Megatron's"
+         " DistributedDataParallel; remove it"),
+        ("--no-variable-seq-lengths", "--no-variable-seq-lengths (flag): slime sets it: lengths differ between"
+         " micro-batches; remove it"),
+        ("--spec my.models get_spec", "--spec my.models get_spec (flag): the model family's plugin brings its layers;"
+         " for a model of your own set --custom-model-provider-path"),
+        ("--weight-decay-incr-style linear", "--weight-decay-incr-style linear (flag): weight decay does not change;"
+         " set --weight-decay"),
+    ],
+)  # fmt: skip
+def test_refusals(argv: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(*argv.split())
+    assert str(caught.value) == message
+
+
+def test_flags_without_effect_are_told_in_one_warning() -> None:
+    argv = "--log-interval 1 --spec slime_plugins.models.glm4 get_spec --muon-momentum 0.9 --ckpt-format torch_dist"
+    assert load(*argv.split(), "--variable-seq-lengths").warnings == [
+        "without effect: --log-interval 1 (flag): slime reports by itself; --spec slime_plugins.models.glm4 get_spec"
+        " (flag): the model family's plugin brings its layers; for a model of your own set"
+        " --custom-model-provider-path; --muon-momentum 0.9 (flag): it concerns the optimizer Muon, which --optimizer"
+        " does not have; --ckpt-format torch_dist (flag): slime decides how checkpoints are written, and finds out what"
+        " it reads; --variable-seq-lengths (flag): slime sets the same by itself"
+    ]
+
+
+def test_another_trainer_takes_none_of_them() -> None:
+    [warning] = load("--pretrained-checkpoint", "x", "--num-layers", "2", backend="embedded").warnings
+    assert warning.startswith("without effect with --train-backend embedded")
+    assert "--pretrained-checkpoint x (flag), --num-layers 2 (flag)" in warning
+
+
+def test_help_has_megatrons_words_and_slimes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help-megatron"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--norm-epsilon, --layernorm-epsilon X Epsilon value for any LayerNorm/RMSNorm operations." in text
+    assert "--use-megatron-fsdp, --no-use-megatron-fsdp Slime's to set" in text
+    assert "--swiglu The MLP has a gate with SiLU. Compared with config.json." in text
+    assert main(["train", "--help"]) == 0
+    assert "(--help-megatron lists them)" in capsys.readouterr().out

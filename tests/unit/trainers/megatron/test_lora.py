@@ -1,0 +1,308 @@
+"""Adapters in Megatron's linears, in one process: against the embedded trainer, against PEFT, through checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.models.lora import LoraSettings
+from slime_core.protocols import MicroBatchOutput
+from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+from slime_core.trainers.megatron.model.norms import RMSNorm
+from slime_core.trainers.megatron.trainer import MegatronTrainer
+from slime_core.trainers.megatron.weights.lora import Adapter, Adapters, _normed
+from tests.backends.megatron import trainer_jobs as jobs
+from tests.backends.megatron.lora_jobs import LORA, MICRO_BATCHES, adapters_of, compare_adapters, three_steps
+from tests.megatron_models import save_tiny
+
+pytestmark = pytest.mark.backends
+
+Make = Callable[..., MegatronTrainer]
+ADAPTER, MODEL = "adapter/adapter_model.safetensors", "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    variants: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("dense", "qwen3-tied", {}),
+        ("other", "qwen3-tied", {"initializer_range": 0.2}),
+        ("experts", "qwen3-moe-mixed", {}),
+    )
+    for name, variant, changes in variants:
+        save_tiny(root / name, variant, vocab_size=jobs.VOCABULARY, num_hidden_layers=2, **changes)
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.fixture
+def make(models: dict[str, Path]) -> Iterator[Make]:
+    made: list[MegatronTrainer] = []
+
+    def build(model: str = "dense", role: Any = "actor", **overrides: Any) -> MegatronTrainer:
+        made.append(MegatronTrainer(jobs.settings(models[model], **{**LORA, **overrides}), role=role))
+        return made[-1]
+
+    yield build
+    for trainer in made:
+        trainer.close()
+    assert not torch.distributed.is_initialized()
+
+
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in trainer.named_weights()}
+
+
+def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return -output.log_probs.sum() / 50, {}
+
+
+def step(trainer: Any, rollout_id: int = 0) -> dict[str, float]:
+    data = jobs.batch()
+    data.rollout_id = rollout_id
+    metrics: dict[str, float] = trainer.train_step(data, MICRO_BATCHES, loss_fn).metrics
+    return metrics
+
+
+def log_probs(trainer: Any, role: Any = "actor") -> list[torch.Tensor]:
+    found: list[torch.Tensor] = trainer.log_probs(jobs.batch(), MICRO_BATCHES, role=role)
+    return found
+
+
+def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        ("dense", {}),
+        ("dense", {"lora_target_modules": ["q_proj", "v_proj", "up_proj"]}),
+        ("experts", {"recompute_granularity": "full"}),
+    ],
+    ids=["all-linear", "some matrices of a linear", "experts, recomputed"],
+)
+def test_three_steps_equal_the_embedded_trainers(
+    make: Make, models: dict[str, Path], tmp_path: Path, model: str, flags: dict[str, Any]
+) -> None:
+    found = three_steps(make(model, **flags), tmp_path / "megatron")
+    embedded = EmbeddedTrainer(jobs.settings(models[model], **{**LORA, **flags}))
+    expected = three_steps(embedded, tmp_path / "embedded")
+    compare_adapters([found], expected)
+    for name, tensor in load_file(models[model] / MODEL).items():
+        adapted = f"{name.removesuffix('weight')}lora_A" in found["adapters"]
+        assert torch.equal(found["weights"][name], tensor) != adapted, "what has no adapter stays as it is"
+
+
+def test_before_the_first_step_it_is_the_base(make: Make, models: dict[str, Path]) -> None:
+    trainer = make()
+    first = log_probs(trainer)
+    stored = load_file(models["dense"] / MODEL)
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in trainer.named_weights())
+    trainer.close()
+    assert equal(log_probs(make(lora_rank=None)), first)
+
+
+@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "up_proj"]])
+def test_peft_opens_the_adapter_and_transformers_the_merged_model(
+    make: Make, models: dict[str, Path], tmp_path: Path, targets: list[str]
+) -> None:
+    import peft
+
+    trainer = make(lora_target_modules=targets, rollout_temperature=1.0)
+    for _ in range(2):
+        step(trainer)
+    trainer.save(tmp_path)
+    assert not (tmp_path / "trainer" / "model").exists(), "no second copy"
+    data, position = jobs.batch(), 5
+    ids, response = torch.tensor(data.tokens[position]), data.response_lengths[position]
+    expected = log_probs(trainer)[position]
+    base = AutoModelForCausalLM.from_pretrained(models["dense"])
+
+    def found(model: Any) -> torch.Tensor:
+        log_p = torch.log_softmax(model(ids[None]).logits[0, -response - 1 : -1], -1)
+        return log_p.gather(1, ids[-response:, None]).squeeze(1)
+
+    assert not torch.allclose(found(base), expected, atol=1e-2), "the adapters do something"
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for model in (peft.PeftModel.from_pretrained(base, tmp_path / "adapter"), whole):
+        torch.testing.assert_close(found(model), expected, rtol=0, atol=1e-5)
+
+
+def test_the_reference_takes_no_copy_of_the_model_and_may_follow(make: Make) -> None:
+    trainer = make(use_kl_loss=True, keep_old_actor=True)
+    assert sum(t.numel() for t in trainer.models.sets.tensors("ref").values()) == trained_numbers(trainer)
+    first = log_probs(trainer)
+    step(trainer)
+    after = log_probs(trainer)
+    assert not equal(after, first)
+    assert equal(log_probs(trainer, "ref"), first)
+    assert equal(log_probs(trainer, "old_actor"), first)
+    trainer.update_reference()
+    trainer.update_old_actor()
+    step(trainer)
+    assert equal(log_probs(trainer, "ref"), after)
+    assert equal(log_probs(trainer, "old_actor"), after)
+    assert not equal(log_probs(trainer), after)
+
+
+def trained_numbers(trainer: MegatronTrainer) -> int:
+    return sum(p.numel() for chunk in trainer.models.chunks for p in chunk.parameters() if p.requires_grad)
+
+
+def test_a_reference_of_other_weights_has_no_adapters_until_it_is_moved(make: Make, models: dict[str, Path]) -> None:
+    plain = make("other", lora_rank=None)
+    others = log_probs(plain)
+    plain.close()
+    trainer = make(use_kl_loss=True, ref_load=str(models["other"]), ref_update_interval=1)
+    step(trainer)
+    assert equal(log_probs(trainer, "ref"), others)
+    now = log_probs(trainer)
+    trainer.update_reference()
+    step(trainer)
+    assert equal(log_probs(trainer, "ref"), now)
+
+
+@pytest.mark.parametrize("flags", [{}, {"dtype": "bfloat16", "save_dtype": "bfloat16"}])
+def test_a_checkpoint_goes_on_bit_for_bit(make: Make, tmp_path: Path, flags: dict[str, Any]) -> None:
+    flags = {"use_kl_loss": True, "ref_update_interval": 1, **flags}
+    first = make(**flags)
+    step(first)
+    first.update_reference()
+    step(first)
+    first.save(tmp_path / "checkpoint")
+    metrics, after, reference = step(first), weights(first), log_probs(first, "ref")
+    first.save(tmp_path / "end")
+    first.close()
+    second = make(**flags, seed=5)
+    second.load(tmp_path / "checkpoint")
+    assert step(second) == metrics
+    assert all(torch.equal(after[name], tensor) for name, tensor in second.named_weights())
+    assert equal(log_probs(second, "ref"), reference)
+    second.save(tmp_path / "again")
+    assert (tmp_path / "again" / ADAPTER).read_bytes() == (tmp_path / "end" / ADAPTER).read_bytes()
+
+
+def test_trainers_take_each_others_adapters(make: Make, models: dict[str, Path], tmp_path: Path) -> None:
+    embedded = EmbeddedTrainer(jobs.settings(models["dense"], **LORA))
+    step(embedded)
+    embedded.save(tmp_path / "first")
+    trainer = make(finetune=True)
+    trainer.load(tmp_path / "first")
+    trainer.save(tmp_path / "second")
+    again = EmbeddedTrainer(jobs.settings(models["dense"], **LORA, finetune=True))
+    again.load(tmp_path / "second")
+    again.save(tmp_path / "third")
+    assert len({(tmp_path / name / ADAPTER).read_bytes() for name in ("first", "second", "third")}) == 1
+
+
+def test_what_does_not_fit_is_refused(make: Make, tmp_path: Path) -> None:
+    plain = make(lora_rank=None)
+    plain.save(tmp_path / "plain")
+    plain.close()
+    trainer = make()
+    step(trainer)
+    trainer.save(tmp_path / "adapted")
+    with pytest.raises(CheckpointError, match=r"no adapters in it .* name it as --hf-checkpoint"):
+        trainer.load(tmp_path / "plain")
+    trainer.close()
+    for change, message in (
+        ({"model": "other"}, "trained on other weights than --hf-checkpoint .*other: merged, model"),
+        ({"lora_alpha": 2.0}, "--lora-alpha was 8.0, is 2.0"),
+        ({"lora_target_modules": ["q_proj"]}, "an adapter of .*, which this run does not adapt"),
+    ):
+        other = make(**change)
+        with pytest.raises(CheckpointError, match=message):
+            other.load(tmp_path / "adapted")
+        other.close()
+
+
+def test_bfloat16_keeps_adapters_in_float32(make: Make) -> None:
+    trainer = make(dtype="bfloat16", lr=1e-6, lr_warmup_iters=0, lr_warmup_init=0.0, lr_decay_style="constant")
+    step(trainer)
+    first = adapters_of(trainer)
+    step(trainer)
+    for name, tensor in adapters_of(trainer).items():
+        assert tensor.dtype == torch.float32
+        assert not torch.equal(tensor, first[name]), "a step smaller than a bfloat16 can show"
+    assert all(tensor.dtype == torch.bfloat16 for tensor in weights(trainer).values())
+
+
+def test_parameters_are_chosen_by_name_among_the_adapters(make: Make) -> None:
+    trainer = make(only_train_params_name_list=[r"layers\.1\.mlp"], recompute_granularity="full")
+    before = weights(trainer)
+    step(trainer)
+    changed = {name for name, tensor in weights(trainer).items() if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if "layers.1.mlp" in name}
+    trainer.close()
+    with pytest.raises(ConfigError, match="no parameter is left to train"):
+        make(only_train_params_name_list=["embed_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lora_target_modules": ["qproj"]}, "--lora-target-modules qproj: no such module in this model"),
+        ({"lora_target_modules": ["gate_proj"], "model": "experts"}, "routed experts of that name, which get none"),
+        ({"lora_rank": 33}, "--lora-rank 33: .* of no larger rank"),
+        ({"lora_dropout": 0.1}, "--lora-dropout 0.1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Make, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**change)
+    assert not torch.distributed.is_initialized(), "a trainer that cannot be built leaves its groups"
+
+
+def test_shared_experts_beside_the_dispatcher_get_no_adapters(make: Make) -> None:
+    """It needs CUDA streams, so the field is set once the model is there."""
+    models = make(lora_rank=None).models
+    models.config.moe_shared_expert_overlap = True
+    with pytest.raises(ConfigError, match="--moe-shared-expert-overlap with --lora-rank"):
+        Adapters(models.chunks, models.family, LoraSettings(4, 8.0, ("all-linear",)), seed=0)
+
+
+def test_a_critic_is_trained_in_full(make: Make) -> None:
+    critic = make(role="critic")
+    assert critic.models.adapters is None
+    assert trained_numbers(critic) == sum(p.numel() for chunk in critic.models.chunks for p in chunk.parameters())
+
+
+def test_what_is_added_is_what_is_merged() -> None:
+    """Of a linear with three matrices of which the second is not adapted."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.tensor([0, 0, -1, 1, 1, 0])
+    up = torch.randn(6, 2, generator=generator) * (matrix >= 0)[:, None]
+    adapter = Adapter(torch.randn(4, 5, generator=generator), up, matrix, 0.5, "nothing", sequence_parallel=False)
+    weight, x = torch.randn(6, 5, generator=generator), torch.randn(3, 1, 5, generator=generator)
+    merged = adapter.merged(weight)
+    assert torch.equal(merged[2], weight[2])
+    torch.testing.assert_close(x @ weight.t() + adapter(x), x @ merged.t())
+    assert adapter.merged(weight.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_the_norm_within_a_linear_is_the_norm_before_it(zero_centered: bool) -> None:
+    """By the attributes that Transformer Engine's linears with a norm have."""
+    config = SimpleNamespace(
+        normalization="RMSNorm",
+        params_dtype=torch.float32,
+        layernorm_zero_centered_gamma=zero_centered,
+        sequence_parallel=False,
+    )
+    norm = RMSNorm(config, 5, eps=1e-5)
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(-1, 1, 5))
+    x = torch.randn(3, 1, 5, generator=torch.Generator().manual_seed(0))
+    linear = SimpleNamespace(
+        layer_norm_weight=norm.weight, normalization="RMSNorm", eps=1e-5, zero_centered_gamma=zero_centered
+    )
+    torch.testing.assert_close(_normed(linear, x), norm(x))
+    assert _normed(SimpleNamespace(), x) is x

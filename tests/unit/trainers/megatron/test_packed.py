@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime_core.errors import TrainError
+from slime_core.testing.contracts.trainer import example_batch
+from slime_core.trainers.megatron.step.packed import PackedBatch, Packing, pack, pack_nothing
+
+CPU = torch.device("cpu")
+VOCABULARY = 99
+
+
+def parts(positions: list[int], context: int, multiple: int = 1, least: int = 0) -> list[PackedBatch]:
+    """What each context-parallel rank gets."""
+    batch = example_batch()
+    return [pack(batch, positions, VOCABULARY, Packing(r, context, multiple, least), CPU) for r in range(context)]
+
+
+def whole(found: list[PackedBatch], name: str, places: str, total: int) -> list[int]:
+    """A column of all ranks, put where it belongs; -1 where nothing came."""
+    out = [-1] * total
+    for micro in found:
+        for value, place in zip(getattr(micro, name).tolist(), getattr(micro, places).tolist(), strict=True):
+            assert out[place] == -1, "two ranks have it"
+            out[place] = value
+    return out
+
+
+def test_the_example_of_the_module() -> None:
+    batch = example_batch()
+    batch.tokens, batch.response_lengths = [[11, 12, 13, 14, 15], [21, 22, 23]], [2, 2]
+    found = [pack(batch, [0, 1], VOCABULARY, Packing(r, 2), CPU) for r in range(2)]
+    assert [m.token_ids[0].tolist() for m in found] == [[11, 12, 0, 0, 21, 0], [13, 14, 15, 0, 22, 23]]
+    assert [m.position_ids[0].tolist() for m in found] == [[0, 1, 6, 7, 0, 3], [2, 3, 4, 5, 1, 2]]
+    assert found[0].boundaries.tolist() == found[1].boundaries.tolist() == [0, 8, 12]
+    # Predictors of 14, 15, 22 and 23: that of 22 is on rank 0, the others on rank 1.
+    assert [m.rows.tolist() for m in found] == [[4], [0, 1, 4]]
+    assert [m.targets.tolist() for m in found] == [[22], [14, 15, 23]]
+    assert [m.places.tolist() for m in found] == [[2], [0, 1, 3]]
+    assert [m.padding[0].tolist() for m in found] == [
+        [False, False, True, True, False, True],
+        [False] * 3 + [True] + [False] * 2,
+    ]
+
+
+@pytest.mark.parametrize("context", [1, 2, 4])
+@pytest.mark.parametrize("multiple", [1, 3, 8])
+def test_every_token_and_target_is_on_one_rank(context: int, multiple: int) -> None:
+    batch, positions = example_batch(), [2, 0, 3]
+    found = parts(positions, context, multiple)
+    tokens = [t for p in positions for t in batch.tokens[p]]
+    responses = [t for p in positions for t in batch.tokens[p][-batch.response_lengths[p] :]]
+    first = found[0]
+    assert (first.num_tokens, first.num_responses) == (len(tokens), len(responses))
+    assert whole(found, "targets", "places", len(responses)) == responses
+    held = [-1] * len(tokens)
+    for micro in found:
+        here = micro.token_ids[0][micro.token_rows].tolist()
+        for token, place in zip(here, micro.token_places.tolist(), strict=True):
+            held[place] = token
+        assert micro.token_ids.shape[1] % multiple == 0
+        assert micro.token_ids.shape == first.token_ids.shape
+        assert micro.token_ids.shape[1] * context == micro.boundaries[-1]
+        assert not bool(micro.padding[0][micro.token_rows].any())
+        assert int((~micro.padding).sum()) == len(micro.token_rows)
+    assert held == tokens
+
+
+def test_a_row_predicts_the_token_after_it() -> None:
+    (micro,) = parts([1, 2], 1)
+    following = micro.token_ids[0][micro.rows + 1]
+    assert following.tolist() == micro.targets.tolist()
+
+
+def test_the_last_segment_is_padding() -> None:
+    (micro,) = parts([0], 1, multiple=4)
+    assert micro.boundaries.tolist() == [0, 6, 8]
+    assert micro.position_ids[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert micro.longest == 6
+    (longer,) = parts([0], 1, multiple=4, least=17)
+    assert longer.boundaries.tolist() == [0, 6, 20]
+    assert longer.longest == 14
+
+
+def test_sequence_params_are_megatrons() -> None:
+    micro = parts([0, 1], 2)[1]
+    params = micro.sequence_params()
+    assert params.qkv_format == "thd"
+    assert params.cu_seqlens_q.dtype == torch.int32
+    assert params.cu_seqlens_kv_padded.tolist() == micro.boundaries.tolist()
+
+
+def test_an_idle_micro_batch_has_nothing_to_say() -> None:
+    micro = pack_nothing(Packing(1, 2, 3), CPU)
+    assert micro.positions == []
+    assert bool(micro.padding.all())
+    assert micro.token_ids.shape == (1, 6)
+    assert micro.rows.numel() == micro.token_rows.numel() == micro.num_responses == 0
+
+
+def test_a_sample_without_response_has_no_rows() -> None:
+    batch = example_batch()
+    batch.response_lengths[1] = 0
+    micro = pack(batch, [1], VOCABULARY, Packing(), CPU)
+    assert micro.rows.numel() == 0
+    assert micro.num_tokens == len(batch.tokens[1])
+
+
+@pytest.mark.parametrize(("positions", "vocabulary", "message"), [([], 99, "without samples"), ([2], 5, "outside")])
+def test_what_cannot_be_packed(positions: list[int], vocabulary: int, message: str) -> None:
+    with pytest.raises(TrainError, match=message):
+        pack(example_batch(), positions, vocabulary, Packing(), CPU)

@@ -1,0 +1,247 @@
+"""One process, real Megatron: what the parity tests over ranks do not look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.errors import ConfigError, PluginError, TrainError
+from slime_core.protocols import MicroBatchOutput
+from slime_core.trainers.embedded.optimizer import MAX_CONSECUTIVE_SKIPS
+from slime_core.trainers.megatron.trainer import MegatronTrainer
+from tests.backends.megatron import trainer_jobs as jobs
+from tests.megatron_models import save_tiny
+
+MICRO_BATCHES = [[0, 1, 2], [3, 4, 5, 6, 7]]
+Make = Callable[..., MegatronTrainer]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    for name, variant, changes in (
+        ("qwen3", "qwen3-tied", {}),
+        ("other weights", "qwen3-tied", {"initializer_range": 0.2}),
+        ("other architecture", "qwen2", {"num_hidden_layers": 3}),
+    ):
+        save_tiny(root / name, variant, **changes)
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.fixture
+def make(models: dict[str, Path]) -> Iterator[Make]:
+    made: list[MegatronTrainer] = []
+
+    def build(role: str = "actor", model: str = "qwen3", **overrides: Any) -> MegatronTrainer:
+        settings = jobs.settings(models[model], **overrides)
+        made.append(MegatronTrainer(settings, role=role))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield build
+    for trainer in made:
+        trainer.close()
+    assert not torch.distributed.is_initialized()
+
+
+def weights(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in trainer.named_weights()}
+
+
+def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return -output.log_probs.sum() / 50, {}
+
+
+def step(trainer: MegatronTrainer, rollout_id: int = 0, loss: Any = loss_fn) -> dict[str, float]:
+    data = jobs.batch()
+    data.rollout_id = rollout_id
+    return trainer.train_step(data, MICRO_BATCHES, loss).metrics
+
+
+def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def log_probs(trainer: MegatronTrainer, role: Any = "actor") -> list[torch.Tensor]:
+    return trainer.log_probs(jobs.batch(), MICRO_BATCHES, role=role)
+
+
+def test_frozen_models_keep_their_weights(make: Make, models: dict[str, Path]) -> None:
+    own = {"use_kl_loss": True, "use_opd": True, "opd_type": "megatron", "keep_old_actor": True}
+    teacher = str(models["other weights"])
+    trainer = make(**own, opd_teacher_load=teacher)
+    first = log_probs(trainer)
+    assert equal(log_probs(trainer, "ref"), first)
+    assert equal(log_probs(trainer, "old_actor"), first)
+    before = weights(trainer)
+    of_teacher = log_probs(trainer, "teacher")
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(trainer).items())
+    step(trainer)
+    after = log_probs(trainer)
+    assert not equal(after, first)
+    assert equal(log_probs(trainer, "ref"), first)
+    assert equal(log_probs(trainer, "teacher"), of_teacher)
+    trainer.update_old_actor()
+    trainer.update_reference()
+    step(trainer)
+    assert equal(log_probs(trainer, "old_actor"), after)
+    assert equal(log_probs(trainer, "ref"), after)
+    trainer.close()
+    assert equal(log_probs(make(model="other weights")), of_teacher)
+
+
+def test_passes_of_others_do_not_disturb_the_step(make: Make) -> None:
+    """The same two steps with and without passes of the reference between them, bit for bit."""
+    found = []
+    for passes in (False, True):
+        trainer = make(use_kl_loss=True, dtype="bfloat16")
+        step(trainer)
+        if passes:
+            log_probs(trainer, "ref")
+        step(trainer)
+        found.append(weights(trainer))
+        trainer.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_a_teacher_of_another_architecture(make: Make, models: dict[str, Path]) -> None:
+    teacher = str(models["other architecture"])
+    trainer = make(use_opd=True, opd_type="megatron", opd_teacher_load=teacher)
+    found = log_probs(trainer, "teacher")
+    trainer.close()
+    assert equal(found, log_probs(make(model="other architecture")))
+
+
+def test_a_moving_reference_has_the_actors_architecture(make: Make, models: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="another architecture"):
+        make(use_kl_loss=True, ref_load=str(models["other architecture"]), ref_update_interval=1)
+    assert not torch.distributed.is_initialized(), "a trainer that cannot be built leaves its groups"
+
+
+def test_a_role_that_is_not_there_says_when_it_is(make: Make) -> None:
+    trainer = make()
+    with pytest.raises(TrainError, match="'ref' model; it is loaded when --kl-coef"):
+        log_probs(trainer, "ref")
+    with pytest.raises(TrainError, match="--keep-old-actor"):
+        trainer.update_old_actor()
+    with pytest.raises(TrainError, match="role='critic'"):
+        trainer.values(jobs.batch(), MICRO_BATCHES)
+
+
+def test_samples_that_are_left_out(make: Make) -> None:
+    trainer = make()
+    with pytest.raises(TrainError, match=r"samples at \[4, 5, 6, 7\] are in no micro-batch"):
+        trainer.log_probs(jobs.batch(), [[0, 1, 2, 3]])
+    with pytest.raises(TrainError, match="without micro-batches"):
+        trainer.train_step(jobs.batch(), [], loss_fn)
+
+
+def test_a_step_that_is_not_finite_changes_nothing(make: Make) -> None:
+    trainer = make()
+    step(trainer)
+    before = weights(trainer)
+
+    def broken(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return output.log_probs.sum() * math.inf, {}
+
+    for _ in range(MAX_CONSECUTIVE_SKIPS - 1):
+        metrics = step(trainer, loss=broken)
+        assert metrics["skipped_steps"] == 1
+        assert not math.isfinite(metrics["grad_norm"])
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(trainer).items())
+    assert trainer.optimizer.steps == 1
+    with pytest.raises(TrainError, match="optimizer steps in a row"):
+        step(trainer, loss=broken)
+    assert step(trainer)["skipped_steps"] == 0
+
+
+def test_a_loss_without_gradient(make: Make) -> None:
+    """As of a micro-batch whose samples are all masked."""
+    trainer = make(weight_decay=0.0)
+    before = weights(trainer)
+    metrics = step(trainer, loss=lambda output: (torch.tensor(2.0), {"loss": torch.tensor(2.0)}))
+    assert (metrics["loss"], metrics["grad_norm"]) == (4.0, 0.0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(trainer).items())
+
+
+@pytest.mark.parametrize("flags", [{"use_stateless_adam": True}, {"reset_optimizer_states": True}])
+def test_moments_are_forgotten_as_the_embedded_trainer_does(
+    make: Make, models: dict[str, Path], flags: dict[str, Any]
+) -> None:
+    from slime_core.trainers.embedded.trainer import EmbeddedTrainer
+
+    found = []
+    for trainer in (make(**flags), EmbeddedTrainer(jobs.settings(models["qwen3"], **flags))):
+        for rollout_id in (0, 0, 1):
+            step(trainer, rollout_id)  # type: ignore[arg-type]
+        found.append(weights(trainer))  # type: ignore[arg-type]
+    for name, tensor in found[0].items():
+        # A first step goes by the sign of the gradient, which rounding decides where it is nearly zero.
+        apart = (tensor - found[1][name]).abs() > 1e-4
+        assert apart.float().mean() < 5e-3, name
+
+
+def test_only_some_parameters_are_trained(make: Make) -> None:
+    trainer = make(only_train_params_name_list=[r"layers\.2\.mlp", "norm"], recompute_granularity="full")
+    before = weights(trainer)
+    step(trainer)
+    changed = {name for name, tensor in weights(trainer).items() if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if "layers.2.mlp" in name or "norm" in name}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"only_train_params_name_list": ["q_proj"]}, "Megatron keeps .*q_proj.* in one parameter"),
+        ({"only_train_params_name_list": ["nothing"]}, "no parameter is left to train"),
+        ({"only_train_params_name_list": ["a"], "freeze_params_name_list": ["b"]}, "give one of the two"),
+    ],
+)
+def test_a_choice_that_cannot_be(make: Make, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**flags)
+    assert not torch.distributed.is_initialized(), "a trainer that cannot be built leaves its groups"
+
+
+def test_functions_are_checked_before_anything_is_built(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "hooks.py"
+    file.write_text("def before_log_prob(args, model):\n    pass\n")
+    with pytest.raises(PluginError, match=r"\(args, model, store_prefix\)"):
+        make(custom_megatron_before_log_prob_hook_path=str(file))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, 2), ({"actor_num_gpus_per_node": 8}, 8), ({"actor_num_nodes": 2, "actor_num_gpus_per_node": 4}, 8)],
+)
+def test_how_many_processes_a_run_needs(given: dict[str, Any], expected: int) -> None:
+    args = SimpleNamespace(tensor_model_parallel_size=2, **given)
+    settings = SimpleNamespace(args=args, is_given=given.__contains__)
+    assert MegatronTrainer.processes(settings) == expected
+
+
+def test_processes_that_hold_no_whole_copies() -> None:
+    args = SimpleNamespace(tensor_model_parallel_size=2, actor_num_gpus_per_node=3)
+    with pytest.raises(ConfigError, match="3 ranks"):
+        MegatronTrainer.processes(SimpleNamespace(args=args, is_given={"actor_num_gpus_per_node"}.__contains__))
+
+
+def test_bfloat16_keeps_float32_weights_to_learn(make: Make) -> None:
+    """Steps smaller than a bfloat16 can show still add up."""
+    trainer = make(
+        dtype="bfloat16", lr=2e-5, lr_warmup_iters=0, lr_warmup_init=0.0, lr_decay_style="constant", weight_decay=0.0
+    )
+    before = weights(trainer)
+    assert all(tensor.dtype == torch.bfloat16 for tensor in before.values())
+    shares = []
+    for _ in range(12):
+        step(trainer)
+        now = weights(trainer)
+        moved = sum(int((now[name] != before[name]).sum()) for name in now)
+        shares.append(moved / sum(tensor.numel() for tensor in now.values()))
+    assert shares[0] < 0.5 * shares[-1]

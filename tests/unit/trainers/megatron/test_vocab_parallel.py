@@ -1,0 +1,141 @@
+"""In one process, which holds all columns, or plays ranks that hold some: the sums over ranks are then done here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.trainers.megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
+
+ROWS, TOKENS, WIDTH = 9, 11, 13
+PART = VocabularyPart.of_rank(0, WIDTH, TOKENS)
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64) * 3
+    return logits.to(dtype), torch.randint(0, TOKENS, (ROWS,), generator=generator)
+
+
+def closed_form(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p of the targets and -sum p log p over the tokens alone, in float64."""
+    z = logits[:, :TOKENS].double() / temperature
+    log_p = z - z.exp().sum(-1, keepdim=True).log()
+    return log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.mark.parametrize("chunk_size", [-1, 1, 4, 100])
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_values_and_gradients_are_the_closed_form(chunk_size: int, overwrite: bool, dtype: torch.dtype) -> None:
+    logits, targets = inputs(dtype)
+    weights = torch.linspace(-1, 2, ROWS)
+    expected_logits = logits.double().clone().requires_grad_()
+    wanted = closed_form(expected_logits, targets, 0.7)
+    (wanted[0] * weights + wanted[1] * weights.flip(0)).sum().backward()
+    leaf = logits.clone().requires_grad_()
+    log_probs, entropy = vocab_parallel_log_probs(
+        leaf * 1, targets, PART, temperature=0.7, chunk_size=chunk_size, with_entropy=True, overwrite=overwrite
+    )
+    assert entropy is not None
+    assert log_probs.dtype == entropy.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    (log_probs * weights + entropy * weights.flip(0)).sum().backward()
+    tight = 1e-12 if dtype == torch.float64 else 3e-6
+    torch.testing.assert_close(log_probs.double(), wanted[0], rtol=0, atol=tight)
+    torch.testing.assert_close(entropy.double(), wanted[1], rtol=0, atol=tight)
+    assert leaf.grad is not None
+    assert expected_logits.grad is not None
+    loose = tight if dtype != torch.bfloat16 else 3e-2
+    torch.testing.assert_close(leaf.grad.double(), expected_logits.grad, rtol=0, atol=loose)
+    assert not bool(leaf.grad[:, TOKENS:].any()), "padding of the vocabulary has a gradient"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradients_of_log_probs_alone(overwrite: bool, temperature: float) -> None:
+    """In float32 this is computed in the memory of the logits where they may be overwritten, and only there."""
+    logits, targets = inputs(torch.float32)
+    weights = torch.linspace(-1, 2, ROWS)
+    expected = logits.double().requires_grad_()
+    (closed_form(expected, targets, temperature)[0] * weights).sum().backward()
+    leaf = logits.clone().requires_grad_()
+    given = leaf * 1
+    log_probs, _ = vocab_parallel_log_probs(given, targets, PART, temperature=temperature, overwrite=overwrite)
+    (log_probs * weights).sum().backward()
+    assert leaf.grad is not None
+    assert expected.grad is not None
+    torch.testing.assert_close(leaf.grad.double(), expected.grad, rtol=0, atol=3e-6)
+    assert torch.equal(given.detach(), logits) is not overwrite
+
+
+def test_it_is_torchs_log_softmax() -> None:
+    logits, targets = inputs(torch.float32)
+    found, _ = vocab_parallel_log_probs(logits, targets, PART)
+    expected = torch.log_softmax(logits[:, :TOKENS], -1).gather(1, targets[:, None]).squeeze(1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_gradients_by_finite_differences() -> None:
+    logits, targets = inputs()
+
+    def both(z: torch.Tensor) -> Any:
+        return vocab_parallel_log_probs(z, targets, PART, temperature=1.3, chunk_size=2, with_entropy=True)
+
+    assert torch.autograd.gradcheck(both, (logits.requires_grad_(),))
+
+
+def test_the_input_is_left_as_it_is() -> None:
+    logits, targets = inputs(torch.float32)
+    before = logits.clone()
+    leaf = logits.requires_grad_()
+    vocab_parallel_log_probs(leaf, targets, PART, with_entropy=True)[0].sum().backward()
+    assert torch.equal(leaf.detach(), before)
+
+
+def test_overwritten_logits_are_the_gradient() -> None:
+    logits, targets = inputs(torch.float32)
+    leaf = logits.requires_grad_()
+    used = leaf * 1
+    vocab_parallel_log_probs(used, targets, PART, overwrite=True)[0].sum().backward()
+    assert leaf.grad is not None
+    assert torch.equal(used.detach(), leaf.grad)
+
+
+def test_only_the_log_probs_need_a_gradient() -> None:
+    logits, targets = inputs()
+    leaf, alone = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    vocab_parallel_log_probs(leaf, targets, PART, with_entropy=True)[0].sum().backward()
+    vocab_parallel_log_probs(alone, targets, PART)[0].sum().backward()
+    torch.testing.assert_close(leaf.grad, alone.grad)
+
+
+def test_impossible_tokens_count_nothing() -> None:
+    logits, targets = inputs()
+    logits[:, 3] = -torch.inf
+    targets[:] = 4
+    leaf = logits.requires_grad_()
+    log_probs, entropy = vocab_parallel_log_probs(leaf, targets, PART, with_entropy=True)
+    assert entropy is not None
+    (log_probs + entropy).sum().backward()
+    assert leaf.grad is not None
+    assert bool(entropy.isfinite().all())
+    assert bool(leaf.grad.isfinite().all())
+
+
+def test_no_rows() -> None:
+    logits = torch.zeros(0, WIDTH, requires_grad=True)
+    log_probs, entropy = vocab_parallel_log_probs(logits, torch.zeros(0, dtype=torch.int64), PART, with_entropy=True)
+    assert entropy is not None
+    (log_probs.sum() + entropy.sum()).backward()
+    assert log_probs.shape == entropy.shape == (0,)
+    assert logits.grad is not None
+    assert logits.grad.shape == (0, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"), [(0, VocabularyPart(0, 8)), (1, VocabularyPart(8, 3)), (2, VocabularyPart(16, 0))]
+)
+def test_the_last_ranks_have_the_padding(rank: int, expected: VocabularyPart) -> None:
+    assert VocabularyPart.of_rank(rank, 8, TOKENS) == expected

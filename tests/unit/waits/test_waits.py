@@ -1,0 +1,440 @@
+"""The table, its board, stall reports, the watchdog and bounded waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import timeit
+
+import pytest
+
+from slime_core.errors import RolloutError
+from slime_core.waits import board as board_module
+from slime_core.waits import (
+    call_within,
+    current,
+    gave_up,
+    progress,
+    stall_report,
+    start_board,
+    stop_board,
+    table,
+    waiting,
+    watchdog,
+    within,
+)
+from slime_core.waits.board import Board, rows
+from slime_core.waits.stacks import stacks
+
+
+@pytest.fixture(autouse=True)
+def own_table(monkeypatch):
+    """Other tests of this process may have left tasks behind that wait for ever."""
+    monkeypatch.setattr(table, "_table", {})
+    monkeypatch.setattr(table, "_progress", {})
+
+
+@pytest.fixture
+def board(tmp_path, monkeypatch):
+    monkeypatch.setattr(board_module, "_TICK", 0.01)
+    monkeypatch.setattr(board_module, "_BETWEEN", 0.0)
+    yield start_board(tmp_path, "rank 0")
+    stop_board()
+    table.forget_all()
+
+
+def _until(found, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+    return value
+
+
+def _read(board):
+    return json.loads(board.path.read_text())
+
+
+# -- the table ---------------------------------------------------------------------------------------
+
+
+def test_waits_nest_and_end() -> None:
+    with waiting("outer", deadline=None, then="as long as it takes"):
+        with waiting("inner", deadline=2.0, then="fails"):
+            assert [w.what for w in current()] == ["outer", "inner"]
+            assert current()[1].overdue < 0
+            assert current()[0].overdue == float("-inf")
+        assert [w.what for w in current()] == ["outer"]
+    assert current() == []
+
+
+def test_an_error_ends_the_wait_and_passes() -> None:
+    with pytest.raises(KeyError), waiting("x", deadline=1.0, then="fails"):
+        raise KeyError
+    assert current() == []
+
+
+async def test_tasks_and_threads_have_rows_of_their_own() -> None:
+    go, there = threading.Event(), threading.Event()
+
+    def in_thread() -> None:
+        with waiting("thread", deadline=None, then="-"):
+            there.set()
+            go.wait(5)
+
+    async def in_task(number: int) -> None:
+        with waiting("task", deadline=1.0, then="-"):
+            await asyncio.Event().wait()
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    tasks = [asyncio.create_task(in_task(i)) for i in range(3)]
+    await asyncio.sleep(0)
+    there.wait(5)
+    found = {row["what"]: row for row in rows(current())}
+    assert (found["task"]["number"], found["task"]["in"]) == (3, "task")
+    assert (found["thread"]["number"], found["thread"]["in"]) == (1, "thread")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    go.set()
+    thread.join(5)
+    assert current() == []
+
+
+def test_a_coroutine_that_is_thrown_away_waits_no_more() -> None:
+    async def forgotten() -> None:
+        with waiting("forgotten", deadline=1.0, then="-"):
+            await asyncio.sleep(0)
+
+    coroutine = forgotten()
+    coroutine.send(None)
+    assert [w.what for w in current()] == ["forgotten"]
+    del coroutine
+    gc.collect()
+    assert current() == []
+
+
+def test_a_wait_costs_microseconds() -> None:
+    def one() -> None:
+        with waiting("reward", deadline=30.0, then="the sample fails"):
+            pass
+
+    seconds = min(timeit.repeat(one, number=2000, repeat=5)) / 2000
+    assert seconds < 5e-6, "2e-6 is promised; the rest is for a busy machine"
+
+
+# -- the board ---------------------------------------------------------------------------------------
+
+
+def test_the_board_tells_who_waits_for_what(board) -> None:
+    progress(rollout_id=3)
+    with waiting("weights", deadline=0.0, then="the run stops"):
+        said = _until(lambda: (b := _read(board))["waits"] and b)
+    assert (said["role"], said["pid"]) == ("rank 0", os.getpid())
+    assert said["progress"]["rollout_id"] == 3
+    (row,) = said["waits"]
+    assert (row["what"], row["then"], row["overdue"], row["in"]) == ("weights", "the run stops", True, "thread")
+    _until(lambda: not _read(board)["waits"])
+
+
+def test_a_board_says_nothing_new_when_nothing_changes(board) -> None:
+    before = board.path.stat().st_mtime_ns
+    time.sleep(0.1)
+    assert board.path.stat().st_mtime_ns == before
+
+
+def test_heartbeat(board, monkeypatch) -> None:
+    monkeypatch.setattr(board_module, "HEARTBEAT", 0.02)
+    before = _read(board)["heartbeat"]
+    _until(lambda: _read(board)["heartbeat"] > before)
+
+
+def test_many_waits_are_cut(board) -> None:
+    entered = [waiting(f"w{i}", deadline=None, then="-") for i in range(150)]
+    for wait in entered:
+        wait.__enter__()
+    said = board.describe()
+    assert (len(said["waits"]), said["left_off"], said["waits"][0]["what"]) == (100, 50, "w0")
+
+
+def test_a_clean_end_leaves_nothing(board) -> None:
+    board.path.with_suffix(".ask").write_text("x")
+    stop_board()
+    stop_board()
+    assert list(board.path.parent.iterdir()) == []
+
+
+def test_boards_of_dead_processes_of_this_host_are_swept(tmp_path) -> None:
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait(10)
+    waits = tmp_path / "waits"
+    waits.mkdir()
+    host = Board(tmp_path, "x").describe()["host"]
+    (waits / "dead.json").write_text(json.dumps({"host": host, "pid": done.pid, "birth": ""}))
+    (waits / "reused.json").write_text(json.dumps({"host": host, "pid": os.getpid(), "birth": "1"}))
+    (waits / "elsewhere.json").write_text(json.dumps({"host": "other", "pid": done.pid, "birth": ""}))
+    board = start_board(tmp_path, "x")
+    assert sorted(p.name for p in waits.iterdir()) == ["elsewhere.json", board.path.name]
+    stop_board()
+
+
+def test_a_forked_child_is_not_the_run(board) -> None:
+    with waiting("parent's", deadline=None, then="-"):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if current() == [] and stall_report("x") is None else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert board.path.exists()
+
+
+def test_a_full_disk_is_logged_once_and_ends_nothing(board, monkeypatch, caplog) -> None:
+    tried = []
+
+    def full(path, text):
+        tried.append(path)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(board_module, "replace_text", full)
+    for number in range(3):
+        progress(rollout_id=number)
+        seen = len(tried)
+        _until(lambda seen=seen: len(tried) > seen)
+    assert [r.message for r in caplog.records] == ["waits are not published: [Errno 28] No space left on device"]
+
+
+# -- stacks and stall reports ------------------------------------------------------------------------
+
+
+async def test_stacks_go_down_to_the_line_that_waits() -> None:
+    async def deep() -> None:
+        await asyncio.Event().wait()  # the line
+
+    async def middle() -> None:
+        await deep()
+
+    tasks = [asyncio.create_task(middle(), name=f"m{i}") for i in range(3)]
+    await asyncio.sleep(0)
+    text = stacks([asyncio.get_running_loop()])
+    assert "await asyncio.Event().wait()  # the line" in text
+    assert "task m0 and 2 more at the same place" in text
+    assert "thread MainThread" in text
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_request_for_stacks_is_answered(board) -> None:
+    board.path.with_suffix(".ask").write_text("question 7")
+    answer = board.path.with_suffix(".stacks")
+    _until(answer.exists)
+    assert answer.read_text().startswith("question 7\nthread ")
+    assert not board.path.with_suffix(".ask").exists()
+
+
+def test_stall_report(board) -> None:
+    (board.path.parent / "other-1.json").write_text('{"role": "rank 1", "waits": ["broadcast"]}')
+    with waiting("the reward of group 4", deadline=1.0, then="retried"):
+        message = gave_up("Reward of group 4!", 1.0, "policy retry")
+    assert message.startswith("Reward of group 4!: not done within 1 s (policy retry); waits and stacks: ")
+    (path,) = (board.run_dir / "stalls").iterdir()
+    assert str(path) in message
+    assert path.name.endswith("-reward-of-group-4.txt")
+    text = path.read_text()
+    assert "the reward of group 4 (deadline 1 s; then: retried)" in text
+    assert '"rank 1"' in text
+    assert "thread MainThread" in text
+
+
+def test_there_are_only_so_many_reports(board, monkeypatch) -> None:
+    monkeypatch.setattr("slime_core.waits.stalls._MOST_REPORTS", 2)
+    assert [stall_report("x") is not None for _ in range(4)] == [True, True, False, False]
+
+
+def test_without_a_run_directory_messages_name_no_report() -> None:
+    assert gave_up("x", 2.0) == "x: not done within 2 s"
+
+
+def test_a_report_that_cannot_be_written_hides_nothing(board, caplog) -> None:
+    (board.run_dir / "stalls").write_text("not a directory")
+    assert gave_up("x", 2.0) == "x: not done within 2 s"
+    assert "no stall report" in caplog.text
+
+
+# -- the watchdog ------------------------------------------------------------------------------------
+
+
+def _overdue(seconds, **details):
+    entered = waiting("save", deadline=1.0, then="the run stops", **details)
+    entered.__enter__().since -= 1.0 + seconds
+    return entered
+
+
+def test_the_watchdog_reports_once_what_is_overdue(board, caplog) -> None:
+    wait = _overdue(watchdog.GRACE + 1)
+    watchdog.watch(current())
+    watchdog.watch(current())
+    wait.__exit__(None, None, None)
+    assert caplog.text.count("save: not done within 1 s") == 1
+    assert len(list((board.run_dir / "stalls").iterdir())) == 1
+
+
+def test_the_watchdog_leaves_a_late_mechanism_its_grace(board, caplog) -> None:
+    wait = _overdue(1.0)
+    watchdog.watch(current())
+    wait.__exit__(None, None, None)
+    assert caplog.text == ""
+
+
+def test_the_watchdog_ends_only_what_declares_it() -> None:
+    ended: list[str] = []
+    wait, other = _overdue(60, stop=True), _overdue(60)
+    watchdog.watch(current(), ended.append)
+    for each in (wait, other):
+        each.__exit__(None, None, None)
+    assert len(ended) == 1
+    assert ended[0].startswith("save: not done within 1 s")
+
+
+def test_a_process_that_stands_in_c_is_ended(tmp_path) -> None:
+    code = f"""
+import time
+from slime_core.waits import start_board, waiting, board, watchdog
+board._TICK, watchdog.GRACE = 0.01, 0.05
+start_board({str(tmp_path)!r}, "rank 0")
+with waiting("a collective", deadline=0.05, then="this process ends", stop=True):
+    time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 75
+    assert "slime: error: a collective: not done within 0.05 s" in done.stderr
+    (report,) = (tmp_path / "stalls").iterdir()
+    assert "time.sleep(60)" in report.read_text() or "<string>" in report.read_text()
+
+
+# -- bounded waits -----------------------------------------------------------------------------------
+
+
+async def test_within_returns_and_raises_what_it_waits_for() -> None:
+    async def answer() -> int:
+        return 7
+
+    async def fail() -> int:
+        raise KeyError("mine")
+
+    keywords = {"deadline": 1.0, "then": "the run stops", "error": RolloutError}
+    assert await within(answer(), "x", **keywords) == 7
+    with pytest.raises(KeyError, match="mine"):
+        await within(fail(), "x", **keywords)
+
+
+async def test_within_gives_up_with_a_report(board) -> None:
+    async def hangs() -> None:
+        await asyncio.Event().wait()  # here
+
+    with pytest.raises(RolloutError, match=r"prompts: not done within 0.02 s \(the run stops\); waits and stacks: "):
+        await within(hangs(), "prompts", deadline=0.02, then="the run stops", error=RolloutError)
+    (report,) = (board.run_dir / "stalls").iterdir()
+    assert "await asyncio.Event().wait()  # here" in report.read_text(), "it still stood there"
+
+
+async def test_within_does_not_rely_on_being_obeyed(monkeypatch) -> None:
+    monkeypatch.setattr("slime_core.waits.bounded._GRACE", 0.01)
+    release = asyncio.Event()
+
+    async def deaf() -> None:
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await release.wait()
+
+    with pytest.raises(RolloutError):
+        await within(deaf(), "x", deadline=0.01, then="-", error=RolloutError)
+    release.set()
+    await asyncio.sleep(0)
+
+
+async def test_cancelling_within_cancels_what_it_waits_for() -> None:
+    cancelled = asyncio.Event()
+
+    async def inner() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    task = asyncio.create_task(within(inner(), "x", deadline=None, then="-", error=RolloutError))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled.is_set()
+    assert current() == []
+
+
+def test_call_within() -> None:
+    keywords = {"then": "the run stops", "error": RolloutError}
+    assert call_within(lambda: 7, "x", deadline=1.0, **keywords) == 7
+    assert call_within(threading.get_ident, "x", deadline=None, **keywords) == threading.get_ident()
+    with pytest.raises(KeyError):
+        call_within(lambda: {}["a"], "x", deadline=1.0, **keywords)
+    never = threading.Event()
+    with pytest.raises(RolloutError, match=r"x: not done within 0\.02 s"):
+        call_within(never.wait, "x", deadline=0.02, **keywords)
+    never.set()
+
+
+# -- waits of the core -------------------------------------------------------------------------------
+
+
+def test_user_code_is_a_wait_with_the_deadline_of_the_run(tmp_path) -> None:
+    from types import SimpleNamespace
+
+    from slime_core.plugins.boundary import guarded
+    from slime_core.waits import published
+
+    seen = []
+
+    def look() -> None:
+        (wait,) = current()
+        seen.append((wait.what, wait.deadline, wait.stop))
+
+    with published(SimpleNamespace(run_dir=tmp_path, user_code_timeout=9.0), "rank 0"):
+        guarded(look, "--my-flag")()
+        guarded(look, "--rollout-function-path", lasting=True)()
+    guarded(look, "after the run")()
+    assert seen == [
+        ("--my-flag", 9.0, True),
+        ("--rollout-function-path", None, False),
+        ("after the run", None, True),
+    ]
+    assert list((tmp_path / "waits").iterdir()) == []
+
+
+def test_named_methods() -> None:
+    class Stage:
+        args = type("Args", (), {"save_timeout": 7.0})
+
+        @table.named("checkpoint of rollout {0}", deadline="save_timeout", then="ends", stop=True)
+        def save(self, rollout_id):
+            """Doc."""
+            (wait,) = current()
+            return wait.what, wait.deadline, wait.stop
+
+        @table.named("the end", deadline=3.0, then="ends")
+        def stop(self):
+            return current()[0].deadline
+
+        @table.named("start", then="ends")
+        def start(self):
+            return current()[0].deadline
+
+    assert Stage().save(4) == ("checkpoint of rollout 4", 7.0, True)
+    assert (Stage().stop(), Stage().start(), Stage.save.__doc__) == (3.0, None, "Doc.")
