@@ -24,6 +24,8 @@ class SandboxLimits:
     """Processes and threads at a time."""
     open_files: int = 128
     """Descriptors of a process."""
+    stack_mb: int = 8
+    """Stack of a process; deep recursion in C needs more."""
     cpu_seconds: float = 600.0
     """CPU time of one process."""
     output_kb: int = 64

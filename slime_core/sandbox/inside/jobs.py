@@ -36,7 +36,9 @@ _LONGEST_MARK = 65_536
 class Job:
     """One process that was started, and who waits for it."""
 
-    def __init__(self, request: int, pid: int, given: bytes, pipes: dict[str, int], until: float, most: int) -> None:
+    def __init__(
+        self, request: int, pid: int, given: bytes, pipes: dict[str, int], until: float, most: int, whole: bool
+    ) -> None:
         self.request: int | None = request
         self.pid = pid
         self.given = memoryview(given)
@@ -44,6 +46,8 @@ class Job:
         """Our ends: `in`, `out`, `err`, and `mark` for one that stays."""
         self.until = until
         self.most = most
+        self.whole = whole
+        """A standard output longer than `most` is of no use to the caller, so the process is ended."""
         self.kept = {"out": bytearray(), "err": bytearray(), "mark": bytearray()}
         self.status: int | None = None
         self.note = ""
@@ -139,7 +143,8 @@ class Server:
             "write": lambda: write_file(message["path"]), "read": lambda: read_file(message["path"], most),
         }[kind]  # fmt: skip
         try:
-            job = self._start(request, run, body, until, most, stays=kind == "open")
+            whole = message.get("whole", False)
+            job = self._start(request, run, body, until, most, stays=kind == "open", whole=whole)
         except OSError as error:
             self._answer(request, code=127, out=0, error=f"cannot start a process: {error}")
             return
@@ -169,7 +174,7 @@ class Server:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _start(
-        self, request: int, run: Callable[[], None], given: bytes, until: float, most: int, *, stays: bool
+        self, request: int, run: Callable[[], None], given: bytes, until: float, most: int, *, stays: bool, whole: bool
     ) -> Job:
         ours: dict[str, int] = {}
         theirs: dict[int, int] = {}
@@ -187,7 +192,7 @@ class Server:
             become(run, theirs, self.confinement, self.work)
         for descriptor in theirs.values():
             os.close(descriptor)
-        job = self.jobs[pid] = Job(request, pid, given, ours, until, most)
+        job = self.jobs[pid] = Job(request, pid, given, ours, until, most, whole)
         for name in ("out", "err", "mark"):
             if name in ours:
                 self.selector.register(ours[name], selectors.EVENT_READ, lambda _, n=name: self._drain(job, n))
@@ -218,6 +223,8 @@ class Server:
             return False
         kept = job.kept[name]
         kept += part[: max(0, (_LONGEST_MARK if name == "mark" else job.most) + 1 - len(kept))]
+        if job.whole and name == "out" and len(kept) > job.most:
+            processes.end_tree(job.pid)
         if not part:
             self.selector.unregister(job.pipes[name])
             os.close(job.pipes.pop(name)) if name != "mark" else None

@@ -318,3 +318,15 @@ asyncio.run(run("best-effort"))
     assert "PermissionError" in network
     assert missing.startswith("['user namespace'] ")
     assert not Path(missing.split()[-1]).exists()
+
+
+def test_a_program_whose_output_must_be_whole_is_ended_when_it_is_too_long() -> None:
+    async def run() -> None:
+        async with LocalSandbox(SandboxLimits(output_kb=4, stack_mb=24), isolation="best-effort") as box:
+            asked = {"op": "exec", "command": ["/bin/sh", "-c", "ulimit -s; yes"], "whole": True}
+            answer, body = await box.request(asked, what="yes", timeout=30.0)
+            assert answer["cut"] == ["out"]
+            assert answer["code"] == 128 + 9
+            assert body.startswith(b"24576\ny\n")
+
+    asyncio.run(run())

@@ -2,24 +2,27 @@
 
 The program is the last fenced ```` ```python ```` block of the response (else the last fenced block; no block scores
 0.0). The tests are `metadata["tests"]`, else the label, in the forms of HumanEval, MBPP, APPS and LiveCodeBench
-(`cases.py`). Programs run in a process of their own with limits on time, memory, files, processes and output
-(`limits.py`), and what they print or exit with proves nothing (`harness.py`).
+(`cases.py`). Each run of a program has a sandbox of its own (`runs.py`), and what it prints or exits with proves
+nothing (`harness.py`).
 
-What a reader would get wrong: this contains accidents and the shortcuts that policies find, not an attacker. Train in a
-container.
+What a reader would get wrong: where the machine permits no namespaces, the sandbox is made of what is left, and a
+warning says what that is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from pydantic import Field
 
 from slime_core import PluginOptions, Sample, options
-from slime_reward_code.cases import Asserts, Calls, read_tests, same_output, same_value
-from slime_reward_code.limits import Limits, run_assertions, run_calls, run_program
+from slime_core.sandbox import SandboxLimits
+from slime_reward_code.cases import Asserts, Calls, Tests, read_tests, same_output, same_value
+from slime_reward_code.runs import run_assertions, run_calls, run_program
 
 
 class Options(PluginOptions):
@@ -30,7 +33,7 @@ class Options(PluginOptions):
     timeout: float = Field(6.0, gt=0, allow_inf_nan=False)
     """Seconds per test."""
     memory_mb: int = Field(1024, ge=128)
-    """Address space of the program."""
+    """Address space of the program, and resident memory of all its processes together."""
     max_processes: int = Field(16, ge=1)
     """Processes and threads of the program at a time."""
     max_output_kb: int = Field(1024, ge=1)
@@ -56,19 +59,16 @@ def reward(args: Any, sample: Sample) -> float:
         return 0.0
     wanted = options(args, "code", Options)
     tests = read_tests(sample.metadata.get("tests") or sample.label, sample.metadata)
-    limits = Limits(
-        seconds=wanted.timeout, memory_mb=wanted.memory_mb, processes=wanted.max_processes,
-        output_kb=wanted.max_output_kb, file_mb=wanted.max_file_mb, network=wanted.network,
-    )  # fmt: skip
     deadline = getattr(args, "rm_timeout", None)
-    until = None if deadline is None else time.monotonic() + 0.9 * deadline
-    passed = _passed(program, tests, limits, until, stop_early=wanted.score == "all")
+    until = float("inf") if deadline is None else time.monotonic() + 0.9 * deadline
+    with ThreadPoolExecutor(1) as thread:  # as a term of weighted_sum it is called where an event loop runs
+        passed = thread.submit(asyncio.run, _passed(program, tests, wanted, until)).result()
     if wanted.score == "fraction":
         return sum(passed) / len(tests)
     return float(len(passed) == len(tests) and all(passed))
 
 
-reward.execution = "thread"  # type: ignore[attr-defined]  # it only waits for the processes it starts
+reward.execution = "thread"  # type: ignore[attr-defined]  # it only waits for sandboxes
 
 
 def extract_program(response: str) -> str | None:
@@ -80,18 +80,35 @@ def extract_program(response: str) -> str | None:
     return found[-1] if found and found[-1].strip() else None
 
 
-def _passed(program: str, tests: Any, limits: Limits, until: float | None, *, stop_early: bool) -> list[bool]:
-    """Which tests passed, in order; shorter than the tests when one failed that decides."""
+def sandbox_limits(wanted: Options) -> SandboxLimits:
+    """Of one run of a program."""
+    return SandboxLimits(
+        memory_mb=wanted.memory_mb, processes=wanted.max_processes, output_kb=wanted.max_output_kb,
+        file_mb=wanted.max_file_mb, disk_mb=4 * max(16, wanted.max_file_mb), open_files=64, stack_mb=64,
+        network=wanted.network,
+    )  # fmt: skip
+
+
+async def _passed(program: str, tests: Tests, wanted: Options, until: float) -> list[bool]:
+    """Which tests passed, in order, until the monotonic time `until`.
+
+    Shorter than the tests when that time came, or one failed that decides.
+    """
+    limits = sandbox_limits(wanted)
+
+    def seconds(count: int) -> float:
+        return max(0.1, min(wanted.timeout * count, until - time.monotonic()))
+
     if isinstance(tests, Asserts):
-        done = run_assertions(program, tests.statements, limits.for_tests(len(tests), until))
+        done = await run_assertions(program, tests.statements, limits, seconds(len(tests)))
         return [index in done for index in range(len(tests))]
     if isinstance(tests, Calls):
-        values = run_calls(program, tests.function, tests.arguments, limits.for_tests(len(tests), until))
+        values = await run_calls(program, tests.function, tests.arguments, limits, seconds(len(tests)))
         return [index in values and same_value(values[index], e) for index, e in enumerate(tests.expected)]
     passed: list[bool] = []
     for given, expected in zip(tests.inputs, tests.outputs):
-        output = run_program(program, given, limits.for_tests(1, until))
+        output = await run_program(program, given, limits, seconds(1))
         passed.append(output is not None and same_output(output, expected))
-        if stop_early and not passed[-1]:
+        if (wanted.score == "all" and not passed[-1]) or time.monotonic() >= until:
             break
     return passed
