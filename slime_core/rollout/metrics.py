@@ -88,7 +88,21 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     if any(s.spec_info.spec_verify_ct for s in samples):
         metrics["spec_accept_rate"] = mean_of([s.spec_info.spec_accept_rate for s in samples])
         metrics["spec_accept_length"] = mean_of([s.spec_info.spec_accept_length for s in samples])
-    return metrics | tool_metrics(samples)
+    return metrics | tool_metrics(samples) | noted_metrics(samples)
+
+
+def noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Means of what generate functions and rewards wrote into `metadata["sample_metrics"]`, {name: number}.
+
+    A name counts the executions that have it; what is no finite number is left out.
+    """
+    noted: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for sample, weight in zip(samples, shares(samples)):
+        given = sample.metadata.get("sample_metrics")
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            if isinstance(value, int | float) and math.isfinite(value):
+                noted[str(name)].append((value, weight))
+    return {name: weighted_mean(*map(list, zip(*pairs))) for name, pairs in sorted(noted.items())}
 
 
 def routing_replay_fraction(samples: Sequence[Sample]) -> float:
@@ -223,6 +237,8 @@ def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         metrics[f"eval/{name}-truncated_ratio"] = weighted_mean([bool(t) for t in columns["truncated"]], weights)
         details = {k: v for k, v in sample_metrics(samples).items() if k != "truncated_ratio"}  # it has its own name
         metrics |= {f"eval/{name}/{k}": v for k, v in details.items()}
+        if not aligned and "failed" in columns:
+            metrics[f"eval/{name}/failed_ratio"] = columns["failed"] / len(rewards)
         scores = score_values(columns)
         metrics |= {f"eval/{name}-{k}": mean(values) for k, values in scores.items() if k != "reward"}
     return metrics

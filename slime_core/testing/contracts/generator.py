@@ -26,6 +26,8 @@ class GeneratorContract(Contract):
     script: ClassVar[Sequence[Reply | str]] = (r"\boxed{2}",)
     """What the model answers in an undisturbed run, one reply per engine call."""
     max_new_tokens: ClassVar[int] = 200
+    plays_programs: ClassVar[bool] = False
+    """A program talks to the model: prompts are its own, and a run that was interrupted begins again."""
 
     def sample(self) -> Sample:
         """A prompt as the data source makes it."""
@@ -45,12 +47,13 @@ class GeneratorContract(Contract):
     def test_a_finished_answer(self) -> None:
         """Prompt kept, response aligned, status terminal, text present."""
         engine = ScriptedEngine(list(self.script))
-        prompt = self.sample().tokens
         for sample in self.generate(engine):
+            prompt = sample.prompt_tokens if self.plays_programs else self.sample().tokens
             try:
                 sample.validate()
             except ValueError as error:
                 pytest.fail(f"the sample cannot be trained on: {error}", pytrace=False)
+            assert prompt, "the model was given something to answer"
             assert sample.tokens[: len(prompt)] == prompt, "sample.tokens begins with the prompt's tokens"
             assert sample.response_length == len(sample.tokens) - len(prompt) > 0, (
                 f"{len(sample.tokens)} tokens of which {len(prompt)} are the prompt, but response_length is"
@@ -89,13 +92,18 @@ class GeneratorContract(Contract):
         assert max(asked, default=0) <= limit, f"max_new_tokens is {limit}; the engine was asked for {asked}"
 
     def test_a_partial_sample_is_continued(self) -> None:
-        """Its tokens stay, count against the limit, and the engine is given all of them."""
+        """Its tokens stay, count against the limit, and the engine is given all of them; or it begins again."""
         sample = self.sample()
         partial = CharTokenizer().encode("so far ")
         meta = {"finish_reason": {"type": "abort"}, "weight_version": "1"}
         sample.append_response_tokens(None, partial, [-0.1] * len(partial), meta_info=meta, text="so far ")
         before = list(sample.tokens)
         engine = ScriptedEngine(list(self.script))
+        if self.plays_programs:
+            again = self.generate(engine, sample)
+            assert engine.requests[0].input_ids == again[0].prompt_tokens, "a run that begins again has no answer yet"
+            assert all(not s.response.startswith("so far ") for s in again), "nothing is left of the first try"
+            return
         for continued in self.generate(engine, sample):
             assert continued.tokens[: len(before)] == before, "the tokens so far are kept"
             assert continued.status in TERMINAL, f"the sample is not finished: {continued.status!r}"
@@ -108,6 +116,12 @@ class GeneratorContract(Contract):
     def test_no_room_left(self) -> None:
         """A response that is as long as allowed is TRUNCATED without asking the engine."""
         sample = self.sample()
+        if self.plays_programs:
+            engine = ScriptedEngine([])
+            (result,) = self.generate(engine, sample, {"max_new_tokens": 0, "temperature": 1.0})
+            assert result.status == SampleStatus.FAILED, f"no answer at all is FAILED; found {result.status!r}"
+            assert engine.requests == [], "the engine was asked for 0 tokens"
+            return
         sample.append_response_tokens(None, [9] * 4, [-0.1] * 4)
         engine = ScriptedEngine([])
         (result,) = self.generate(engine, sample, {"max_new_tokens": 4, "temperature": 1.0})
@@ -116,12 +130,13 @@ class GeneratorContract(Contract):
         assert engine.requests == [], "the engine was asked for 0 tokens"
 
     def test_an_abort_ends_it(self) -> None:
-        """The tokens so far are kept, and the engine is not asked again."""
+        """The tokens so far are kept, if it can go on from them, and the engine is not asked again."""
         engine = ScriptedEngine([Reply("so ", finish="abort")])
+        kept = 0 if self.plays_programs else 3
         for sample in self.generate(engine):
             assert sample.status == SampleStatus.ABORTED, f"the engine aborted; the sample says {sample.status!r}"
-            assert sample.response_length == 3, (
-                f"3 tokens came before the abort; the response has {sample.response_length}"
+            assert sample.response_length == kept, (
+                f"{kept} tokens are kept of the 3 before the abort; the response has {sample.response_length}"
             )
         assert len(engine.requests) == 1, "after an abort the engine is not asked again"
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.rollout.metrics import eval_metrics, has_repetition, pass_at_k, pass_rates, rollout_metrics
+from slime_core.rollout.metrics import (
+    eval_metrics,
+    has_repetition,
+    noted_metrics,
+    pass_at_k,
+    pass_rates,
+    rollout_metrics,
+)
 from slime_core.types import Sample
 
 ARGS = SimpleNamespace(
@@ -122,3 +129,13 @@ def test_mapping_rewards_that_only_a_post_process_reads() -> None:
     sample = _sample(0, {"teacher": [1.0]})
     metrics = rollout_metrics(ARGS, [[sample, _sample(0, {"teacher": [2.0]})]], weight_version=0)
     assert "rollout/raw_reward" not in metrics
+
+
+def test_what_samples_note_is_averaged_over_the_executions_that_have_it() -> None:
+    def noted(value: object, rollout_id: int | None = None) -> Sample:
+        return Sample(metadata={"sample_metrics": {"mine/x": value}}, rollout_id=rollout_id)
+
+    samples = [noted(1.0, 7), noted(0.0, 7), noted(2.0), noted(None), noted(float("nan")), Sample()]
+    assert noted_metrics(samples) == {"mine/x": 1.25}
+    data = {"held": {"rewards": [0.0] * 6, "truncated": [False] * 6, "samples": samples}}
+    assert eval_metrics(data)["eval/held/mine/x"] == 1.25

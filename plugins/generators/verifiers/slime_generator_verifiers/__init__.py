@@ -4,30 +4,34 @@
     generator     --custom-generate-function-path verifiers     one episode per sample; its rewards and metrics
     recipe        --prepare-path verifiers                      the missing files of --eval-prompt-data
 
-An episode is played by verifiers itself. The model calls of its program go to verifiers' server, which records the
-trace that rewards read, and on to the endpoints of `slime_core.agents`, where the tokens are ours. What a reader would
-get wrong: the row's prompt is shown to nobody; the prompt that is sampled from is the program's, in the chat template.
+An episode is played by verifiers itself. The model calls of its programs go to verifiers' server, which records the
+trace that rewards read, and on to the endpoints of `slime_core.agents`, where the tokens are ours; the trace's id names
+the session. What a reader would get wrong: the row's prompt is shown to nobody; the prompt that is sampled from is the
+program's, in the chat template.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from slime_core import DatasetSource, GenerateContext, PluginOptions, Sample, SampleStatus, options
+from slime_core import DatasetSource, GenerateContext, PluginOptions, Sample, options
 from slime_core.errors import ConfigError
 from slime_core.waits import within
 from slime_generator_verifiers.environments import TaskRows, environment_of, served, task_of
 
 if TYPE_CHECKING:
-    from slime_core.agents import AgentServer
+    from slime_core.agents import AgentServer, SessionLimits
 
 NO_KEY = "SLIME_VERIFIERS_NO_KEY"
-"""Environment variable that is not set: verifiers' client sends "EMPTY" then, and the session is named in the body."""
+"""Environment variable that is not set: verifiers' client sends "EMPTY" then, and the trace's id in `X-Session-ID`."""
 
 
 class EpisodeTimeout(Exception):
@@ -42,7 +46,7 @@ class Options(PluginOptions):
     taskset: dict[str, Any] = Field(default_factory=dict)
     """Its own settings (`env.taskset.*`)."""
     pair: str = ""
-    """Another environment to play the tasks in (`env.id`); it must have one seat that trains."""
+    """Another environment to play the tasks in (`env.id`), perhaps of several seats."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Further settings (`env.*`), the seats' among them: {"agent": {"max_turns": 4}}."""
     select: dict[str, Any] = Field(default_factory=dict)
@@ -81,11 +85,12 @@ async def generate(
     """Play one episode of the sample's task.
 
     Returns:
-        The trajectories of the episode, which share a `rollout_id` and have the episode's reward each; one FAILED
-        sample where the episode failed; one ABORTED sample, without response, when the framework interrupted.
+        The trajectories of all runs that train, which share a `rollout_id` and have their run's reward each, FAILED
+        where the run failed; one FAILED sample where nothing was sampled; one ABORTED sample, without response, when
+        the framework interrupted.
 
     Raises:
-        ConfigError: There is no such environment, the row is none of its tasks, or several of its seats train.
+        ConfigError: There is no such environment, or the row is none of its tasks.
     """
     from slime_core.agents import SessionLimits, serving  # an HTTP server: not for `slime plugins list`
 
@@ -100,69 +105,110 @@ async def generate(
     task = task_of(environment_of(spec), data)
     limits = SessionLimits(max_turns=1 << 20, max_response_tokens=int(sampling_params["max_new_tokens"]))
     async with serving(args, context) as server:
-        session = server.open_session(sample, sampling_params, limits=limits, evaluation=context.evaluation)
+        runs = _Runs(server, sample, sampling_params, limits, evaluation=context.evaluation)
         try:
-            episode, problem = await _play(spec, task, server, session.key, own.timeout)
-            reward, notes = (None, {}) if episode is None else _outcome(episode)
-            samples = await server.finish_session(session.key, reward)
+            problem = await _play(spec, task, server, runs, own.timeout)
+            samples = await runs.finish(problem)
         finally:
-            await server.drop_session(session.key)
-    outside = max(0.0, time.monotonic() - started - session.engine_seconds)
+            await runs.close()
+    outside = max(0.0, time.monotonic() - started - runs.engine_seconds)
     for each in samples:
         each.non_generation_time = outside / len(samples)
-        each.metadata["verifiers"] = {**each.metadata["verifiers"], **notes}
-        problem = problem or "; ".join(notes.get("errors", []))
-        if problem and each.status is not SampleStatus.ABORTED:
-            each.fail("verifiers", problem)
     return samples
 
 
-async def _play(spec: str, task: Any, server: AgentServer, key: str, timeout: float) -> tuple[Any, str]:
-    """(the episode, ""), or (None, why there is none)."""
+class _Runs:
+    """The runs of one episode: for each trace that verifiers makes, a session that its id names."""
+
+    def __init__(
+        self, server: AgentServer, base: Sample, params: Mapping[str, Any], limits: SessionLimits, *, evaluation: bool
+    ) -> None:
+        self.server, self.base, self.params, self.limits, self.evaluation = server, base, params, limits, evaluation
+        self.traces: dict[str, Any] = {}
+        self.discarded: set[str] = set()
+        self.aborted = asyncio.Event()
+        """Shared by the sessions: an interruption of one ends the episode."""
+        self.engine_seconds = 0.0
+
+    def begin(self, trace: Any) -> None:
+        """A run begins; called before it does anything."""
+        session = self.server.open_session(
+            self.base, self.params, key=trace.id, limits=self.limits, evaluation=self.evaluation
+        )
+        session.aborted = self.aborted
+        self.traces[trace.id] = trace
+
+    def discard(self, trace: Any) -> None:
+        """It failed, and verifiers begins it again."""
+        self.discarded.add(trace.id)
+
+    async def finish(self, problem: str) -> list[Sample]:
+        """The samples of the episode, see `generate`; `problem` is why all of it failed, or ""."""
+        sessions = {key: self.server.sessions[key] for key in self.traces}
+        self.engine_seconds = sum(session.engine_seconds for session in sessions.values())
+        if self.aborted.is_set():
+            return await self.server.finish_session(next(iter(sessions)))
+        trained = [key for key in self.traces if self.traces[key].agent.trainable and key not in self.discarded]
+        # A seat with a client of its own asks us for nothing.
+        played = [key for key in trained if sessions[key].turns or not self.traces[key].ok] or trained[:1]
+        if not played:
+            failed = copy.deepcopy(self.base)
+            failed.fail("verifiers", problem or "no run of the episode trains")
+            return [failed]
+        samples = []
+        for key in played:
+            reward, notes = _outcome(self.traces[key])
+            for each in await self.server.finish_session(key, reward):
+                each.rollout_id = self.base.index if self.base.rollout_id is None else self.base.rollout_id
+                each.metadata["verifiers"] = {**each.metadata["verifiers"], **notes}
+                each.metadata["sample_metrics"] = {**each.metadata.get("sample_metrics", {}), **_metrics(notes)}
+                reason = problem or "; ".join(notes["errors"])
+                if reason:
+                    each.fail("verifiers", reason)
+                samples.append(each)
+        return samples
+
+    async def close(self) -> None:
+        """Forget what is left."""
+        for key in self.traces:
+            await self.server.drop_session(key)
+
+
+async def _play(spec: str, task: Any, server: AgentServer, runs: _Runs, timeout: float) -> str:
+    """Play the episode; why all of it failed, or ""."""
     from verifiers.v1.clients import EvalClientConfig, ModelContext
-    from verifiers.v1.types import SamplingConfig
 
-    context = ModelContext(
-        model="policy",
-        client=EvalClientConfig(base_url=f"{server.url}/v1", api_key_var=NO_KEY),
-        sampling=SamplingConfig.model_validate({"metadata": {"session_id": key}}),
-    )
+    client = EvalClientConfig(base_url=f"{server.url}/v1", api_key_var=NO_KEY)
+    context = ModelContext(model="policy", client=client)
 
-    async def episode() -> Any:
+    async def play() -> Any:
         async with served(spec) as environment:
-            return await environment.run_episode(task, context)
+            return await environment.run_episode(task, context, on_trace=runs.begin, on_discard=runs.discard)
 
     try:
-        done = await within(
-            episode(), "an episode of verifiers", deadline=timeout, then="the sample fails", error=EpisodeTimeout
+        episode = await within(
+            play(), "an episode of verifiers", deadline=timeout, then="the sample fails", error=EpisodeTimeout
         )
     except EpisodeTimeout as error:
-        return None, str(error)
-    return done, ""
+        return str(error)
+    return "; ".join(f"{error.type}: {error.message}" for error in episode.errors if not episode.ok)
 
 
-def _outcome(episode: Any) -> tuple[float | None, dict[str, Any]]:
-    """(the reward, what the sample's metadata keeps). Raises ConfigError when several seats trained."""
-    trained = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
-    if len(trained) > 1:
-        names = ", ".join(sorted({trace.agent.name or "agent" for trace in trained}))
-        raise ConfigError(
-            f"plugins.verifiers: an episode had {len(trained)} runs that train ({names}), whose rewards differ; one is"
-            " supported. Give the other seats a client of their own, or choose an environment with one"
-        )
-    errors = [f"{error.type}: {error.message}" for error in episode.errors] if not episode.ok else []
-    notes: dict[str, Any] = {"errors": errors}
-    if not trained:
-        return None, notes
-    trace = trained[0]
+def _outcome(trace: Any) -> tuple[float, dict[str, Any]]:
+    """(the run's reward, what its samples' metadata keeps)."""
+    errors: list[str] = []
     if not trace.ok:
-        errors += [f"{error.type}: {error.message}" for error in trace.errors] or [
-            f"it ended by {trace.stop_condition}"
-        ]
-    notes["rewards"] = {name: None if given is None else given.value for name, given in trace.rewards.items()}
-    notes["metrics"] = dict(trace.metrics)
-    notes["stop"] = trace.stop_condition
-    return float(trace.reward), notes
+        errors = [f"{e.type}: {e.message}" for e in trace.errors] or [f"it ended by {trace.stop_condition}"]
+    rewards = {name: None if given is None else given.value for name, given in trace.rewards.items()}
+    notes = {"rewards": rewards, "metrics": dict(trace.metrics), "stop": trace.stop_condition, "errors": errors}
+    return float(trace.reward), {**notes, "seat": trace.agent.name}
+
+
+def _metrics(notes: Mapping[str, Any]) -> dict[str, float]:
+    """`verifiers/reward/NAME` and `verifiers/metric/NAME`; `verifiers/SEAT/...` where seats have names."""
+    start = "verifiers" if notes["seat"] == "agent" else f"verifiers/{notes['seat']}"
+    kinds = (("reward", notes["rewards"]), ("metric", notes["metrics"]))
+    return {f"{start}/{kind}/{name}": v for kind, values in kinds for name, v in values.items() if v is not None}
 
 
 def _spec(own: Options) -> str:

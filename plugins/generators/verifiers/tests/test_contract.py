@@ -1,22 +1,42 @@
 from __future__ import annotations
 
+import json
+from typing import Any, ClassVar
+
 import pytest
 
-from slime_core import Sample
-from slime_core.testing import HookPluginContract
-
 pytest.importorskip("verifiers")
+from slime_generator_verifiers import Options, _spec
+from slime_generator_verifiers.environments import TaskRows
+
+from slime_core import Sample, options
+from slime_core.testing import DataSourceContract, GeneratorContract
 
 
-class TestHooks(HookPluginContract):
+class TestTasks(DataSourceContract):
     component = "verifiers"
+    args: ClassVar[dict[str, Any]] = {
+        "plugins": {"verifiers": {"env": "digit-echo"}}, "metadata_key": "metadata", "label_key": None,
+    }  # fmt: skip
 
 
-def test_rewards_and_metrics_become_means() -> None:
-    from slime_generator_verifiers import hooks
+class TestEpisodes(GeneratorContract):
+    component = "verifiers"
+    plays_programs = True
+    script = ("12", "3a")
+    args: ClassVar[dict[str, Any]] = {"plugins": {"verifiers": {"env": "digit-echo"}}}
 
-    one = Sample(metadata={"verifiers": {"rewards": {"right": 1.0}, "metrics": {"turns": 2.0}}})
-    two = Sample(metadata={"verifiers": {"rewards": {"right": 0.0}, "metrics": {"turns": None}}})
-    metrics: dict[str, float] = {}
-    hooks.slime_rollout_end(0, [[one, two], [Sample()]], metrics)
-    assert metrics == {"verifiers/reward/right": 0.5, "verifiers/metric/turns": 2.0}
+    def sample(self) -> Sample:
+        """One of the environment's tasks."""
+        spec = json.loads(_spec(options(self.settings, "verifiers", Options)))
+        row = TaskRows(spec, {}, {"input": "input", "metadata": "metadata"})[0]
+        sample = super().sample()
+        sample.metadata = row["metadata"]
+        return sample
+
+
+class TestEpisodesOfSeveralRuns(TestEpisodes):
+    script = ("12", "3a")
+    args: ClassVar[dict[str, Any]] = {
+        "plugins": {"verifiers": {"env": "digit-echo", "pair": "best-of-n", "config": {"n": 2}}},
+    }

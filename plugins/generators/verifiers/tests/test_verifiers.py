@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -15,27 +13,11 @@ from slime_generator_verifiers.environments import TaskRows
 
 from slime_core import GenerateContext, Sample, SampleStatus, options
 from slime_core.engines.scripted import CharTokenizer, Reply, ScriptedEngine
-from slime_core.errors import ConfigError
-from slime_core.testing import DataSourceContract
+from slime_core.errors import ConfigError, EngineError
 
 COLUMNS = {"input": "input", "metadata": "metadata"}
 PARAMS = {"max_new_tokens": 200, "temperature": 1.0, "skip_special_tokens": False}
 SPOKEN = "<|user|>Write digits, task 3.<|end|><|assistant|>"
-
-
-@pytest.fixture(autouse=True)
-def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[4] / "examples" / "verifiers")]
-    for folder in folders:
-        monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
-
-
-class TestTasks(DataSourceContract):
-    component = "verifiers"
-    args: ClassVar[dict[str, Any]] = {
-        "plugins": {"verifiers": {"env": "digit-echo"}}, "metadata_key": "metadata", "label_key": None,
-    }  # fmt: skip
 
 
 def settings(**own: Any) -> SimpleNamespace:
@@ -70,6 +52,32 @@ def test_an_episode_of_two_turns_is_one_trajectory_with_the_environments_reward(
     assert sample.metadata["verifiers"]["rewards"] == {"share_of_digits": 0.75}
     assert sample.metadata["verifiers"]["metrics"]["answers"] == 2.0
     assert sample.metadata["verifiers"]["errors"] == []
+
+
+def test_every_run_that_trains_is_a_sample_with_its_own_reward() -> None:
+    first, second = play(ScriptedEngine(["12", "ab"]), pair="best-of-n", config={"n": 2})
+    assert (first.response, first.reward) == ("12<|end|>", 1.0)
+    assert (second.response, second.reward) == ("ab<|end|>", 0.0)
+    assert first.rollout_id == second.rollout_id == 3
+    assert first.metadata["sample_metrics"]["verifiers/metric/best"] == 1.0
+    assert second.metadata["sample_metrics"]["verifiers/metric/best"] == 0.0
+
+
+def test_seats_that_do_not_train_play_and_leave_no_sample() -> None:
+    engine = ScriptedEngine(["7", "what?", "8"])
+    one, two = play(engine, index=0, env="digit_seats")
+    assert len(engine.requests) == 3
+    assert (one.response, two.response) == ("7<|end|>", "8<|end|>")
+    assert (one.metadata["verifiers"]["seat"], two.metadata["verifiers"]["seat"]) == ("first", "second")
+    assert one.metadata["sample_metrics"] == {"verifiers/first/reward/seven": 1.0}
+    assert two.metadata["sample_metrics"] == {"verifiers/second/reward/seven": 0.0}
+
+
+def test_a_run_that_fails_fails_alone() -> None:
+    one, two = play(ScriptedEngine(["7", "what?", EngineError("out of memory")]), index=0, env="digit_seats")
+    assert (one.status, one.reward) == (SampleStatus.COMPLETED, 1.0)
+    assert two.status == SampleStatus.FAILED
+    assert two.rollout_id == one.rollout_id
 
 
 def test_samples_at_the_same_time_are_told_apart_and_leave_nothing_behind() -> None:
