@@ -5,10 +5,12 @@
 All samples at once through the rollout stage, over an engine and tools that only take time: three turns, 20 ms each for
 the engine and the tool (one turn for `single_turn`). The other side is `asyncio.gather` over coroutines that ask the
 same engine with the same ids and wait for the same tool, without sample, template, parser, HTTP or scheduling. Sides
-take turns. What a reader would get wrong: "ours" is processor time of this process beyond the other side's, over the
-processor time of all: engine and tools need next to none here, so it is a bound, not what a run with a model shows;
-"us a turn" is what to compare with a model's milliseconds. The agent's client library runs in this process, too, and is
-counted as ours. Lag is that of `perf/event_loop_lag_*`, wall time: on a busy machine see the column of processor time.
+take turns. Agents are programs in a process of their own (`_agent_clients.py`), whose time is told apart; a third side,
+"http", is the least that serves them: an aiohttp handler that reads a request and asks the engine with ids at hand.
+What a reader would get wrong: "ours" is processor time of this process beyond the other side's, over all of its time:
+engine and tools need next to none here, so it is a bound, not what a run with a model shows; "us a turn" is what to
+compare with a model's milliseconds. An agent's trajectories per second are bounded by the one process that all 512
+clients share. Lag is that of `perf/event_loop_lag_*`, wall time: on a busy machine see the column of processor time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import orjson
+from _agent_clients import CLIENTS, PROMPT, TOOL_SECONDS, TURNS
 from _table import spread, table
+from aiohttp import web
 from overhead import GROUP_SIZE
 
 from slime_core import Sample, Step
@@ -36,10 +41,9 @@ from slime_core.rollout.loop_lag import LoopLag
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
+from slime_core.sandbox.protocol import ExecResult
 
-TURNS = 3
-ENGINE_SECONDS = TOOL_SECONDS = 0.02
-PROMPT = "What is 12*34? Look it up."
+ENGINE_SECONDS = 0.02
 CALL, ANSWER = "<tool>12*34</tool><|end|>", "The answer is 408.<|end|>"
 KINDS = {"single_turn": 1, "tool_use": TURNS, "multi_turn": TURNS, "agent": TURNS}
 """Generator -> engine calls per sample."""
@@ -78,25 +82,8 @@ class Room:
         """Nothing is held."""
 
 
-async def program(args: Any, sample: Sample, *, base_url: str, api_key: str, sandbox: Any) -> None:
-    """An agent that knows a base URL: asks, waits for its tool, tells the result."""
-    import aiohttp
-
-    messages: list[dict[str, Any]] = [{"role": "user", "content": PROMPT}]
-    headers = {"authorization": f"Bearer {api_key}"}
-    async with aiohttp.ClientSession(headers=headers) as client:
-        for turn in range(TURNS):
-            body = {"model": "policy", "messages": messages}
-            async with client.post(f"{base_url}/v1/chat/completions", json=body) as answer:
-                answer.raise_for_status()
-                message = (await answer.json())["choices"][0]["message"]
-            if turn + 1 < TURNS:
-                await asyncio.sleep(TOOL_SECONDS)
-                messages += [message, {"role": "user", "content": "408"}]
-
-
 class NoSandbox:
-    """The program runs in this process and writes nothing: a sandbox of its own would be what is measured."""
+    """The program runs among the clients and writes nothing: a sandbox of its own would be what is measured."""
 
     async def __aenter__(self) -> NoSandbox:
         return self
@@ -106,6 +93,11 @@ class NoSandbox:
 
     async def write_file(self, path: str, data: Any) -> None:
         """Nowhere."""
+
+    async def exec(self, command: str, *, env: dict[str, str], timeout: float) -> ExecResult:
+        """As one of the clients."""
+        await CLIENTS.run(env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"])
+        return ExecResult(0, "", "")
 
 
 def no_sandbox(args: Any, sample: Sample, url: str) -> tuple[Any, str]:
@@ -156,6 +148,8 @@ class Measured:
     seconds: float
     cpu: float
     lag: dict[str, float]
+    clients: float = 0.0
+    """Processor time of the agents' programs."""
 
 
 def bare(kind: str, num_samples: int) -> Measured:
@@ -180,6 +174,35 @@ def bare(kind: str, num_samples: int) -> Measured:
     return Measured(time.perf_counter() - started, time.process_time() - cpu, lag.take())
 
 
+def plain_http(num_samples: int) -> Measured:
+    """The agents' requests, answered with no more than that."""
+    asked, lag, clients = engine("agent"), LoopLag(), CLIENTS.cpu
+    turn = CharTokenizer().encode(f"{CALL}<|tool|>408<|end|><|assistant|>")
+
+    async def answer(request: web.Request) -> web.Response:
+        turns = len(orjson.loads(await request.read())["messages"]) // 2
+        output = await asked.generate(Prompts().ids + turns * turn, {"max_new_tokens": 400})
+        message = {"role": "assistant", "content": output.text}
+        body = {"id": "", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+    async def everything() -> None:
+        app = web.Application()
+        app.router.add_post("/chat/completions", answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        with lag.counting():
+            await asyncio.gather(*(CLIENTS.run(url, "none") for _ in range(num_samples)))
+        await runner.cleanup()
+
+    started, cpu = time.perf_counter(), time.process_time()
+    asyncio.run(everything())
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return Measured(seconds, cpu, lag.take(), CLIENTS.cpu - clients)
+
+
 def settings(kind: str, num_samples: int, reward: Path) -> Any:
     """As `slime rollout` would load them."""
     flags = ["--rollout-batch-size", str(num_samples // GROUP_SIZE), "--n-samples-per-prompt", str(GROUP_SIZE)]
@@ -189,7 +212,7 @@ def settings(kind: str, num_samples: int, reward: Path) -> Any:
     flags += ["--tools-path", f"{HERE}:calculator", "--environment-path", f"{HERE}:Room"]
     flags += [
         "--set",
-        f"plugins.agent.program={HERE}:program",
+        "plugins.agent.command=one of the clients",
         "--set",
         f"plugins.agent.sandbox_path={HERE}:no_sandbox",
     ]
@@ -218,7 +241,7 @@ def staged(kind: str, num_samples: int, reward: Path) -> Measured:
     )
     stage.start()
     try:
-        started, cpu = time.perf_counter(), time.process_time()
+        started, cpu, clients = time.perf_counter(), time.process_time(), CLIENTS.cpu
         groups, metrics = stage.generate_groups(0)
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     finally:
@@ -227,7 +250,8 @@ def staged(kind: str, num_samples: int, reward: Path) -> Measured:
     assert len(samples) == num_samples, len(samples)
     wrong = [s for s in samples if s.status != Sample.Status.COMPLETED or ANSWER[:-7] not in s.response]
     assert not wrong, (len(wrong), wrong[0].status, wrong[0].response, wrong[0].metadata)
-    return Measured(seconds, cpu, {k: v for k, v in metrics.items() if "event_loop_lag" in k})
+    lag = {k: v for k, v in metrics.items() if "event_loop_lag" in k}
+    return Measured(seconds, cpu, lag, CLIENTS.cpu - clients)
 
 
 def main() -> None:
@@ -240,17 +264,34 @@ def main() -> None:
         reward.write_text("async def reward(args, sample):\n    return 1.0\n", encoding="utf-8")
         set_up_process(settings("single_turn", GROUP_SIZE, reward).args)
         rows, lags = [], []
+        CLIENTS.start()
         for kind in KINDS:
-            found: dict[str, list[Measured]] = {"bare": [], "slime": []}
+            found: dict[str, list[Measured]] = {"bare": [], "slime": [], **({"http": []} if kind == "agent" else {})}
             staged(kind, GROUP_SIZE, reward)  # imports
             for _ in range(given.repeats):
                 found["bare"].append(bare(kind, given.samples))
                 found["slime"].append(staged(kind, given.samples, reward))
+                if kind == "agent":
+                    found["http"].append(plain_http(given.samples))
             rows.append(_row(kind, given.samples, found))
             lags += [_lag_row(kind, side, found[side]) for side in found]
+        CLIENTS.stop()
     print(table(["generator", "trajectories/s", "spread", "bare", "to bare", "ours of CPU", "us a turn"], rows))
+    print(_http_line(given.samples, found))
     print()
     print(table([f"lag, {given.samples} at once", "p99 ms", "max ms", "max, computed ms"], lags))
+
+
+def _http_line(num_samples: int, found: dict[str, list[Measured]]) -> str:
+    """What the agents' HTTP takes by itself, and what their own programs take."""
+    least = statistics.median(m.cpu for m in found["http"]) - statistics.median(m.cpu for m in found["bare"])
+    clients = statistics.median(m.clients for m in found["slime"])
+    speed = num_samples / statistics.median(m.seconds for m in found["http"])
+    one = 1e6 / num_samples / TURNS
+    return (
+        f"agent: HTTP alone takes {one * least:.0f} us a turn, at {speed:.0f} trajectories/s;"
+        f" the programs, in their own process, take {one * clients:.0f} us a turn"
+    )
 
 
 def _row(kind: str, num_samples: int, found: dict[str, list[Measured]]) -> list[str]:

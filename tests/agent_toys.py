@@ -38,10 +38,15 @@ class StreamingEngine(ScriptedEngine):
     """Yields an answer three tokens at a time."""
 
     async def stream(
-        self, input_ids: Sequence[int], sampling_params: Mapping[str, Any], *, rid: str | None = None
+        self,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        *,
+        rid: str | None = None,
+        session_id: str | None = None,
     ) -> AsyncIterator[GenerationOutput]:
         """Everything so far, then the answer."""
-        whole = await self.generate(input_ids, sampling_params, rid=rid)
+        whole = await self.generate(input_ids, sampling_params, rid=rid, session_id=session_id)
         for end in range(3, len(whole.token_ids), 3):
             ids = whole.token_ids[:end]
             skip = bool(sampling_params.get("skip_special_tokens", True))

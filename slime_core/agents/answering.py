@@ -2,7 +2,7 @@
 
 `server` calls `Answering.begin`, shows the client what `pieces` yields, and `deliver`s::
 
-    begin      messages -> place in the tree -> prompt ids -> room          (429, 503, 400)
+    begin      messages -> place in the tree -> prompt ids -> room          (400)
     pieces     engine.stream or engine.generate, text as it becomes known   (client gone: engine.abort)
     deliver    node in the tree; it counts once the client has the answer
 
@@ -25,8 +25,10 @@ from slime_core.agents.answer import Answer, LiveText, TurnReader, calls_of
 from slime_core.agents.messages import BadRequest, Wanted
 from slime_core.agents.prompts import PromptWriter
 from slime_core.agents.sessions import Refused, Session
+from slime_core.agents.slices import TimeSlices
 from slime_core.agents.tree import Node, Place, Prompt, Turn, finish_of
 from slime_core.protocols import RolloutEngine
+from slime_core.tools import ParsedTurn
 from slime_core.types import GenerationOutput
 from slime_core.waits import waiting
 
@@ -44,6 +46,8 @@ class Asked:
     wanted: Wanted
     place: Place
     prompt: Prompt
+    ids: list[int]
+    """Of the prompt."""
     rid: str
     params: dict[str, Any]
     room: int
@@ -59,14 +63,14 @@ class Answering:
         self.engine = engine
         self.writer = writer
         self.reader = reader
+        self.slices = TimeSlices()
         self._aborts: set[asyncio.Task[None]] = set()
 
     def begin(self, session: Session, wanted: Wanted) -> Asked:
-        """Count the turn, and make the engine's request.
+        """Make the engine's request; the session has yet to `admit` it.
 
         Raises:
             BadRequest: Messages that cannot be rendered, or tools without a parser.
-            Refused: The session takes no more.
         """
         if wanted.tools and self.reader.parser is None:
             raise BadRequest("tools are given, and no tool call parser is chosen for the model; --tool-call-parser")
@@ -76,13 +80,12 @@ class Answering:
             session.warn(f"{name} has no effect")
         place = session.tree.find(wanted.messages, wanted.tools)
         prompt = self.writer.prompt(wanted.messages, wanted.tools, place)
-        params = _params(session, wanted, number)
-        room = session.room(len(prompt.ids), _first_prompt(place, prompt))
+        ids, params = prompt.ids, _params(session, wanted, number)
+        room = session.room(len(ids), _first_prompt(place, len(ids)))
         if wanted.max_tokens is not None:
             room = min(room, wanted.max_tokens)
         params["max_new_tokens"] = max(room, 0)
-        session.admit()
-        return Asked(session, wanted, place, prompt, f"agent-{secrets.token_hex(12)}", params, room)
+        return Asked(session, wanted, place, prompt, ids, f"agent-{secrets.token_hex(12)}", params, room)
 
     async def pieces(self, asked: Asked) -> AsyncGenerator[Piece, None]:
         """Ask the engine; yields text of a streamed request as it is known. `asked.answer` is set at the end.
@@ -91,7 +94,7 @@ class Answering:
             EngineError: The engine refused the request or stopped answering.
             Refused: 503, the engine ended the request for the framework.
         """
-        wanted, opened = asked.wanted, self.reader.opened(asked.prompt.ids)
+        wanted, opened = asked.wanted, self.reader.opened(asked.ids)
         live = LiveText(self.reader, wanted.tools, opened, wanted.stop)
         skips = bool(asked.params.get("skip_special_tokens", True))
         if asked.room <= 0:
@@ -107,8 +110,7 @@ class Answering:
         if finish_of(output) == "abort":
             asked.session.aborted.set()
             raise Refused(503, "the run was interrupted; it will be repeated")
-        text, stop_match = self.reader.text(output, skips, wanted.stop)
-        parsed = self.reader.parse(text, wanted.tools, opened)
+        stop_match, parsed = await self.slices.run(lambda: self._read(wanted, output, skips, opened))
         if wanted.stream:
             yield live.finish(parsed.content, parsed.reasoning)
             if live.content != parsed.content or live.reasoning != parsed.reasoning:
@@ -119,20 +121,28 @@ class Answering:
             live.reasoning if wanted.stream else parsed.reasoning,
             calls_of(parsed),
             len(parsed.ill_formed),
-            len(asked.prompt.ids),
+            len(asked.ids),
             stop_match,
             self.reader.log_probs(output) if wanted.logprobs else [],
         )
 
+    def _read(
+        self, wanted: Wanted, output: GenerationOutput, skips: bool, opened: bool
+    ) -> tuple[str | None, ParsedTurn]:
+        """The whole answer: what stopped it, and what it says."""
+        text, stop_match = self.reader.text(output, skips, wanted.stop)
+        return stop_match, self.reader.parse(text, wanted.tools, opened)
+
     async def _outputs(self, asked: Asked) -> AsyncGenerator[GenerationOutput, None]:
         """The engine's answers so far, the last one finished; ends the engine's request when it is left."""
-        ids, finished = asked.prompt.ids, False
+        ids, finished = asked.ids, False
         session = asked.session
         what = waiting("an answer for an agent", deadline=None, then="--rollout-timeout ends the sample")
         try:
             with session.in_engine(asked.rid), what:
                 if asked.wanted.stream and hasattr(self.engine, "stream"):
-                    async with aclosing(self.engine.stream(ids, asked.params, rid=asked.rid)) as outputs:
+                    streamed = self.engine.stream(ids, asked.params, rid=asked.rid, session_id=session.base.session_id)
+                    async with aclosing(streamed) as outputs:
                         async for output in outputs:
                             finished = bool(output.meta_info.get("finish_reason"))
                             yield output
@@ -206,13 +216,13 @@ def _params(session: Session, wanted: Wanted, number: int) -> dict[str, Any]:
     return params
 
 
-def _first_prompt(place: Place, prompt: Prompt) -> int:
-    """Tokens of the first prompt of the conversation that the request goes on with."""
+def _first_prompt(place: Place, length: int) -> int:
+    """Tokens of the first prompt of the conversation that a request of `length` tokens goes on with."""
     first = next((node.turn for node in place.nodes if node.turn is not None), None)
-    return len(prompt.ids if first is None else first.prompt.ids)
+    return length if first is None else len(first.prompt.ids)
 
 
 def _nothing(asked: Asked) -> GenerationOutput:
     """The answer when there is no room for one."""
-    meta = {"finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(asked.prompt.ids)}
+    meta = {"finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(asked.ids)}
     return GenerationOutput([], [], "", meta)

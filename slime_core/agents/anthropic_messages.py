@@ -40,7 +40,7 @@ _ERRORS = {
 
 
 def key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """The session's key: the bearer token, else `X-Api-Key`, else `metadata.session_id` or `metadata.user_id`.
+    """The session's key: the bearer token, else `X-Api-Key`, `X-Session-ID`, `metadata.session_id`, `metadata.user_id`.
 
     "EMPTY" is what clients send that have no key.
     """
@@ -50,7 +50,12 @@ def key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
     metadata = body.get("metadata")
     named = metadata if isinstance(metadata, Mapping) else {}
     sent = headers.get("X-Api-Key")
-    found = (sent if sent != "EMPTY" else None) or named.get("session_id") or named.get("user_id")
+    found = (
+        (sent if sent != "EMPTY" else None)
+        or headers.get("X-Session-ID")
+        or named.get("session_id")
+        or named.get("user_id")
+    )
     return str(found) if found else None
 
 

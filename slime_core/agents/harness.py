@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
@@ -87,10 +88,12 @@ async def serving(args: Any, context: GenerateContext) -> AsyncIterator[AgentSer
             shared.server = AgentServer(context.engine, context.tokenizer, args=args, parser=parser)
             shared.started = asyncio.ensure_future(shared.server.start())
         assert shared.started is not None
-        await within(
-            asyncio.shield(shared.started), "the agents' endpoints", deadline=60.0, then="the sample fails",
-            error=SandboxError,
-        )  # fmt: skip
+        if not shared.started.done():
+            await within(
+                asyncio.shield(shared.started), "the agents' endpoints", deadline=60.0, then="the sample fails",
+                error=SandboxError,
+            )  # fmt: skip
+        shared.started.result()
         yield shared.server
     finally:
         shared.users -= 1
@@ -155,10 +158,17 @@ async def run_agent(
     return samples
 
 
+@lru_cache(maxsize=64)
+def _loaded(path: str, origin: str) -> Callable[..., Any]:
+    """A user's function; found once, not for each sample."""
+    found: Callable[..., Any] = resolve("functions", path, origin=origin).obj
+    return found
+
+
 def _sandbox(args: Any, sample: Sample, server: AgentServer, plan: AgentPlan) -> tuple[Sandbox, str]:
     """The sandbox, not entered, and the endpoints' URL inside it."""
     if plan.sandbox_path is not None:
-        maker = resolve("functions", plan.sandbox_path, origin="agent: sandbox_path").obj
+        maker: SandboxMaker = _loaded(plan.sandbox_path, "agent: sandbox_path")
         made: tuple[Sandbox, str] = maker(args, sample, server.url)
         return made
     endpoints = {**plan.sandbox.endpoints, PORT_INSIDE: (server.host, server.port)}
@@ -209,7 +219,7 @@ async def _function(
     args: Any, sample: Sample, sandbox: Sandbox, url: str, session: Session, plan: AgentPlan
 ) -> dict[str, Any]:
     assert plan.program is not None, "checked by run_agent"
-    function: Program = resolve("functions", plan.program, origin="agent: program").obj
+    function: Program = _loaded(plan.program, "agent: program")
     if not inspect.iscoroutinefunction(function):
         raise PluginError(f"agent: program {plan.program!r} is no `async def`; it would stand in the way of the engine")
     server_url = url if plan.sandbox_path is not None else _outside(url, sandbox)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import takewhile
 from typing import Any
 
 from slime_core.agents.tree import Turn
@@ -67,7 +66,7 @@ def linearise(paths: Iterable[list[Turn]], *, fork_threshold: int, args: Any = N
 def _lines(turns: Sequence[Turn], fork_threshold: int, args: Any) -> list[Line]:
     lines: list[Line] = []
     for turn in turns:
-        step = relation(lines[-1].trajectory.tokens, lines[-1].turns[-1], turn, fork_threshold) if lines else Step.FORK
+        step = relation(lines[-1].trajectory, lines[-1].turns[-1], turn, fork_threshold) if lines else Step.FORK
         if step is Step.FORK:
             lines.append(Line(_begun(turn, args), []))
         elif step is Step.CLEAN:
@@ -82,21 +81,24 @@ def _lines(turns: Sequence[Turn], fork_threshold: int, args: Any) -> list[Line]:
     return lines
 
 
-def relation(held: Sequence[int], last: Turn, turn: Turn, fork_threshold: int) -> Step:
-    """How the turn's prompt goes on from `held`, which ends with the answer of `last`."""
-    prompt = turn.prompt.ids
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, prompt)))
-    if common == len(held):
+def relation(held: Trajectory, last: Turn, turn: Turn, fork_threshold: int) -> Step:
+    """How the turn's prompt goes on from `held`, which is the prompt and the answer of `last`."""
+    if turn.prompt.held is last:
+        return Step.CLEAN  # made of these very tokens: a long conversation is not compared at each of its turns
+    tokens, prompt = held.tokens, turn.prompt.ids
+    if tokens == prompt[: len(tokens)]:
         return Step.CLEAN
     answer = len(last.output.token_ids)
-    return Step.REALIGN if common >= len(held) - answer and answer < fork_threshold else Step.FORK
+    before = len(tokens) - answer
+    same = len(prompt) >= before and tokens[:before] == prompt[:before]
+    return Step.REALIGN if same and answer < fork_threshold else Step.FORK
 
 
 def _begun(turn: Turn, args: Any) -> Trajectory:
     """A trajectory of the turn's prompt."""
     trajectory = Trajectory(args)
     trajectory.add(turn.prompt.ids, Source.TEMPLATE)
-    trajectory.prompt_length = len(turn.prompt.ids)
+    trajectory.prompt_length = len(trajectory)
     return trajectory
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
 """`role` system, user, assistant or tool; `content`, a string; of an assistant also `reasoning_content` and
@@ -22,8 +22,7 @@ class BadRequest(ValueError):
     """The request cannot be served as it is; answered with status 400 in the API's own shape."""
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """What two messages have in common when they are the same message."""
 
     role: str

@@ -42,13 +42,16 @@ _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_
 
 
 def key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """The session's key: the bearer token (not "EMPTY", for want of a key), else `metadata.session_id`, else `user`."""
+    """The session's key: the bearer token, else `X-Session-ID`, else `metadata.session_id`, else `user`.
+
+    "EMPTY" is what clients send that have no key.
+    """
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip() not in ("", "EMPTY"):
         return token.strip()
     metadata = body.get("metadata")
     named = metadata.get("session_id") if isinstance(metadata, Mapping) else None
-    found = named or body.get("user")
+    found = headers.get("X-Session-ID") or named or body.get("user")
     return str(found) if found else None
 
 

@@ -20,6 +20,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -126,6 +127,7 @@ class AgentServer:
         get("/v1/models", self._models)
         get("/v1/models/{name:.+}", self._models)
         get("/healthz", self._healthz)
+        await asyncio.to_thread(self.writer.warm_up)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_S)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
@@ -193,7 +195,7 @@ class AgentServer:
         """
         await self.close_session(key)
         session = self.sessions.pop(key)
-        return session_samples(session, reward, self.args)
+        return await self.answering.slices.run(partial(session_samples, session, reward, self.args))
 
     # -- endpoints -----------------------------------------------------------------------------------
 
@@ -206,10 +208,9 @@ class AgentServer:
                 body = await _body(request)
                 session = self._session(api, request, body)
                 session.running.add(task)
-                wanted = api.wanted(body)
-                session.resolve(wanted)
-                asked = self.answering.begin(session, wanted)
-                return await (self._stream if wanted.stream else self._whole)(api, request, asked)
+                asked = await self.answering.slices.run(partial(self._asked, api, session, body))
+                session.admit()
+                return await (self._stream if asked.wanted.stream else self._whole)(api, request, asked)
             except BadRequest as problem:
                 return _refuse(api, session, 400, str(problem))
             except Refused as refusal:
@@ -219,6 +220,11 @@ class AgentServer:
                     session.running.discard(task)
 
         return handle
+
+    def _asked(self, api: Api, session: Session, body: Mapping[str, Any]) -> Asked:
+        wanted = api.wanted(body)
+        session.resolve(wanted)
+        return self.answering.begin(session, wanted)
 
     async def _whole(self, api: Api, request: web.Request, asked: Asked) -> web.StreamResponse:
         ident = secrets.token_hex(12)
@@ -233,22 +239,19 @@ class AgentServer:
             self._gone(asked)
             raise
         assert asked.answer is not None
-        self._deliver(asked, ident)
+        self._deliver(api, asked, ident)
         content = orjson.dumps(api.reply(asked.wanted, ident, asked.answer))
-        response = web.StreamResponse(headers={"Content-Type": "application/json", "request-id": ident})
-        response.content_length = len(content)
-        return await self._sent(request, asked, response, content)
+        response = web.Response(body=content, content_type="application/json", headers={"request-id": ident})
+        return await self._sent(request, asked, response)
 
     async def _sent(
-        self, request: web.Request, asked: Asked, response: web.StreamResponse, content: bytes
+        self, request: web.Request, asked: Asked, response: web.StreamResponse, content: bytes = b""
     ) -> web.StreamResponse:
+        """Send what there is no more of: a whole response, or the `content` that ends a stream."""
         try:
             with waiting("an agent to read its answer", deadline=None, then="it closes the connection"):
-                if not response.prepared:
-                    await response.prepare(request)
-                if content:
-                    await response.write(content)
-                await response.write_eof()
+                await response.prepare(request)
+                await response.write_eof(content)
         except (ConnectionError, asyncio.CancelledError) as gone:
             self._gone(asked)
             if isinstance(gone, asyncio.CancelledError):
@@ -259,7 +262,7 @@ class AgentServer:
 
     async def _stream(self, api: Api, request: web.Request, asked: Asked) -> web.StreamResponse:
         ident = secrets.token_hex(12)
-        stream = api.Stream(asked.wanted, ident, len(asked.prompt.ids))
+        stream = api.Stream(asked.wanted, ident, len(asked.ids))
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "request-id": ident}
         response = web.StreamResponse(headers=headers)
         try:
@@ -282,14 +285,15 @@ class AgentServer:
                 raise
             return response
         assert asked.answer is not None
-        self._deliver(asked, ident)
+        self._deliver(api, asked, ident)
         return await self._sent(request, asked, response, b"".join(stream.end(asked.answer)))
 
-    def _deliver(self, asked: Asked, ident: str) -> None:
+    def _deliver(self, api: Api, asked: Asked, ident: str) -> None:
         assert asked.answer is not None
         self.answering.deliver(asked)
-        conversation = [*asked.wanted.conversation, asked.answer.message]
-        asked.session.responses[openai_responses.response_id(ident)] = conversation
+        if api is openai_responses:  # the others' requests bring their conversations along
+            conversation = [*asked.wanted.conversation, asked.answer.message]
+            asked.session.responses[openai_responses.response_id(ident)] = conversation
 
     def _gone(self, asked: Asked) -> None:
         """The client has gone (499): what was sampled for this request does not count."""

@@ -120,7 +120,7 @@ class Session:
             if wanted.previous not in self.responses:
                 raise BadRequest(f"previous_response_id {wanted.previous!r} is none of this session's responses")
             wanted.messages = [*self.responses[wanted.previous], *wanted.messages]
-        wanted.conversation = list(wanted.messages)
+        wanted.conversation = wanted.messages
         if wanted.instructions:
             wanted.messages = [{"role": "system", "content": wanted.instructions}, *wanted.messages]
 

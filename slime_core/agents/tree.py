@@ -23,16 +23,42 @@ from slime_core.types import GenerationOutput
 
 
 @dataclass
-class Prompt:
-    """The ids of one request."""
+class Rendering:
+    """What the template writes for a conversation: text, and its ids."""
 
+    text: str
     ids: list[int]
+
+
+@dataclass
+class Prompt:
+    """The ids of one request. A turn keeps its prompt, so only what no earlier turn of the conversation has is kept."""
+
+    begun: list[int]
+    """Rendered as a whole; empty with `held`."""
     held: Turn | None = None
     """The turn whose prompt and answer they begin with."""
     new: list[tuple[list[int], Source]] = field(default_factory=list)
     """What follows those, with its sources; empty without `held`."""
     drifted: bool = False
     """The template would have written other tokens than those that are held."""
+    rendering: Rendering | None = field(default=None, repr=False)
+    """For the next prompt of the conversation, which takes it: there is one per conversation, not per turn."""
+
+    @property
+    def ids(self) -> list[int]:
+        """All of them, put together anew."""
+        pieces: list[list[int]] = []
+        prompt = self
+        while prompt.held is not None:
+            pieces += [ids for ids, _ in reversed(prompt.new)]
+            pieces.append(prompt.held.output.token_ids)
+            prompt = prompt.held.prompt
+        pieces.append(prompt.begun)
+        whole: list[int] = []
+        for piece in reversed(pieces):
+            whole += piece
+        return whole
 
 
 @dataclass(eq=False)
@@ -128,16 +154,19 @@ class MessageTree:
         """Walk down as far as the messages are known. Tools are part of the prompt, so other tools are another root."""
         name = canonical(list(tools))
         root = self._roots.setdefault(name, Node({}, Key("", "")))
-        keys = tuple(map(key_of, messages))
+        keys = list(map(key_of, messages))
         nodes: list[Node] = []
         node = root
-        for message, key in zip(messages, keys):
+        for index, message in enumerate(messages):
+            key = keys[index]
             child = self._child(node, message, key) or self._rewritten_child(node, key)
             if child is None:
                 break
+            if key == child.key:
+                keys[index] = child.key  # the same object: routes are compared at every request
             nodes.append(child)
             node = child
-        return Place(root, tuple(nodes), keys)
+        return Place(root, tuple(nodes), tuple(keys))
 
     @staticmethod
     def _child(node: Node, message: Message, key: Key) -> Node | None:
@@ -161,12 +190,14 @@ class MessageTree:
         """The answer to `messages`, which `find` put at `place`, as a new node; it is not `delivered` yet."""
         node = place.last
         for old, key in zip(place.nodes, place.keys):
-            if key != old.key and key not in old.other_keys:
+            if key is not old.key and key not in old.other_keys:
                 old.other_keys.add(key)
                 self.rewritten += 1
         for message, key in zip(messages[place.known :], place.keys[place.known :]):
             node = self._grow(node, Node(dict(message), key))
         turn.number, turn.route = self._count, place.keys
+        if turn.prompt.held is not None:
+            turn.prompt.held.prompt.rendering = None  # this turn's is nearer to whatever comes next
         self._count += 1
         return self._grow(node, Node(answer, key_of(answer), turn=turn, delivered=False))
 
@@ -189,11 +220,6 @@ class MessageTree:
         """The turns from each root to each last sampled message, in the order in which those were sampled."""
         found = [path for root in self._roots.values() for path in _paths(root)]
         yield from sorted(found, key=lambda path: path[-1].number)
-
-    @property
-    def num_turns(self) -> int:
-        """How many answers are in the tree."""
-        return len({turn.number for path in self.paths() for turn in path})
 
 
 def _paths(root: Node) -> Iterator[list[Turn]]:

@@ -8,6 +8,7 @@ earlier turns differently by now (Qwen3 strips their reasoning) cannot change wh
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from slime_core import provenance
 from slime_core.data.tokenizer import encode_rendered, render_messages
 from slime_core.errors import DataError
 from slime_core.provenance import Source, Spans
+
+logger = logging.getLogger(__name__)
 
 PLACEHOLDER = "assistantturnplaceholder"
 """Stands for a sampled turn: one word, so that no template trims or splits it."""
@@ -119,7 +122,11 @@ def rendered_spans(
 
 
 class _Turn:
-    """Renders what comes after one sampled turn, with a placeholder for it, and cuts there."""
+    """Renders what comes after one sampled turn, with a placeholder for it, and cuts there.
+
+    How a turn ends is asked with the beginning of the conversation for all of it, up to the first question, and with
+    all of it where that does not fit: an agent's conversation is rendered once, not three times.
+    """
 
     def __init__(
         self,
@@ -130,16 +137,41 @@ class _Turn:
         assistant: Message | None,
     ) -> None:
         self._tokenizer, self._tools, self._kwargs = tokenizer, tools, template_kwargs or {}
-        plain: Message = {"role": "assistant", "content": PLACEHOLDER}
-        self.end = self._behind(self._render([*messages, plain], False), "the turn")
-        """What ends the turn."""
+        self._messages = messages
+        self._plain: Message = {"role": "assistant", "content": PLACEHOLDER}
         self._calls = assistant is not None and bool(assistant.get("tool_calls"))
-        self._history = [*messages, {**(assistant or {}), **plain} if self._calls else plain]
-        self._before = self._render(self._history, False) if self._calls else ""
+        self._turn = {**(assistant or {}), **self._plain} if self._calls else self._plain
+        self.end = self._before = ""
+        """What ends the turn, once `after` has been called; and up to there, with the calls."""
+        self._asked = -1
+        """How many of the messages were before the turn that told these."""
 
     def after(self, new: Sequence[Message], generation_prompt: bool) -> str:
         """The end of the turn, `new`, and the generation prompt."""
-        whole, before = self._render([*self._history, *new], generation_prompt), self._before
+        whole = self._render([*self._messages, self._turn, *new], generation_prompt)
+        beginning = _beginning(self._messages)
+        if max(beginning, self._asked) < len(self._messages):
+            try:
+                self._ask(beginning)
+                if PLACEHOLDER in self._before or not self._calls:
+                    return self._cut(whole)
+            except DataError as error:  # the whole conversation may tell; else its error is the one to see
+                logger.debug("what ends a turn is asked with the whole conversation: %s", error)
+        self._ask(len(self._messages))
+        return self._cut(whole)
+
+    def _ask(self, count: int) -> None:
+        """Have the template write the turn after the first `count` messages, with nothing behind it."""
+        if count == self._asked:
+            return
+        messages = self._messages[:count]
+        self.end = self._behind(self._render([*messages, self._plain], False), "the turn")
+        self._before = self._render([*messages, self._turn], False) if self._calls else ""
+        self._asked = count
+
+    def _cut(self, whole: str) -> str:
+        """What of the whole text comes after the turn's text and calls, behind what ends a turn."""
+        before = self._before
         if not self._calls:
             text = self._behind(whole, "the turn and new messages")
             if not text.startswith(self.end):
@@ -170,6 +202,11 @@ class _Turn:
             f"the chat template of {name} {what}; so what follows a sampled turn is not defined. `slime tokens check`"
             " shows it; use another template (chat_template.jinja in the model directory), or single-turn generation"
         )
+
+
+def _beginning(messages: Sequence[Message]) -> int:
+    """How many messages there are up to the first question; all, where there is none."""
+    return next((n for n, message in enumerate(messages, 1) if message.get("role") == "user"), len(messages))
 
 
 # -- who wrote which characters --------------------------------------------------------------------------
@@ -266,9 +303,12 @@ def _already_sampled(tokenizer: Any, ids: Sequence[int], sampled_ids: Sequence[i
     At most the `num_end` that end a turn; where the template writes no end, a special token that begins the next
     message, which GLM-4 samples to say who speaks next.
     """
-    special = set(getattr(tokenizer, "all_special_ids", ())) | set(getattr(tokenizer, "added_tokens_decoder", ()))
-    longest = num_end or int(bool(ids) and ids[0] in special)
+    longest = num_end or int(bool(ids) and _is_special(tokenizer, ids[0]))
     for count in range(min(longest, len(sampled_ids)), 0, -1):
         if list(sampled_ids[-count:]) == list(ids[:count]):
             return count
     return 0
+
+
+def _is_special(tokenizer: Any, token: int) -> bool:
+    return token in getattr(tokenizer, "all_special_ids", ()) or token in getattr(tokenizer, "added_tokens_decoder", ())

@@ -162,6 +162,7 @@ class EmbeddedEngine:
         sampling_params: Mapping[str, Any],
         *,
         rid: str | None = None,
+        session_id: str | None = None,
         logprob_start: int | None = None,
         top_logprobs: int = 0,
         return_routed_experts: bool | None = None,

@@ -30,7 +30,7 @@ class EngineControl(EngineCase):
         params = {**SAMPLED, "max_new_tokens": 24}
 
         async def use(engine: Any) -> tuple[list[GenerationOutput], list[GenerationOutput], GenerationOutput]:
-            pieces = [piece async for piece in engine.stream(PROMPT, params)]
+            pieces = [piece async for piece in engine.stream(PROMPT, params, session_id="session")]
             greedy = [piece async for piece in engine.stream(PROMPT, GREEDY)]
             return pieces, greedy, await engine.generate(PROMPT, GREEDY)
 

@@ -100,6 +100,14 @@ def test_errors_stops_and_limits(serve: Any) -> None:
                 body: Any = refused.value.body
                 assert body["type"] == "error"
                 assert body["error"]["type"] == "authentication_error"
+            async with client(server, session, api_key="EMPTY") as unnamed:
+                with pytest.raises(anthropic.AuthenticationError, match="there is no API key"):
+                    await unnamed.messages.create(model="m", max_tokens=5, messages=say("x"))
+                with pytest.raises(anthropic.BadRequestError, match="unknown field"):  # whose it is comes first
+                    await unnamed.messages.create(
+                        model="m", max_tokens=5, messages=say("x"), metadata={"user_id": session.key},
+                        extra_body={"wish": 1},
+                    )  # fmt: skip
             bearer = client(server, session, api_key=None, auth_token=session.key)
             async with client(server, session) as api, bearer:
                 stopped = await bearer.messages.create(

@@ -93,7 +93,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(serve: Any, engine_streams: bool
     text = "<think>a + b is < c</think>It is 3 < 4, so " + call_text("add", a=1, b=2)
 
     async def run() -> None:
-        async with serve([text], stream=engine_streams) as (server, session, _):
+        async with serve([text], stream=engine_streams) as (server, session, engine):
             async with client(server, session) as api:
                 stream = await api.chat.completions.create(
                     model="m", messages=say("x"), tools=TOOLS, stream=True, stream_options={"include_usage": True}
@@ -115,6 +115,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(serve: Any, engine_streams: bool
                 assert usage is not None
                 assert usage.prompt_tokens > 0
                 assert (len(content) > 2) == engine_streams, "pieces where the engine streams, else whole"
+                assert engine.requests[0].session_id == "s", "turns of a session go to one server"
             assert not session.warnings
 
     asyncio.run(run())

@@ -95,6 +95,29 @@ def test_a_turn_with_calls(family: str) -> None:
     assert delta == plain, "these templates end turns with calls as others"
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_long_conversation_is_rendered_once(family: str, calls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what follows its turn is what all of the conversation, asked each time, would have told."""
+    tokenizer = chat_tokenizer(family)
+    answer = {**CALL, "content": "so"} if calls else {"role": "assistant", "content": "so"}
+    history = [*ASK, *([answer, TOOLS[0]] * 20)]
+    seen: list[int] = []
+    render = type(tokenizer).apply_chat_template
+
+    def counting(self: Any, messages: Any, **names: Any) -> Any:
+        seen.append(len(messages))
+        return render(self, messages, **names)
+
+    monkeypatch.setattr(type(tokenizer), "apply_chat_template", counting)
+    delta = turn_delta(tokenizer, None, history, TOOLS[1:], assistant=answer)
+    long = sum(count > 20 for count in seen)
+    assert long == (3 if family == "llama3" and calls else 1), "a turn that is not written with its text is not found"
+    monkeypatch.setattr("slime_core.data.turns._beginning", len)
+    assert delta == turn_delta(tokenizer, None, history, TOOLS[1:], assistant=answer)
+    assert sum(count > 20 for count in seen) > long + 1
+
+
 def test_template_settings_reach_the_template() -> None:
     delta = turn_delta(chat_tokenizer("qwen3"), None, ASK, TOOLS, template_kwargs={"enable_thinking": False})
     assert text_of("qwen3", delta).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
