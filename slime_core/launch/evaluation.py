@@ -66,11 +66,13 @@ def evaluate(prepared: Prepared) -> dict[str, Any]:
         data, timing = stage.evaluate_samples(0)
         finished = True
     finally:
-        stage.stop()
-        if record is not None:
-            record.close()
-            if not finished:
-                _tell_left(record, run_dir)
+        try:
+            stage.stop()
+        finally:  # a second ctrl-C ends that
+            if record is not None:
+                record.close()
+                if not finished:
+                    _tell_left(record, run_dir)
     if record is not None:
         record.finish()
     metrics = {k: v for k, v in stage.eval_metrics(0, data, dict(timing)).items() if k != "perf/eval_time"}
@@ -175,7 +177,7 @@ def _of_dataset(args: Any, name: str, columns: Mapping[str, Any]) -> dict[str, A
         "prompts": len(prompts),
         "samples_per_prompt": min((len(p.rewards) for p in prompts), default=0),
         "executions": len(executions(samples)),
-        "failed": counts[SampleStatus.FAILED],
+        "failed": max(counts[SampleStatus.FAILED], columns.get("failed", 0)),
         "truncated": counts[SampleStatus.TRUNCATED],
         "scores": {score: dataclasses.asdict(e) for score, e in found.items()},
         "weight_versions": sorted({v for s in samples for v in s.weight_versions}),

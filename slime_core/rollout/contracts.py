@@ -5,13 +5,17 @@ Each function answers the checked value or raises RolloutError that says what wa
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
-from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample
+from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, SampleStatus
+
+logger = logging.getLogger(__name__)
 
 _INDEX_STRIDE = 1 << 20
 """Numbers that one rollout may give to samples which came without; resuming gives the same ones again."""
@@ -67,7 +71,10 @@ def train_output(answer: Any) -> RolloutFnTrainOutput:
 
 
 def eval_output(answer: Any) -> RolloutFnEvalOutput:
-    """A rollout function's answer for evaluation: `{data set: {"rewards", "truncated", "samples"}}`."""
+    """A rollout function's answer for evaluation: `{data set: {"rewards", "truncated", "samples"}}`.
+
+    A reward that is no finite number becomes 0.0, its sample FAILED; where there are no samples, `failed` counts them.
+    """
     output = answer if isinstance(answer, RolloutFnEvalOutput) else RolloutFnEvalOutput(answer)
     expected = "--eval-function-path: must return {data set: {'rewards': [...], 'truncated': [...], 'samples': [...]}}"
     if not isinstance(output.data, Mapping):
@@ -75,7 +82,27 @@ def eval_output(answer: Any) -> RolloutFnEvalOutput:
     for name, columns in output.data.items():
         if not isinstance(columns, Mapping) or "rewards" not in columns or "truncated" not in columns:
             raise RolloutError(f"{expected}; for {name!r} it returned {_shape(columns)}")
-    return output
+    return RolloutFnEvalOutput({n: _scored(n, columns) for n, columns in output.data.items()}, output.metrics)
+
+
+def _scored(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    rewards, samples = list(columns["rewards"]), columns.get("samples") or []
+    problems = [number_problem(reward) for reward in rewards]
+    failed = sum(problem is not None for problem in problems)
+    if not failed:
+        return dict(columns)
+    first = next(place for place, problem in enumerate(problems) if problem is not None)
+    logger.warning(
+        "--eval-function-path: %d of %d rewards of %r are no finite numbers (the first is number %d: %r); they count"
+        " as 0 and as failed",
+        *(failed, len(rewards), name, first, rewards[first]),
+    )
+    if len(samples) == len(rewards):
+        for sample, problem in zip(samples, problems):
+            if problem is not None and sample.status != SampleStatus.FAILED:
+                sample.fail("--eval-function-path", f"its reward {problem}")
+    scored = [0.0 if problem is not None else reward for reward, problem in zip(rewards, problems)]
+    return {**columns, "rewards": scored, "failed": failed}
 
 
 def flatten(group: Any) -> Group:
@@ -93,7 +120,15 @@ def reward_problem(reward: Any) -> str | None:
         return None
     if isinstance(reward, str) or not hasattr(reward, "__float__"):
         return f"set sample.reward to {type(reward).__name__}; expected a number or a mapping of numbers"
-    return None
+    problem = number_problem(reward)
+    return None if problem is None else f"set sample.reward to what {problem}"
+
+
+def number_problem(value: Any) -> str | None:
+    """Why a value is no score, to follow "it"; None for a finite number."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return f"is {type(value).__name__}, not a number"
+    return None if math.isfinite(float(value)) else f"is not finite: {float(value)}"
 
 
 def _shape(value: Any) -> str:

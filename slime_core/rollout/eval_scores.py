@@ -7,6 +7,8 @@ prompt with n = 4::
 
     answer    "7"  "7"  "8"  None      pass@1 2/4      majority@4 1: "7" has two votes of three
     correct    1    1    0    0        pass@2 5/6      majority@2 1/2: 7 7 wins, 7 8 is a tie, None does not vote
+
+Rewards are finite numbers here: a sample that failed, or got anything else for a reward, counts as 0 before.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 from slime_core.data.prompts import eval_samples
 from slime_core.errors import RolloutError
 from slime_core.plugins.answers import answer_extractor, answer_of
+from slime_core.rollout.contracts import number_problem
 from slime_core.rollout.deadlines import all_done, run_group
 from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.generate import SampleRunner
@@ -98,7 +99,10 @@ async def evaluate_datasets(
         if kept is not None:
             return kept
         finished = await _evaluate_group(args, own, dataset, runner, group, rollout_id)
-        if record is not None and not any(s.status == SampleStatus.ABORTED for s in finished):
+        if any(s.status == SampleStatus.ABORTED for s in finished):
+            return finished
+        fail_unscored(args, finished)
+        if record is not None:
             await record.add(dataset.name, number, finished)
         return finished
 
@@ -133,14 +137,29 @@ async def _evaluate_group(
     return finished
 
 
-def eval_columns(args: Any, samples: list[Sample]) -> dict[str, Any]:
-    """THUDM/slime's evaluation columns; a sample without a reward counts as 0.
+def fail_unscored(args: Any, samples: list[Sample]) -> None:
+    """Make each sample FAILED whose reward is no finite number: aborted for good, or scored by its generate function.
 
     Raises:
         RolloutError: A reward is a mapping, and no setting names an entry it has.
     """
+    for sample in samples:
+        if sample.status != SampleStatus.FAILED:
+            problem = number_problem(_value(args, sample))
+            if problem is not None:
+                sample.fail("evaluation", f"its reward {problem}")
+
+
+def eval_columns(args: Any, samples: list[Sample]) -> dict[str, Any]:
+    """THUDM/slime's evaluation columns; a sample without a finite reward has failed, and counts as 0.
+
+    Raises:
+        RolloutError: A reward is a mapping, and no setting names an entry it has.
+    """
+    fail_unscored(args, samples)
+    failed = [sample.status == SampleStatus.FAILED for sample in samples]
     return {
-        "rewards": [_scalar(args, sample) for sample in samples],
+        "rewards": [0.0 if lost else float(_value(args, s)) for s, lost in zip(samples, failed)],
         "truncated": [s.status == SampleStatus.TRUNCATED for s in samples],
         "samples": samples,
     }
@@ -158,9 +177,10 @@ def _votes(args: Any, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
     return votes
 
 
-def _scalar(args: Any, sample: Sample) -> float:
+def _value(args: Any, sample: Sample) -> Any:
+    """The reward, or the entry of it that counts."""
     if not isinstance(sample.reward, dict):
-        return 0.0 if sample.reward is None else float(sample.reward)
+        return sample.reward
     key = args.eval_reward_key or args.reward_key
     if key not in sample.reward:
         asked = f"{key!r} is not among them" if key else "no setting names one"
@@ -168,4 +188,4 @@ def _scalar(args: Any, sample: Sample) -> float:
             f"evaluation: the reward of sample {sample.index} is a mapping with keys"
             f" {', '.join(map(repr, sample.reward)) or 'none'}, and {asked}: --eval-reward-key KEY"
         )
-    return float(sample.reward[key])
+    return sample.reward[key]

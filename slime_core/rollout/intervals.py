@@ -44,8 +44,15 @@ def estimates(values: Mapping[str, Sequence[float]], seed: int) -> dict[str, Est
 
 
 def estimate(values: Sequence[float], seed: int) -> Estimate:
-    """`estimates` of one score. Raises statistics.StatisticsError without prompts."""
+    """`estimates` of one score.
+
+    Raises:
+        statistics.StatisticsError: There are no prompts.
+        ValueError: A value is not finite; failed samples count as 0 before (`rollout.evaluate`, `rollout.contracts`).
+    """
     value = fmean(values)
+    if not math.isfinite(value):
+        raise ValueError(f"the score of a prompt is not finite: {[v for v in values if not math.isfinite(v)][:8]}")
     if all(v in (0.0, 1.0) for v in values):
         low, high = wilson(int(sum(values)), len(values))
         return Estimate(value, low, high, WILSON)

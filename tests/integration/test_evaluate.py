@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +13,21 @@ import yaml
 from slime_core.rollout.eval_record import read_groups
 from tests.conftest import TinyRun
 
-SLIME = [str(Path(sys.executable).with_name("slime"))]
 HELD = '''
-import asyncio, os
+import asyncio, os, signal
 from pathlib import Path
 from slime_core import resolve
-
-GO = Path(os.environ["GO"])
+from slime_core.rollout.eval_record import read_groups
 
 async def generate(args, sample, sampling_params, *, context):
-    """single_turn, but from the fourth prompt on only once a file is there."""
-    if sample.group_index >= 3:
-        while not GO.exists():
-            await asyncio.sleep(0.02)
+    """single_turn; once END_AFTER prompts are on disk, the process gets the signal END."""
+    if "END" in os.environ and sample.group_index >= int(os.environ["END_AFTER"]):
+        record = Path(args.run_dir, "eval/held.jsonl")
+        while not record.exists() or len(read_groups(record)[0]) < int(os.environ["END_AFTER"]):
+            await asyncio.sleep(0.01)
+        if "END" in os.environ:
+            os.kill(os.getpid(), signal.Signals[os.environ.pop("END")])
+        await asyncio.Event().wait()
     return await resolve("generators", "single_turn").obj(args, sample, sampling_params, context=context)
 '''
 WORLD = '''
@@ -51,6 +49,76 @@ class Environment:
     def close(self):
         pass
 '''
+
+
+TOOLS = '''
+from slime_core.tools import ParsedTurn, ToolCall, ToolParserBase
+
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One number.
+        b: Another.
+    """
+    return a + b
+
+class EveryTurn(ToolParserBase):
+    """A random model calls nothing: whatever it says is a call."""
+
+    def parse(self, text, tools=(), *, reasoning_open=False):
+        return ParsedTurn(attempts=(ToolCall("", "add", {"a": len(text), "b": 1}),))
+
+    def render(self, calls):
+        return ""
+
+    def claims(self, chat_template):
+        return False
+
+def called(args, sample):
+    """1 for exactly two calls."""
+    return float(sample.metadata["tool_stats"]["add"]["calls"] == 2)
+'''
+AGENT = '''
+import openai
+
+async def program(args, sample, *, base_url, api_key, sandbox):
+    """A question, one more about the answer, and a conversation beside it; every second sample is right."""
+    async with openai.AsyncOpenAI(base_url=base_url + "/v1", api_key=api_key) as client:
+        async def ask(*messages):
+            answer = await client.chat.completions.create(model="m", max_tokens=4, messages=list(messages))
+            return {"role": "assistant", "content": answer.choices[0].message.content or ""}
+
+        question = {"role": "user", "content": str(sample.label)}
+        await ask(question, await ask(question), {"role": "user", "content": "sure?"})
+        await ask({"role": "user", "content": "another task"})
+    await sandbox.write_file("right", str(sample.index % 2))
+'''
+
+WORDS = '''
+from slime_core import resolve
+from slime_environment_reasoning_gym import reward
+
+reward.execution = "thread"  # where the environment has imported the package, which takes long
+
+async def generate(args, sample, sampling_params, *, context):
+    """single_turn; every second sample says the right word."""
+    done = await resolve("generators", "single_turn").obj(args, sample, sampling_params, context=context)
+    if sample.index % 2:
+        done.response = sample.label
+    return done
+'''
+
+
+def word(index: int, text: str) -> dict[str, Any]:
+    """A row as the recipe of `reasoning_gym` writes it, its question as messages besides."""
+    question, answer = f"Spell this word backward (example: sun -> nus): {text}", text[::-1]
+    spec = {"name": "spell_backward", "config": {"min_word_len": 3, "max_word_len": 4, "seed": 5, "size": 3}}
+    entry = {"question": question, "answer": answer, "metadata": {"word": text}}
+    return {
+        "input": question, "messages": [{"role": "user", "content": question}], "label": answer,
+        "metadata": {"reasoning_gym": {"spec": spec, "index": index, "entry": entry}},
+    }  # fmt: skip
 
 
 def flags(tiny: TinyRun, run: Path, config: Path, **more: Any) -> list[str]:
@@ -115,49 +183,81 @@ def test_data_sets_environments_and_samplers_at_once(tiny: TinyRun, tmp_path: Pa
     assert [v["n"] for v in votes] == [4] * 4
 
 
-def groups_in(path: Path) -> int:
-    return len(read_groups(path)[0]) if path.exists() else 0
+def test_tools_agents_and_tasks_at_once(tiny: TinyRun, tmp_path: Path, slime) -> None:
+    """Generators that talk in turns, each with its own reward: scores, the table, and what the record keeps."""
+    pytest.importorskip("openai")
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "words.py").write_text(WORDS)
+    rows = [word(i, text) for i, text in enumerate(("roid", "yerk", "sun"))]
+    (tmp_path / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held, tools, words = f"{tiny.root / 'eval.jsonl'}@[:2]", tmp_path / "tools.py", str(tmp_path / "words.jsonl")
+    agent = {"program": f"{tmp_path / 'agent.py'}:program", "test_command": "cat right", "reward": "printed",
+             "isolation": "best-effort"}  # fmt: skip
+    gym = {"plugins": {"reasoning_gym": {"tries": 2}, "multi_turn": {"max_turn_tokens": 4}}}
+    config = write(
+        tmp_path / "evals.yaml",
+        [
+            {"name": "tools", "path": held, "custom_generate_function_path": "tool_use", "n_samples_per_eval_prompt": 3,
+             "tools_path": [f"{tools}:add"], "custom_rm_path": f"{tools}:called", "max_response_len": 300,
+             "stop_token_ids": list(range(1, 120, 2)), "plugins": {"tool_use": {"max_turns": 3}}},
+            {"name": "agent", "path": held, "custom_generate_function_path": "agent", "n_samples_per_eval_prompt": 2,
+             "apply_chat_template": False, "max_response_len": 60, "plugins": {"agent": agent}},
+            {"name": "words", "path": words, "custom_generate_function_path": f"{tmp_path / 'words.py'}:generate",
+             "custom_rm_path": f"{tmp_path / 'words.py'}:reward", "n_samples_per_eval_prompt": 2, **gym},
+            {"name": "tries", "path": words, "custom_generate_function_path": "multi_turn", "max_response_len": 300,
+             "environment_path": "reasoning_gym", "apply_chat_template": False, "input_key": "messages", **gym},
+        ],
+    )  # fmt: skip
+    of_the_run = {"tool-call-parser": f"{tools}:EveryTurn", "set": "plugins.reasoning_gym.answer=text"}
+    done = slime("eval", *flags(tiny, tmp_path / "run", config, **of_the_run))
+    sets = json.loads((tmp_path / "run" / "eval.json").read_text())["datasets"]
+    kept = {n: [s for g in read_groups(tmp_path / f"run/eval/{n}.jsonl")[0].values() for s in g] for n in sets}
+    assert {n: (s["prompts"], s["samples_per_prompt"], s["failed"]) for n, s in sets.items()} == {
+        "tools": (2, 3, 0), "agent": (2, 2, 0), "words": (3, 2, 0), "tries": (3, 1, 0),
+    }  # fmt: skip
+    values = {name: {score: found["value"] for score, found in s["scores"].items()} for name, s in sets.items()}
+    assert all(s.metadata["tool_stats"]["add"]["calls"] == s.reward + 1 == 2 for s in kept["tools"])
+    assert values["tools"] == {"reward": 1.0, "pass@1": 1.0, "pass@2": 1.0, "pass@3": 1.0}
+    assert len(kept["agent"]) > sets["agent"]["executions"] == 4, "the conversation beside it is a sibling"
+    assert [values["agent"][score] for score in ("reward", "pass@1", "pass@2")] == [0.5, 0.5, 1.0]
+    assert values["words"]["pass@2"] == 1.0
+    assert 0.5 <= values["words"]["reward"] < 1.0
+    assert [s.metadata["num_turns"] for s in kept["tries"]] == [2, 2, 2]
+    for name in ("tools", "tries"):
+        assert all(0 in s.loss_mask for s in kept[name]), "what was answered to a turn is no sampled token"
+    table = [line.split("\u2502") for line in done.stdout.splitlines() if "\u2502" in line]
+    assert [row[5].strip() for row in table if row[4].strip() == "pass@2"] == ["1.0000"] * 3
 
 
-def killed(argv: list[str], run: Path, groups: int, env: dict[str, str]) -> None:
-    """SIGKILL the command once so many groups are on disk."""
-    process = subprocess.Popen([*SLIME, *argv], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        while groups_in(run / "eval" / "held.jsonl") < groups:
-            assert process.poll() is None, process.stderr.read().decode()[-3000:]
-            time.sleep(0.02)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
-
-
-def test_killed_and_resumed_is_as_never_killed(tiny: TinyRun, tmp_path: Path, slime) -> None:
+def test_ended_by_signals_and_resumed_is_as_never_ended(tiny: TinyRun, tmp_path: Path, slime) -> None:
+    """By ctrl-C, which tells how to go on, and by SIGKILL, which cannot."""
     (tmp_path / "held.py").write_text(HELD)
     data = {"path": str(tiny.root / "eval.jsonl"), "custom_generate_function_path": str(tmp_path / "held.py")}
     config = write(tmp_path / "evals.yaml", [{"name": "held", **data, "n_samples_per_eval_prompt": 2}])
-    two = {"sglang-server-concurrency": 2}
-    env = {**os.environ, "GO": str(tmp_path / "go"), "OMP_NUM_THREADS": "1"}
-    run = tmp_path / "run"
-    killed(["eval", *flags(tiny, run, config, **two)], run, 3, env)
-    kept = groups_in(run / "eval" / "held.jsonl")
-    assert kept == 3
-    refused = slime("eval", *flags(tiny, run, config, **two), check=False, GO=env["GO"])
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    begun = flags(tiny, run, config, **{"sglang-server-concurrency": 2})
+    ended = slime("eval", *begun, check=False, END="SIGINT", END_AFTER="2")
+    assert ended.returncode == 130
+    assert f"2 of 8 prompts are done and kept; go on with: slime eval --resume {run}" in ended.stdout
+    assert len(read_groups(run / "eval/held.jsonl")[0]) == 2
+    refused = slime("eval", *begun, check=False)
     assert refused.returncode == 2
     assert f"Go on with it: slime eval --resume {run}" in refused.stderr
-    (tmp_path / "go").touch()
-    other = slime("eval", "--resume", run, "--rollout-seed", 3, check=False, GO=env["GO"])
+    killed = slime("eval", "--resume", run, check=False, END="SIGKILL", END_AFTER="5")
+    assert killed.returncode == -signal.SIGKILL
+    assert f"resumed from {run}: 2 prompts are done" in killed.stdout
+    other = slime("eval", "--resume", run, "--rollout-seed", 3, check=False)
     assert "rollout_seed 42 -> 3" in other.stderr
-    resumed = slime("eval", "--resume", run, GO=env["GO"])
-    assert f"resumed from {run}: 3 prompts are done" in resumed.stdout
-    whole = tmp_path / "whole"
-    slime("eval", *flags(tiny, whole, config, **two), GO=env["GO"])
+    resumed = slime("eval", "--resume", run)
+    assert f"resumed from {run}: 5 prompts are done" in resumed.stdout
+    slime("eval", *flags(tiny, whole, config, **{"sglang-server-concurrency": 2}))
     assert (run / "eval/held.jsonl").read_bytes() == (whole / "eval/held.jsonl").read_bytes()
     reports = [json.loads((place / "eval.json").read_text()) for place in (run, whole)]
-    assert [r["resumed"] for r in reports] == [{"prompts_kept": n, "prompts": 8} for n in (3, 0)]
+    assert [r["resumed"] for r in reports] == [{"prompts_kept": n, "prompts": 8} for n in (5, 0)]
     assert reports[0]["datasets"] == reports[1]["datasets"]
     assert reports[0]["metrics"] == reports[1]["metrics"]
-    again = slime("eval", "--resume", run, GO=env["GO"])
+    again = slime("eval", "--resume", run)
     assert "8 prompts are done" in again.stdout
     assert (run / "eval/held.jsonl").read_bytes() == (whole / "eval/held.jsonl").read_bytes()
 

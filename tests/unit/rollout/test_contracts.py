@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from slime_core.data.dumps import to_json
 from slime_core.errors import RolloutError
 from slime_core.rollout.contracts import drawn_groups, eval_output, reward_problem, train_output
+from slime_core.rollout.metrics import eval_metrics
 from slime_core.types import RolloutFnTrainOutput, Sample
 
 
@@ -63,7 +66,22 @@ def test_bad_answers_of_an_eval_function(answer) -> None:
         eval_output(answer)
 
 
+@pytest.mark.parametrize("lost", [None, math.nan, math.inf, "1.0"])
+def test_rewards_of_an_eval_function_that_are_no_numbers_count_as_failed(lost, caplog) -> None:
+    samples = [Sample(index=i, group_index=0, reward=r, status="completed") for i, r in enumerate((1.0, lost))]
+    told = {"rewards": [1.0, lost], "truncated": [False, False], "samples": samples}
+    alone = {"rewards": [1.0, lost], "truncated": [False, False]}
+    data = eval_output({"told": told, "alone": alone}).data
+    metrics = eval_metrics(data)
+    for name in ("told", "alone"):
+        assert (metrics[f"eval/{name}"], metrics[f"eval/{name}/failed_ratio"]) == (0.5, 0.5)
+    assert metrics["eval/told-pass@2"] == 1.0
+    assert [s.status for s in samples] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
+    assert "1 of 2 rewards of 'told' are no finite numbers (the first is number 1" in caplog.text
+
+
 def test_rewards_set_by_generate_functions() -> None:
+    assert reward_problem(math.nan) == "set sample.reward to what is not finite: nan"
     assert reward_problem(None) is None
     assert reward_problem(0.5) is None
     assert reward_problem({"score": 1.0}) is None

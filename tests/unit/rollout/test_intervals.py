@@ -57,3 +57,6 @@ def test_which_method_is_chosen() -> None:
     assert (found["one"].low, found["one"].high) == wilson(3, 4)
     assert (found["single"].value, found["single"].low) == (0.5, None)
     assert estimate([0.0] * 10, seed=0).high == pytest.approx(wilson(0, 10)[1])
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"not finite: \[{value}\]"):
+            estimate([1.0, value], seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -167,6 +168,16 @@ def test_in_evaluation_a_mapping_counts_by_a_named_key_only() -> None:
         eval_columns(SimpleNamespace(reward_key=None, eval_reward_key=None), samples)
     with pytest.raises(RolloutError, match="'right' is not among them"):
         eval_columns(SimpleNamespace(reward_key=None, eval_reward_key="right"), samples)
+
+
+@pytest.mark.parametrize("lost", [math.nan, -math.inf, None, {"acc": math.nan}, {"acc": None}, {"acc": "high"}])
+def test_in_evaluation_what_is_no_finite_number_has_failed(lost: object) -> None:
+    samples = [_sample(index=0, reward=1.0), _sample(index=1, reward=lost)]
+    found = eval_columns(SimpleNamespace(reward_key="acc", eval_reward_key=None), samples)
+    assert found["rewards"] == [1.0, 0.0]
+    assert [s.status for s in samples] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
+    assert samples[1].metadata["failure"]["where"] == "evaluation"
+    assert "its reward is" in samples[1].metadata["failure"]["error"]
 
 
 async def test_closing_ends_the_workers_and_starting_starts_the_reward() -> None:
