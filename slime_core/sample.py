@@ -91,6 +91,8 @@ class Sample:
     rollout_log_probs: list[float] | None = None
     """[response_length] log-probability under the sampling policy, in nats; 0.0 where not sampled."""
     rollout_top_p_token_ids: list[int] | None = None
+    """Ids that top-p sampling chose among, the response tokens' behind each other. User code's: nothing here fills or
+    reads them, they stay aligned, with none for what is appended."""
     rollout_top_p_token_offsets: list[int] | None = None
     """[response_length + 1] offsets into `rollout_top_p_token_ids`."""
     rollout_routed_experts: Any = None
@@ -204,7 +206,7 @@ class Sample:
         self.rollout_log_probs = [*(self.rollout_log_probs or []), *new_log_probs]
         self.token_weight_versions.extend(versions)
         self.rollout_routed_experts = routed
-        if self.rollout_top_p_token_offsets is not None and not trainable:
+        if self.rollout_top_p_token_offsets is not None:
             self.rollout_top_p_token_offsets.extend([self.rollout_top_p_token_offsets[-1]] * len(tokens))
         if text is not None:
             self.response += text

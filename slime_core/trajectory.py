@@ -276,15 +276,13 @@ class Trajectory:
         if not 0 <= start <= len(self._tokens):
             raise ValueError(f"prompt_length {start}; the trajectory has {len(self._tokens)} tokens")
         length = len(self._tokens) - start
+        self._write_top_p(sample, start)
         sample.tokens, sample.spans, sample.response_length = self.tokens, self.spans, length
         sample.loss_mask = provenance.loss_mask(self._spans, start)
         sample.rollout_log_probs = self._log_probs[start:] if self._told_log_probs else None
         sample.token_weight_versions = self._versions[start:]
         sample.rollout_routed_experts = self._routed
         sample.response = "".join(text for at, text in self._texts if at >= start)
-        offsets = sample.rollout_top_p_token_offsets
-        if offsets is not None and len(offsets) != length + 1:
-            sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
         if sample.teacher_log_probs is not None and len(sample.teacher_log_probs) != length:
             sample.teacher_log_probs = None
         if self.metadata:
@@ -292,3 +290,14 @@ class Trajectory:
         for meta_info, num_tokens in self._calls:
             sample.take_meta_info(meta_info, num_tokens)
         return sample
+
+    def _write_top_p(self, sample: Sample, start: int) -> None:
+        """Empty rows of top-p ids for what was added; none at all where what they were of is not here any more."""
+        offsets = sample.rollout_top_p_token_offsets
+        if offsets is None:
+            return
+        before = len(sample.tokens)
+        if self._tokens[:before] == list(sample.tokens) and before - sample.response_length == start:
+            sample.rollout_top_p_token_offsets = [*offsets, *[offsets[-1]] * (len(self._tokens) - before)]
+        else:
+            sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None

@@ -70,8 +70,8 @@ def conversation_pieces(
         template_kwargs: For the template.
 
     Raises:
-        DataError: A turn would not be exactly the assistant's message and the token that ends it; says which, and
-            where they differ.
+        DataError: A turn that is trained on would not be exactly the assistant's message and the token that ends it;
+            says which, and where they differ.
     """
     clean = [{k: v for k, v in m.items() if k != STEP_LOSS_MASK} for m in messages]
     withheld = ["" if _step_loss_mask(m, i) == 1 else STEP_LOSS_MASK for i, m in enumerate(messages)]
@@ -142,7 +142,7 @@ class _Conversation:
             raise DataError("message 0 is the assistant's; there must be a message before it, which it answers")
         found = self._prompt(turns[0])
         for position, following in zip(turns, [*turns[1:], None]):
-            turn = self._turn(position, following)
+            turn = self._turn(position, following, checked=not withheld[position])
             found.append(turn._replace(withheld=withheld[position]))
             found += self._between(position, following, turn.ids)
         return found
@@ -176,8 +176,11 @@ class _Conversation:
             template_kwargs=self._kwargs,
         )
 
-    def _turn(self, position: int, following: int | None) -> Piece:
-        """The assistant's message as it is sampled: from the end of the generation prompt through its end token."""
+    def _turn(self, position: int, following: int | None, *, checked: bool) -> Piece:
+        """The assistant's message as it is sampled: from the end of the generation prompt through its end token.
+
+        `checked`: it must say what the message says; one that is not trained on is what the template makes of it.
+        """
         history, message = self._messages[:position], self._messages[position]
         before = render_prompt(self._tokenizer, history, self._tools, self._kwargs)
         written = self._render([*history, message])
@@ -186,13 +189,15 @@ class _Conversation:
             raise DataError(
                 f"message {position}: the chat template writes the turn otherwise than it prompts for it, so this is"
                 f" not what would be sampled: {before[max(0, at - 12) :][:_SHOWN]!r} becomes"
-                f" {written[max(0, at - 12) :][:_SHOWN]!r}. Set step_loss_mask: 0 on it, or give the template's switch"
-                " in --apply-chat-template-kwargs"
+                f" {written[max(0, at - 12) :][:_SHOWN]!r}. Give the template's switch in --apply-chat-template-kwargs,"
+                " or use another template"
             )
         body, end = self._body_and_end(history, written[len(before) :])
-        problem = difference(self._tokenizer, message, body + end)
-        if problem is not None:
-            raise DataError(f"message {position}: {problem}")
+        if checked:
+            problem = difference(self._tokenizer, message, body + end)
+            problem = problem or self._beside_the_notation(history, message, before, written[len(before) :])
+            if problem is not None:
+                raise DataError(f"message {position}: {problem}")
         end = end or self._next_speaker(position, following)
         text = body + end
         ids = encode_rendered(self._tokenizer, text)
@@ -216,6 +221,16 @@ class _Conversation:
             if stripped.endswith(token):
                 return stripped.removesuffix(token), token
         return text, ""
+
+    def _beside_the_notation(self, history: Sequence[Message], message: Message, before: str, text: str) -> str | None:
+        """What of a turn with calls is neither the message's nor what the template writes for any such calls."""
+        if not message.get("tool_calls"):
+            return None
+        other, words = with_holes(message)
+        written = self._render([*history, other])
+        if not written.startswith(before):
+            return f"what the chat template writes before the turn changes with the words in it: {written!r:.99}"
+        return notation_difference(written[len(before) :], words, text)
 
     def _sampled_end(self, end: str) -> str:
         """Through the first special token: the engine stops there. All of it where there is none."""
@@ -254,7 +269,7 @@ def difference(tokenizer: Any, message: Message, written: str) -> str | None:
 
     Without calls, both must be the same texts between special tokens and think tags, white space around them apart.
     With calls, whose notation is the template's, all of the message must be there: reasoning, text, names of the tools
-    called and every value of their arguments.
+    called and every value of their arguments; that there is nothing else, `notation_difference` says.
     """
     fragments = list(_fragments(message))
     if message.get("tool_calls"):
@@ -271,6 +286,79 @@ def difference(tokenizer: Any, message: Message, written: str) -> str | None:
             return _left_out(what, text, written)
     added = next((text for text in found if text not in {text for _, text in wanted}), written)
     return f"the chat template writes {added[:_SHOWN]!r} in the assistant's turn, and the message does not"
+
+
+_HOLE = re.compile(r"demonstratedpart(\d+)placeholder|90210(\d{6})(?:\.5)?")
+
+
+def with_holes(message: Message) -> tuple[dict[str, Any], list[str | int | float]]:
+    """The message with placeholders for its words, and the words: texts, reasoning, strings and numbers of arguments.
+
+    Names, keys and arguments that are JSON text stay as they are: templates look at them.
+    """
+    words: list[str | int | float] = []
+
+    def hole(word: Any) -> Any:
+        words.append(word)
+        number = len(words) - 1
+        if isinstance(word, str):
+            return f"demonstratedpart{number}placeholder"
+        return type(word)(90_210_000_000 + number) + (0.5 if isinstance(word, float) else 0)
+
+    def text(value: Any) -> Any:
+        if isinstance(value, list):
+            return [{**p, "text": text(p["text"])} if isinstance(p, Mapping) and "text" in p else p for p in value]
+        if not isinstance(value, str):
+            return value
+        parts = re.split(r"(</?think>)", value)
+        said = [part.strip() if number % 2 == 0 else "" for number, part in enumerate(parts)]
+        return "".join(part.replace(word, hole(word), 1) if word else part for part, word in zip(parts, said))
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: argument(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [argument(inner) for inner in value]
+        holds = bool(value.strip()) if isinstance(value, str) else type(value) in (int, float)
+        return hole(value) if holds else value
+
+    def call(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        if isinstance(value.get("function"), Mapping):
+            return {**value, "function": call(value["function"])}
+        given = value.get("arguments")
+        return {**value, "arguments": argument(given)} if isinstance(given, dict) else value
+
+    keys = [key for key in ("reasoning_content", "reasoning", "content") if key in message]
+    made = {**message, **{key: text(message[key]) for key in keys}}
+    return {**made, "tool_calls": [call(value) for value in message["tool_calls"]]}, words
+
+
+def notation_difference(framed: str, words: Sequence[str | int | float], written: str) -> str | None:
+    """How a turn with calls differs from the notation around its words; None when that and the words is all of it.
+
+    Args:
+        framed: What the template writes with placeholders for the words.
+        words: Of `with_holes`.
+        written: What it writes with the words.
+    """
+    pattern, begin, at = "", 0, 0
+    for found in [*_HOLE.finditer(framed), None]:
+        at, pattern = begin, pattern + re.escape(framed[begin : found.start() if found else None])
+        if not re.match(pattern, written):
+            break
+        if found is not None:
+            word = words[int(found[1] or found[2])]
+            forms = _forms(word) if isinstance(word, str) else [json.dumps(word), str(word)]
+            pattern, begin = f"{pattern}(?:{'|'.join(map(re.escape, forms))})", found.end()
+    if re.fullmatch(pattern, written):
+        return None
+    return (
+        f"the chat template writes {framed[at:][:_SHOWN]!r} around the words of such a turn, and {written[:_SHOWN]!r}"
+        " with these; so what of that is the assistant's cannot be told. Set step_loss_mask: 0 on it, or use another"
+        " template"
+    )
 
 
 def _left_out(what: str, text: str, written: str) -> str:

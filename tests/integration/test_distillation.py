@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
+from slime_core.data.dumps import read_samples
+from slime_core.provenance import Source
 from tests.conftest import SLIME, TinyRun
 
 QUIET = {"eval_interval": None, "eval_prompt_data": None}
@@ -21,6 +25,27 @@ STUDENT = {
     "custom_rm_path": None,
     "rollout_max_response_len": 12,
 }
+
+
+WORLD = '''
+from slime_core import Step
+
+class Environment:
+    """Three steps."""
+
+    def __init__(self, args):
+        self.steps = 0
+
+    def reset(self, sample):
+        return None
+
+    def step(self, action):
+        self.steps += 1
+        return Step("1+1=", done=self.steps == 3)
+
+    def close(self):
+        pass
+'''
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +111,37 @@ def test_a_teacher_elsewhere_gives_the_same_run(
     for name in ("rollout/opd_reverse_kl", "rollout/teacher_log_probs", "train/pg_loss"):
         assert found[0][name] == pytest.approx(expected[0][name], rel=1e-4, abs=1e-5)
     assert found[-1]["rollout/opd_reverse_kl"] < found[0]["rollout/opd_reverse_kl"]
+
+
+def test_over_several_turns_the_teacher_scores_what_was_sampled(
+    tiny: TinyRun, teacher: Path, address: str, tmp_path: Path, slime: Any
+) -> None:
+    """Aligned with the sampled tokens, 0 elsewhere, against transformers; the advantages are of these tokens alone."""
+    (tmp_path / "world.py").write_text(WORLD)
+    flags = {
+        "opd_type": "sglang", "rm_type": "on_policy_distillation", "rm_url": address, "num_rollout": 1,
+        "custom_generate_function_path": "multi_turn", "environment_path": tmp_path / "world.py",
+        "apply_chat_template": None, "rollout_max_response_len": 60, "set": "plugins.multi_turn.max_turn_tokens=4",
+        "save_debug_rollout_data": tmp_path / "{rollout_id}.jsonl",
+    }  # fmt: skip
+    (row,) = distil(tiny, tmp_path / "run", slime, **flags)
+    model = transformers.AutoModelForCausalLM.from_pretrained(teacher, dtype="float32").eval()
+    samples, gaps = read_samples(tmp_path / "0.jsonl"), []
+    for sample in samples:
+        told = [span.source for span in sample.spans or () for _ in range(span.length)][-sample.response_length :]
+        sampled = [source == Source.SAMPLED for source in told]
+        assert sum(after > before for before, after in zip([False, *sampled], sampled)) == 3, "three turns"
+        assert [bool(trained) for trained in sample.loss_mask or ()] == sampled
+        with torch.no_grad():
+            scores = model(torch.tensor([sample.tokens])).logits[0, :-1].log_softmax(-1)
+        of_all = scores.gather(-1, torch.tensor(sample.tokens[1:])[:, None])[-sample.response_length :, 0].tolist()
+        expected = [score if was else 0.0 for score, was in zip(of_all, sampled)]
+        assert sample.teacher_log_probs == pytest.approx(expected, abs=1e-4)
+        assert sample.rollout_log_probs is not None
+        gaps.append([p - t for p, t, was in zip(sample.rollout_log_probs, expected, sampled) if was])
+    of_samples = sum(sum(gap) / len(gap) for gap in gaps) / len(gaps)
+    assert row["rollout/opd_reverse_kl"] == pytest.approx(of_samples, abs=1e-4)
+    assert row["rollout/advantages"] == pytest.approx(-of_samples, abs=1e-4)
 
 
 def test_no_teacher_is_a_clear_error(tiny: TinyRun, no_reward: Path, tmp_path: Path, slime: Any) -> None:

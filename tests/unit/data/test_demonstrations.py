@@ -239,6 +239,9 @@ def test_reasoning_of_earlier_turns_stays_as_it_was_sampled() -> None:
 def test_what_a_template_leaves_out_is_an_error(family: str, message: Message, problem: str) -> None:
     with pytest.raises(DataError, match=f"message 1: the assistant's {problem}"):
         conversation_pieces(chat_tokenizer(family), [ASK, message])
+    # As the message advises: what is no more than context need not be all of it.
+    pieces = conversation_pieces(chat_tokenizer(family), [ASK, {**message, "step_loss_mask": 0}, AGAIN, DONE])
+    assert [(p.position, p.trained) for p in pieces if p.position >= 0] == [(1, False), (3, True)]
 
 
 def _with_template(family: str, old: str, new: str) -> Any:
@@ -269,6 +272,22 @@ def test_what_a_template_adds_to_a_turn_is_an_error() -> None:
     chatty = _with_template("qwen2.5", begin, begin + " + ' Bye.'")
     with pytest.raises(DataError, match=r"the assistant's text 'It is 3\.' is not in what .* 'It is 3. Bye"):
         conversation_pieces(chatty, [ASK, DONE])
+
+
+def test_what_a_template_adds_to_a_turn_with_calls_is_an_error() -> None:
+    """Only what it writes for any such calls is its notation."""
+    chat = [ASK, said("assistant", "Let me see.", tool_calls=[call(a=1, b="two")]), RESULTS[0], DONE]
+    conversation_pieces(chat_tokenizer("qwen2.5"), chat)
+    first = "message.tool_calls[0].function.arguments"
+    asked = "call.function.arguments | tojson"
+    end = "{{- '<|im_end|>\\n' }}"
+    for old, new in (
+        (end, "{{- ' Bye.' if message.tool_calls and 'see' in message.content }}" + end),
+        (end, f"{{{{- ' Bye.' if message.tool_calls and {first}.a == 1 }}}}{end}"),
+        (asked, "{'a': 7 if call.function.arguments.a == 1 else 8, 'b': 'two 1'} | tojson"),  # all words, none in place
+    ):
+        with pytest.raises(DataError, match=r"message 1: the chat template writes .* around the words of such a turn"):
+            conversation_pieces(_with_template("qwen2.5", old, new), chat)
 
 
 def test_a_tokenizer_that_loses_text_is_an_error() -> None:

@@ -1,0 +1,90 @@
+"""An interrupted conversation lies in a commit; the run that goes on from there writes behind the same spans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from slime_core.data.dumps import read_samples
+from slime_core.provenance import Source, Span
+from slime_core.testing.loop import run_loop
+from slime_core.testing.tiny import write_rows
+from slime_core.types import Sample
+
+WORLD = '''
+from slime_core import Step
+
+class Environment:
+    """Longer for every second sample, so that some are still at it when a rollout has enough."""
+
+    def __init__(self, args):
+        self.steps = self.turns = 0
+
+    def reset(self, sample):
+        self.turns = 2 if sample.group_index % 2 else 6
+
+    def step(self, action):
+        self.steps += 1
+        return Step(f"{self.steps}+1=", reward=1.0, done=self.steps == self.turns)
+
+    def snapshot(self):
+        return [self.steps, self.turns]
+
+    def restore(self, sample, state):
+        self.steps, self.turns = state
+
+    def close(self):
+        pass
+'''
+
+
+def waiting(checkpoint: Path) -> dict[int | None, Sample]:
+    """Samples of the groups that wait in a commit's buffer, by index."""
+    found: list[Any] = [json.loads((checkpoint / "data_source.json").read_text())]
+    samples = {}
+    while found:
+        value = found.pop()
+        if isinstance(value, dict) and "response_length" in value:
+            samples[value["index"]] = Sample.from_dict(value)
+        elif isinstance(value, dict | list):
+            found += value.values() if isinstance(value, dict) else value
+    return samples
+
+
+def begins(spans: list[Span], beginning: list[Span]) -> bool:
+    """Whether `spans` are `beginning` and more; the last of it may have grown."""
+
+    def letters(of: list[Span]) -> list[tuple[Source, str]]:
+        return [(s.source, s.withheld) for s in of for _ in range(s.length)]
+
+    return letters(spans)[: len(letters(beginning))] == letters(beginning)
+
+
+def test_spans_of_several_turns_go_through_a_commit(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(WORLD)
+    flags: dict[str, Any] = {
+        "prompt_data": write_rows(tmp_path / "rows.jsonl", 64), "apply_chat_template": False, "label_key": None,
+        "custom_generate_function_path": "multi_turn", "environment_path": tmp_path / "world.py",
+        "plugins": {"multi_turn": {"max_turn_tokens": 3, "reward": "sum"}}, "custom_rm_path": None,
+        "rollout_max_response_len": 60, "rollout_batch_size": 2, "n_samples_per_prompt": 2,
+        "over_sampling_batch_size": 4, "partial_rollout": True, "save_interval": 1,
+    }  # fmt: skip
+    first = run_loop(tmp_path / "first", 1, **flags)
+    assert first.checkpoint is not None
+    left = {i: s for i, s in waiting(first.checkpoint).items() if s.response_length}
+    assert any([s.source for s in sample.spans or ()].count(Source.SAMPLED) > 1 for sample in left.values())
+    more = run_loop(tmp_path / "more", 2, **flags, load=first.checkpoint)
+    finished = {s.index: s for s in read_samples(tmp_path / "more/run/rollouts/1.jsonl")}
+    assert left.keys() & finished.keys()
+    for index in left.keys() & finished.keys():
+        before, after = left[index], finished[index]
+        assert after.tokens[: len(before.tokens)] == before.tokens
+        assert begins(after.spans or [], before.spans or [])
+        length = before.response_length
+        for name in ("loss_mask", "rollout_log_probs", "token_weight_versions"):
+            assert getattr(after, name)[:length] == getattr(before, name)
+        assert len(after.tokens) > len(before.tokens)
+        assert after.metadata["environment"].get("restarts", 0) == 0
+    again = {s.index for s in waiting(more.checkpoint).values()} if more.checkpoint else set()
+    assert left.keys() <= again | finished.keys(), "none is lost"
