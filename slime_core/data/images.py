@@ -25,9 +25,10 @@ _NO_TRAIN_INPUTS = ("input_ids", "attention_mask")
 def load_processor(directory: str | Path) -> Any:
     """The HF processor of a local directory. Raises ConfigError when there is none that takes images."""
     from transformers import AutoProcessor
+    from transformers.utils.import_utils import is_torchvision_available
 
     try:
-        load: Any = AutoProcessor.from_pretrained
+        load: Any = AutoProcessor.from_pretrained if is_torchvision_available() else _without_videos
         processor = load(str(directory), local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(f"--hf-checkpoint {directory}: --multimodal-keys needs its processor: {error}") from error
@@ -37,6 +38,25 @@ def load_processor(directory: str | Path) -> Any:
             f" {type(processor).__name__}"
         )
     return processor
+
+
+def _without_videos(directory: str, **options: Any) -> Any:
+    """As `AutoProcessor.from_pretrained`; one that takes videos, too, is loaded without what needs torchvision."""
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    hf: Any = transformers  # not typed
+    kind: Any = PROCESSOR_MAPPING.get(type(hf.AutoConfig.from_pretrained(directory, **options)), None)
+    if isinstance(kind, tuple) or kind is None or "video_processor" not in kind.get_attributes():
+        return hf.AutoProcessor.from_pretrained(directory, **options)
+
+    class ImagesOnly(kind):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, name: str, value: Any) -> Any:
+            return None if value is None else super().check_argument_for_proper_class(name, value)
+
+    images = hf.AutoImageProcessor.from_pretrained(directory, **options)
+    tokenizer = hf.AutoTokenizer.from_pretrained(directory, **options)
+    return ImagesOnly(image_processor=images, tokenizer=tokenizer, video_processor=None)
 
 
 class ImagePrompts:

@@ -9,7 +9,7 @@ micro-batch of several saves no time, only its loss is one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ class _Loaded:
 class VisionLanguageModel(Decoder):
     """A `transformers` image-text-to-text model in the place of a `Decoder`; parameters have transformers' names.
 
+    Those are not the names in published files, which engines know: `published` has them.
+
     Args:
         config: Of a family with `images`.
         loaded: The model of transformers.
@@ -47,6 +49,8 @@ class VisionLanguageModel(Decoder):
         for name, child in loaded.named_children():
             self.add_module(name, child)
         self._head = _Loaded(loaded.get_output_embeddings())  # not a second registration of the module
+        self.published = _published(loaded, [name for name, _ in self.named_parameters()])
+        """Name of a parameter -> its name in files."""
 
     @classmethod
     def from_directory(
@@ -96,6 +100,24 @@ class VisionLanguageModel(Decoder):
             parts.append(found.last_hidden_state[0])
         hidden = torch.cat(parts)
         return hidden if rows is None else hidden[torch.from_numpy(rows).to(hidden.device)]
+
+
+def published_names(model: nn.Module) -> Mapping[str, str]:
+    """Name of a parameter -> its name in files, where that is another."""
+    return model.published if isinstance(model, VisionLanguageModel) else {}
+
+
+def _published(loaded: Any, names: Sequence[str]) -> dict[str, str]:
+    """As transformers writes them, which renames what it has renamed when it loaded. Raises ConfigError."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, str] = {}
+    for name in names:
+        written = revert_weight_conversion(loaded, {name: loaded.get_parameter(name).detach()})
+        if len(written) != 1:
+            raise ConfigError(f"{type(loaded).__name__}: {name} is not one tensor in the files of such models")
+        found[name] = next(iter(written))
+    return found
 
 
 def _tensors(inputs: TrainInputs | None, ids: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -106,8 +106,8 @@ def _make_model(args: Any, target: Path, recipe: Recipe, phases: Mapping[Path, S
 
 
 def _fine_tune(args: Any, phase: Path, model: Path, data: Path, save: Path) -> Path:
-    """One `slime sft`; the directory with the trained model."""
-    argv = ["--config", str(phase), "--hf-checkpoint", str(model), "--prompt-data", str(data)]
+    """One `slime sft`, without the checks that the run it is for has; the directory with the trained model."""
+    argv = ["--no-preflight", "--config", str(phase), "--hf-checkpoint", str(model), "--prompt-data", str(data)]
     argv += ["--save", str(save), "--seed", str(args.seed), "--device", args.device, "--dtype", "float32"]
     argv += ["--num-threads", str(args.num_threads)] if args.num_threads else []
     for directory in args.plugin_dir:

@@ -1,7 +1,7 @@
-"""A tiny random vision-language model with tokenizer and processor, and images for it: inputs of tests.
+"""Tiny random vision-language models with tokenizer and processor, and images for them: inputs of tests.
 
-Used by the tests of families with images. What a reader would get wrong: it is a LLaVA, since the processors of Qwen-VL
-need torchvision, for videos, even where only images are given.
+Used by the tests of families with images. What a reader would get wrong: the LLaVA is for all that needs no server,
+since its images are few tokens; the Qwen2-VL is the one that SGLang serves.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ def tiny_vision_model() -> Path:
     import torch
     from transformers import CLIPImageProcessorPil, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 
-    kept = tempfile.TemporaryDirectory(prefix="slime-tiny-vision-")
-    _KEPT.append(kept)
-    tokenizer = _tokenizer()
+    kept = _directory()
+    tokenizer = _tokenizer("<image>", "<image>")
     clip: Any = CLIPImageProcessorPil
     images = clip(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
     build: Any = LlavaProcessor
     build(
         images, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
         chat_template=_TEMPLATE,
-    ).save_pretrained(kept.name)  # fmt: skip
+    ).save_pretrained(kept)  # fmt: skip
     text = {"model_type": "llama", "vocab_size": len(tokenizer), "num_key_value_heads": 2, "head_dim": 8, **_SIZES}
     vision = {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 8, "projection_dim": 32, **_SIZES}
     config: Any = LlavaConfig
@@ -54,12 +53,56 @@ def tiny_vision_model() -> Path:
         )
         for parameter in model.parameters():  # biases and norms start at constants that hide mistakes
             parameter.add_(torch.randn(parameter.shape) * 0.1)
-    model.save_pretrained(kept.name)
+    model.save_pretrained(kept)
+    return kept
+
+
+@functools.cache
+def tiny_qwen2_vl() -> Path:
+    """A Qwen2-VL of about 100k random parameters in HF layout; it does not sample the tokens of images."""
+    import torch
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
+
+    kept = _directory()
+    marks = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+    tokenizer = _tokenizer("".join(marks[:3]), *marks)
+    tokenizer.save_pretrained(kept)
+    # SGLang's own least and largest size, and a key of published models that transformers does not write.
+    images: Any = Qwen2VLImageProcessorPil
+    images(size={"shortest_edge": 56 * 56, "longest_edge": 16384 * 28 * 28}).save_pretrained(kept)
+    start, image, end, video = tokenizer.convert_tokens_to_ids(list(marks))
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+    text = {"vocab_size": len(tokenizer), "num_key_value_heads": 2, "rope_parameters": rope, **_SIZES}
+    vision = {"depth": 2, "num_heads": 4, "patch_size": 14, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
+    config: Any = Qwen2VLConfig
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = Qwen2VLForConditionalGeneration(
+            config(
+                text_config={
+                    **text, "max_position_embeddings": 256, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None
+                },
+                vision_config={**vision, "in_chans": 3}, image_token_id=image, video_token_id=video,
+                vision_start_token_id=start, vision_end_token_id=end, tie_word_embeddings=False,
+            )
+        )  # fmt: skip
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.1)
+        head = model.lm_head.weight
+        head.mul_(5)
+        head[[start, image, end, video]] = 0
+    model.save_pretrained(kept)
+    return kept
+
+
+def _directory() -> Path:
+    kept = tempfile.TemporaryDirectory(prefix="slime-tiny-vision-")
+    _KEPT.append(kept)
     return Path(kept.name)
 
 
-def _tokenizer() -> Any:
-    """One token per byte, and the template's own."""
+def _tokenizer(image: str, *marks: str) -> Any:
+    """One token per byte, the template's own, and `marks`; an image in a chat is `image`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -69,9 +112,9 @@ def _tokenizer() -> Any:
     build: Any = PreTrainedTokenizerFast
     found = build(
         tokenizer_object=inner, eos_token="<|end|>", pad_token="<|pad|>",
-        additional_special_tokens=["<|user|>", "<|assistant|>", "<image>"],
+        additional_special_tokens=["<|user|>", "<|assistant|>", *marks],
     )  # fmt: skip
-    found.chat_template = _TEMPLATE
+    found.chat_template = _TEMPLATE.replace("<image>", image)
     return found
 
 

@@ -1,8 +1,8 @@
 """What the kernel says of processes of this host, from `/proc`: which are there, since when, and below whom.
 
-Read by boards (is the process that published this still the same one?) and by the cluster's keeper, which runs this
-file outside of the package: standard library only, no imports of slime. What a reader would get wrong: a number of a
-process is used again after its end, so a process is known by number and birth.
+Read by boards (is the process that published this still the same one?) and by the keepers of the cluster and of
+SGLang's servers, which run this file outside of the package: standard library only, no imports of slime. What a reader
+would get wrong: a number of a process is used again after its end, so a process is known by number and birth.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def scores(run_dir: Path, name: str) -> list[float]:
 def test_signs_are_followed_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    argv = ["--config", "examples/environments/run.yaml", "--num-rollout", "6", "--rollout-batch-size", "8"]
-    argv += ["--n-samples-per-prompt", "8", "--eval-interval", "6", "--lr", "1e-3"]
+    argv = ["--config", "examples/environments/run.yaml", "--num-rollout", "4", "--rollout-batch-size", "8"]
+    argv += ["--n-samples-per-prompt", "8", "--eval-interval", "4", "--lr", "2e-3", "--no-preflight"]
     run(load_settings(argv, command="train", env={}))
     before, after = scores(Path("outputs/environments"), "signs")
     assert after > before + 0.1
@@ -57,7 +57,7 @@ def test_the_recipe_of_words_at_reduced_size(tmp_path: Path, monkeypatch: pytest
     path.write_text(source.replace("RECIPE = ", f"{small}RECIPE = ", 1), encoding="utf-8")
     argv = ["--config", str(ROOT / "examples/reasoning_gym/train.yaml"), "--prepare-path", str(path)]
     argv += ["--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--lr-warmup-iters", "1"]
-    argv += ["--eval-interval", "2", "--set", "plugins.reasoning_gym.eval_size=8"]
+    argv += ["--eval-interval", "2", "--set", "plugins.reasoning_gym.eval_size=8", "--no-preflight"]
     run(load_settings(argv, command="train", env={}))
     assert len(scores(Path("outputs/reasoning_gym"), "spell_backward")) == 2
     held_out = [
@@ -72,9 +72,10 @@ def test_an_environment_of_verifiers_is_learnt(tmp_path: Path, monkeypatch: pyte
     pytest.importorskip("verifiers")
     monkeypatch.setattr(sys, "path", list(sys.path))
     example = imported(ROOT / "examples/verifiers/train.py")
-    small = ["--num-rollout", "8", "--eval-interval", "8", "--rollout-max-response-len", "24", "--overwrite"]
+    small = ["--num-rollout", "8", "--eval-interval", "8", "--rollout-max-response-len", "24", "--no-preflight"]
     assert example.run([str(tmp_path), *small]) == 0
     before, after = scores(tmp_path / "run", "digit_echo")
     assert after > before + 0.1
-    first = json.loads((tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()[1])
-    assert any("verifiers/reward/share_of_digits" in line for line in (tmp_path / "run/metrics.jsonl").open()), first
+    metrics = (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8")
+    assert '"rollout/verifiers/reward/share_of_digits"' in metrics
+    assert '"eval/digit_echo/verifiers/reward/share_of_digits"' in metrics

@@ -14,19 +14,21 @@ import torch
 from safetensors.torch import load_file
 
 from slime_core.data.dumps import read_samples
+from slime_core.engines.sglang_api.requests import image_token_of
 from slime_core.multimodal import image_url
 from slime_core.testing.loop import run_loop
-from slime_core.testing.tiny_vision import tiny_vision_model, write_image
+from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
 from slime_core.types import SampleStatus
 from tests.unit.engines.sglang_api.servers import Server, answer, generating
 
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """A server on a thread of its own that answers every request with two other tokens."""
+    """A server on a thread of its own that answers every request with two other tokens; it counts prompts as SGLang."""
 
-    async def react(_server: Server, _request: Any, _body: Any, before: int) -> Any:
-        return answer(60 + before % 20, 80 + before % 7, version="0")
+    async def react(_server: Server, _request: Any, body: Any, before: int) -> Any:
+        prompt = len(body["input_ids"]) + (IMAGE_TOKENS - 1) * len(body.get("image_data", []))
+        return answer(60 + before % 20, 80 + before % 7, version="0", prompt_tokens=prompt)
 
     server, loop = Server(generating(react), 0), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -80,7 +82,12 @@ def test_from_rows_to_a_resumed_run(tmp_path: Path) -> None:
     pictured = [s for s in samples if s.multimodal_inputs]
     assert len(pictured) == 16
     by_url = {tuple(body.get("image_data", ())): body["input_ids"] for body in bodies}
-    assert all(by_url[tuple(s.image_data())] == s.prompt_tokens for s in pictured)
+    token = image_token_of(str(tiny_vision_model()))
+    for s in pictured:
+        first = s.prompt_tokens.index(token)
+        assert s.prompt_tokens[first : first + IMAGE_TOKENS] == [token] * IMAGE_TOKENS
+        once = s.prompt_tokens[: first + 1] + s.prompt_tokens[first + IMAGE_TOKENS :]
+        assert by_url[tuple(s.image_data())] == once, "one token for its image"
     trained = shared | {
         "load_debug_rollout_data": dumps, "prompt_data": "unused", "save_interval": 1, "micro_batch_size": 2
     }  # fmt: skip

@@ -1,63 +1,80 @@
-"""`examples/code_sandbox` and `examples/search` at reduced size: warmed up and trained from their own files."""
+"""`examples/tools`, `examples/code_sandbox` and `examples/search` at reduced size: what the model asks for is done."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import re
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from slime_core.config import load_settings
+from slime_core.data.dumps import read_samples
 from slime_core.launch import run
-from slime_core.quickstart import warmup
+from slime_core.plugins.resolve import resolve
+from slime_core.quickstart.warmup import PHASES, STAMP, Recipe, make_missing_model
 from slime_core.sandbox import isolation_here
 
 ROOT = Path(__file__).parents[2]
-SIZES = {"NUM_TRAIN": 64, "NUM_HELD_OUT": 8, "NUM_CODING": 64, "NUM_SEARCHING": 64, "NUM_MIXED": 64}
+EXAMPLES = {
+    "tools": ("configs/demo-tools.yaml", "calculator"),
+    "code_sandbox": ("examples/code_sandbox/train.yaml", "python"),
+    "search": ("examples/search/train.yaml", "search"),
+}
+"""Folder -> settings, and what the model calls."""
 
 
-def example(name: str, tmp_path: Path) -> tuple[Path, ModuleType]:
-    """A copy with small numbers; its recipe as a module."""
-    source = (ROOT / "examples" / name / "prepare.py").read_text(encoding="utf-8")
-    path = tmp_path / f"prepare_{name}.py"
-    lines = [f"{key} = {value}" for key, value in SIZES.items()]
-    phases = []
-    for settings in warmup.PHASES:
-        text = re.sub(r"(?m)^rollout_batch_size: \d+", "rollout_batch_size: 32", settings.read_text(encoding="utf-8"))
-        text = re.sub(r"(?m)^lr_warmup_iters: \d+", "lr_warmup_iters: 1", text)
-        phases.append(str(tmp_path / settings.name))
-        Path(phases[-1]).write_text(text, encoding="utf-8")
-    lines.append(f"PHASES = tuple(map(__import__('pathlib').Path, {phases!r}))")
-    small = source.replace("\n\ndef prepare(", "\n" + "\n".join(lines) + "\n\n\ndef prepare(", 1)
-    path.write_text(small, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return path, module
+def recipe(name: str) -> dict[str, Any]:
+    """The names of an example's `prepare.py`."""
+    found: dict[str, Any] = resolve("recipes", str(ROOT / "examples" / name / "prepare.py")).obj.__globals__
+    return found
 
 
-@pytest.mark.parametrize("name", ["code_sandbox", "search"])
-def test_an_example_at_reduced_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has seen nothing but the calls of all three examples: 1792 of them, 112 steps."""
+    given = SimpleNamespace(
+        hf_checkpoint=str(tmp_path_factory.mktemp("callers") / "model"), seed=0, device="cpu", num_threads=1,
+        plugin_dir=[],
+    )  # fmt: skip
+    asking = []
+    for name in EXAMPLES:
+        names = recipe(name)
+        train, _ = names.get("problems", names.get("facts"))()
+        asking.append(names["warmup"](train, 0)[0])
+    rows = [row for rows in zip(*asking) for row in rows][:1792]
+    make_missing_model(given, Recipe("callers"), {PHASES[0]: rows})
+    model = Path(given.hf_checkpoint)
+    (model / STAMP).unlink()  # somebody's own model: the examples' recipes take it as it is
+    return model
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_at_reduced_size(name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "code_sandbox" and not isolation_here().complete:
         pytest.skip(f"no complete isolation here: {isolation_here()}")
-    monkeypatch.chdir(tmp_path)
-    path, recipe = example(name, tmp_path)
-    argv = [
-        "--config",
-        str(ROOT / "examples" / name / "train.yaml"),
-        "--prepare-path",
-        str(path),
-    ]
-    argv += ["--num-rollout", "1"]
-    argv += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2"]
+    monkeypatch.setitem(recipe(name), "NUM_HELD_OUT", 8)
+    config, tool = EXAMPLES[name]
+    argv = ["--config", str(ROOT / config), "--prepare-path", str(ROOT / "examples" / name / "prepare.py")]
+    argv += ["--hf-checkpoint", str(model), "--prompt-data", str(tmp_path / "train.jsonl")]
+    argv += ["--eval-prompt-data", "x", str(tmp_path / "x.jsonl"), "--eval-interval", "1"]
+    argv += ["--save", str(tmp_path / "run")]
+    argv += ["--num-rollout", "1", "--rollout-batch-size", "6", "--n-samples-per-prompt", "4", "--no-preflight"]
+    argv += ["--rm-workers", "1", "--save-debug-rollout-data", str(tmp_path / "{rollout_id}.jsonl")]
+    argv += ["--set", f"plugins.search.corpus={tmp_path / 'corpus.jsonl'}"] if name == "search" else []
     summary = run(load_settings(argv, command="train", env={}))
     assert Path(summary["checkpoint"]).is_dir()
-    inputs = Path("outputs") / name / "inputs"
-    rows = [json.loads(line) for line in (inputs / "train.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(rows) == 64
-    assert json.loads((inputs / "model" / warmup.STAMP).read_text(encoding="utf-8"))["recipe"] == recipe.RECIPE.name
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert sum("eval/x" in line for line in lines) == 2
+    (calls,) = [line[f"rollout/tools/{tool}/calls"] for line in lines if "rollout/raw_reward" in line]
+    assert calls > 0
+    samples = read_samples(tmp_path / "0.jsonl")
+    called = [sample for sample in samples if sample.metadata.get("tool_stats", {}).get(tool)]
+    assert any(s.metadata["tool_stats"][tool]["errors"] < s.metadata["tool_stats"][tool]["calls"] for s in called)
+    told = [sample for sample in called if sample.metadata["num_turns"] > 1]
+    assert told
+    for sample in told:
+        assert sample.loss_mask is not None
+        assert 0 in sample.loss_mask, "what was answered is not trained on"
+        assert sample.loss_mask == [int(version >= 0) for version in sample.token_weight_versions]

@@ -1,4 +1,4 @@
-"""`tool_use` and `multi_agent` under chat templates of published families: tokens only ever grow."""
+"""Generators that speak in turns under chat templates of published families: tokens only ever grow."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from slime_core import GenerateContext, Sample, SampleStatus, encode_prompt, resolve, run_tools
 from slime_core.provenance import Source
+from slime_core.sandbox import isolation_here
 from slime_core.testing import Reply, ScriptedEngine
 from slime_core.tools import ToolCall
-from tests.chat_tokenizers import chat_tokenizer
+from tests.chat_tokenizers import FAMILIES, chat_tokenizer
 
 TOOLS = '''
 def weather(city: str) -> str:
@@ -101,3 +102,44 @@ def test_roles_are_told_behind_what_they_sampled(args: SimpleNamespace, family: 
     assert "A critic says:\nno" in tokenizer.decode(last)
     assert "Somebody answers:\n3" in tokenizer.decode(critic.tokens)
     assert sum(solver.loss_mask or []) == 2 * len(sampled)
+
+
+SPEAKS = {
+    "code_sandbox": ("<code>print(6 * 7)</code>", "42", {}),
+    "search": ("<search>capital of Peru</search>", "Lima is the capital of Peru.", {"corpus": "corpus.jsonl"}),
+}
+"""Generator -> a turn that asks for something, what comes of it, options."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", SPEAKS)
+@pytest.mark.parametrize("ended", [True, False], ids=["by its token", "by the stop string"])
+def test_what_code_and_queries_bring_is_put_behind_what_was_sent(
+    name: str, family: str, ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.jsonl").write_text('{"title": "Lima", "text": "Lima is the capital of Peru."}\n')
+    said, brought, options = SPEAKS[name]
+    if name == "code_sandbox" and not isolation_here().complete:
+        pytest.skip(f"no complete isolation here: {isolation_here()}")
+    bare = SimpleNamespace(plugins={name: {**options, "observation": None}})
+    tokenizer = chat_tokenizer(family)
+    end = tokenizer.eos_token
+    replies = [Reply(said + end * ended, "stop"), Reply("Done." + end)]
+    engine = ScriptedEngine(list(replies), tokenizer)
+    (sample,) = run(name, bare, engine, asked(bare, tokenizer))
+    first, second = (request.input_ids for request in engine.requests)
+    sampled = tokenizer.encode(replies[0].text, add_special_tokens=False)
+    assert second[: len(first) + len(sampled)] == first + sampled
+    assert sample.tokens[: len(second)] == second
+    between = tokenizer.decode(second[len(first) + len(sampled) :])
+    assert brought in between
+    assert between.startswith(end) is (not ended and family != "glm4"), "a turn that a stop string ended is closed"
+    assert sum(sample.loss_mask or []) == len(sampled) + len(tokenizer.encode("Done." + end, add_special_tokens=False))
+    assert sample.status == SampleStatus.COMPLETED
+    spans = sample.told_spans()
+    assert sum(span.length for span in spans if span.source == Source.SAMPLED) == sum(sample.loss_mask or [])
+    (stopped,) = run(name, bare, ScriptedEngine([replies[0], Reply("Do", "abort")], tokenizer), asked(bare, tokenizer))
+    assert stopped.status == SampleStatus.ABORTED
+    (resumed,) = run(name, bare, ScriptedEngine([Reply("ne." + end)], tokenizer), Sample.from_dict(stopped.to_dict()))
+    assert tokenizer.decode(resumed.tokens) == tokenizer.decode(sample.tokens)

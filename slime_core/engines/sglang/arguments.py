@@ -30,6 +30,7 @@ ON_CPU: Mapping[str, Any] = {
     "max_total_tokens": 32768,
     "mem_fraction_static": 0.3,
     "sleep_on_idle": True,
+    "image_processor_backend": "pil",
 }
 """Defaults without CUDA; unbounded, the key-value cache takes most of the machine's memory, and without sleep a
 scheduler that has nothing to do takes a core from the trainer."""

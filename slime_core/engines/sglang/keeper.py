@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import runpy
 import select
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 STOP, KILL = b"s", b"k"
 """What slime writes into the pipe: end the server as it likes to end, or at once. A closed pipe means STOP."""
@@ -30,6 +32,8 @@ KILL_S = 30.0
 SHARED = "/dev/shm/sglang_loads_"
 """Start of a file that each of SGLang's schedulers makes (its managers/load_snapshot.py) and nobody removes."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PROCESSES = runpy.run_path(str(Path(__file__).parents[2] / "waits" / "processes.py"))
+"""`slime_core.waits.processes`, which needs no package."""
 
 
 def main(argv: list[str]) -> int:
@@ -199,21 +203,7 @@ def _has_children() -> bool:
 
 def descendants() -> list[int]:
     """Processes below this one, parents first."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    # The command's name is in parentheses and may hold anything, so count from the last one.
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
-            except (OSError, IndexError, ValueError):  # it ended meanwhile
-                continue
-            children.setdefault(parent, []).append(int(name))
-    found, queue = [], [os.getpid()]
-    while queue:
-        below = children.get(queue.pop(0), [])
-        found += below
-        queue += below
+    found: list[int] = _PROCESSES["below"](os.getpid())
     return found
 
 

@@ -1,6 +1,7 @@
-"""Models that SGLang serves, but wrongly and without a word; found by comparing its log-probs with transformers'.
+"""Models that SGLang serves wrongly and without a word, or says only in its log that it cannot.
 
-`SglangEngine.check_settings` refuses them before anything starts: training on answers of another model teaches nothing.
+Found by comparing its log-probs with transformers'. `SglangEngine.check_settings` refuses them before anything starts:
+training on answers of another model teaches nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def check_model(directory: str | None, cited: str) -> None:
     path = Path(directory or "") / "config.json"
     if not directory or not path.is_file():
         return
-    problem = _problem(json.loads(path.read_text(encoding="utf-8")))
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if missing := _missing(config):
+        raise ConfigError(f"{cited}: SGLang does not start with this model: {missing}")
+    problem = _problem(config)
     if problem:
         raise ConfigError(
             f"{cited}: SGLang serves this model wrongly: {problem}; use --rollout-engine embedded, or another model"
@@ -39,4 +43,17 @@ def _problem(config: dict[str, Any]) -> str:
             return f"it takes every layer for a sparse one, but decoder_sparse_step is {config['decoder_sparse_step']}"
         if config.get("tie_word_embeddings"):
             return "it does not tie the output matrix to the embeddings (tie_word_embeddings)"
+    return ""
+
+
+def _missing(config: dict[str, Any]) -> str:
+    vision = config.get("vision_config") or {}
+    kind, named = vision.get("model_type"), config.get("architectures") or ()
+    if "LlavaForConditionalGeneration" in named and kind == "clip_vision_model":
+        return f"0.5.20 has no vision tower for a LLaVA's vision_config.model_type {kind!r}; use a Qwen2-VL"
+    if "Qwen2VLForConditionalGeneration" in named and "in_chans" not in vision:
+        return (
+            "its class reads vision_config.in_chans, which config.json lacks, as transformers does not write it; add"
+            ' "in_chans": 3'
+        )
     return ""

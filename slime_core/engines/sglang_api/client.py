@@ -59,6 +59,7 @@ class Client:
         *,
         per_worker: int = 512,
         vocab_size: int | None = None,
+        image_token: int | None = None,
         routed_experts: bool = False,
         check_versions: Callable[[], Awaitable[None]] | None = None,
         router_failed: Callable[[], object] = lambda: None,
@@ -70,6 +71,7 @@ class Client:
             router: In front of them.
             per_worker: Requests in flight per server.
             vocab_size: Of the model.
+            image_token: The token that an image is so many of, of the model; see `generate_request`.
             routed_experts: Ask for the experts of every token.
             check_versions: Finds and takes out the servers of a wrong weight version; asked when an answer that came
                 through the router has one.
@@ -81,6 +83,7 @@ class Client:
         self._pool = pool
         self._router = router
         self._vocab_size = vocab_size
+        self._image_token = image_token
         self._routed_experts = routed_experts
         self._check_versions = check_versions
         self._router_failed = router_failed
@@ -213,9 +216,11 @@ class Client:
             vocab_size=self._vocab_size,
             routed_experts=self._routed_experts,
             image_data=images,
+            image_token=self._image_token,
         )
         self.counts["requests"] += 1
-        return Flight(body, session_id, rid=name)
+        counted = images and self._image_token is not None
+        return Flight(body, session_id, rid=name, prompt=len(input_ids) if counted else 0)
 
     # -- one try ---------------------------------------------------------------------------------------
 

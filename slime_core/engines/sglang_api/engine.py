@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from slime_core.engines.sglang_api.client import Client
 from slime_core.engines.sglang_api.control import PAUSE_MODES, Control
-from slime_core.engines.sglang_api.requests import vocab_size_of
+from slime_core.engines.sglang_api.requests import image_token_of, vocab_size_of
 from slime_core.engines.sglang_api.router import Router
 from slime_core.engines.sglang_api.transport import Http, server_url
 from slime_core.engines.sglang_api.weight_check import WeightCheck
@@ -91,6 +91,7 @@ class HttpEngine:
                 self.router,
                 per_worker=int(getattr(self._args, "sglang_server_concurrency", None) or 512),
                 vocab_size=vocab_size_of(getattr(self._args, "hf_checkpoint", None)),
+                image_token=image_token_of(getattr(self._args, "hf_checkpoint", None)),
                 routed_experts=bool(getattr(self._args, "use_rollout_routing_replay", False)),
                 check_versions=self.control.check_versions,
                 router_failed=self._router_failed,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slime_core.engines.sglang_api.continuation import joined
+from slime_core.engines.sglang_api.requests import check_prompt
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.types import GenerationOutput
 
@@ -47,6 +48,8 @@ class Flight:
     """What came before a weight update cut it short; `body` asks for the rest."""
     prefixes: str = ""
     """Name of the part of the servers' prefix caches that the present try may look into; empty: all of it."""
+    prompt: int = 0
+    """Tokens of a prompt with images, of which the server makes the images' anew; 0: they are not compared."""
     calm: int | None = None
     """`pool.interruptions` when this try began; None: an update was under way already."""
 
@@ -66,8 +69,14 @@ class Flight:
         return {} if self.session_id is None else {"X-SMG-Routing-Key": self.session_id}
 
     def whole(self, output: GenerationOutput) -> GenerationOutput:
-        """The answer to this try behind what came before it, with the caller's name and not the try's."""
+        """The answer to this try behind what came before it, with the caller's name and not the try's.
+
+        Raises:
+            EngineError: The server read a prompt with images otherwise.
+        """
         made = output if self.begun is None else joined(self.begun, output)
+        if self.prompt and made.token_ids:
+            check_prompt(self.prompt, made.meta_info)
         made.meta_info["id"] = self.rid
         return made
 

@@ -74,6 +74,7 @@ def generate_request(
     vocab_size: int | None = None,
     routed_experts: bool = False,
     image_data: Sequence[str] = (),
+    image_token: int | None = None,
 ) -> dict[str, Any]:
     """The body of /generate.
 
@@ -84,6 +85,7 @@ def generate_request(
         vocab_size: Token ids are below it; None where nobody knows.
         routed_experts: Ask for the experts of every token.
         image_data: `data:` URLs of the images whose tokens the prompt holds.
+        image_token: The token that an image is so many of; None where nobody knows, and the ids go as they are.
 
     Raises:
         EngineError: What a server would die of, or refuse with no more than a 500.
@@ -115,11 +117,55 @@ def generate_request(
     if routed_experts:
         body["return_routed_experts"] = True
     if image_data:
-        wrong = next((i for i in image_data if not (isinstance(i, str) and i.startswith("data:image/"))), None)
-        if wrong is not None:  # a server would take it for a file of its own, or fetch it from the web
-            raise EngineError(f"image_data: {str(wrong)[:80]!r} is no data:image/... URL; Sample.image_data makes them")
-        body["image_data"] = list(image_data)
+        body |= _with_images(ids, image_data, image_token)
     return body
+
+
+def _with_images(ids: list[int], image_data: Sequence[str], image_token: int | None) -> dict[str, Any]:
+    wrong = next((i for i in image_data if not (isinstance(i, str) and i.startswith("data:image/"))), None)
+    if wrong is not None:  # a server would take it for a file of its own, or fetch it from the web
+        raise EngineError(f"image_data: {str(wrong)[:80]!r} is no data:image/... URL; Sample.image_data makes them")
+    sent = ids if image_token is None else _one_each(ids, image_token, len(image_data))
+    return {"input_ids": sent, "image_data": list(image_data)}
+
+
+def _one_each(ids: Sequence[int], image_token: int, images: int) -> list[int]:
+    """`ids` with one token for each image, which is what SGLang puts an image's tokens in the place of.
+
+    Given all of them, it decodes the prompt and tokenizes the text: other ids, it may be, or no answer at all.
+    """
+    found = [token for i, token in enumerate(ids) if token != image_token or i == 0 or ids[i - 1] != image_token]
+    if (runs := found.count(image_token)) != images:
+        raise EngineError(
+            f"input_ids: {runs} runs of the image token {image_token}, and {images} images; there must be one for each,"
+            " with another token between two of them"
+        )
+    return found
+
+
+def check_prompt(asked: int, meta_info: Mapping[str, Any]) -> None:
+    """Raise EngineError where a server made another number of tokens of the prompt's images than slime did.
+
+    Args:
+        asked: Tokens of the prompt that the trainer sees.
+        meta_info: Of the answer.
+    """
+    read = meta_info.get("prompt_tokens")
+    if read is not None and read != asked:
+        raise EngineError(
+            f"the server read a prompt with images as {read} tokens, and slime as {asked}: their image processors"
+            " resize otherwise; compare preprocessor_config.json with SGLang's --sglang-mm-process-config"
+        )
+
+
+def image_token_of(checkpoint: str | None) -> int | None:
+    """The token of images in a HF checkpoint's config.json; None where it says none."""
+    try:
+        config = json.loads((Path(checkpoint or "") / "config.json").read_text(encoding="utf-8"))
+        found = config.get("image_token_id", config.get("image_token_index"))
+        return found if _is_integer(found) else None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def vocab_size_of(checkpoint: str | None) -> int | None:

@@ -22,6 +22,7 @@ from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights
 from slime_core.models.lora_linear import add_adapters, merged_weights
 from slime_core.models.routing import Routing
+from slime_core.models.vision_language import published_names
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
 from slime_core.trainers.embedded import state
@@ -344,7 +345,8 @@ class EmbeddedTrainer:
 
         The tensors are the live parameters where there is no adapter: copy what must outlast the next step.
         """
-        yield from merged_weights(self.model)
+        names = published_names(self.model)
+        yield from ((names.get(name, name), tensor) for name, tensor in merged_weights(self.model))
 
     def update_reference(self) -> None:
         """Copy the actor's weights into the reference. Raises TrainError when the run has no reference."""
@@ -370,7 +372,7 @@ class EmbeddedTrainer:
         directory = Path(directory)
         if self.rank == 0:
             settings = self.settings
-            weights = dict(merged_weights(self.model))
+            weights = dict(self.named_weights())
             exact = settings.lora is None
             state.save_model(
                 directory,
@@ -399,7 +401,8 @@ class EmbeddedTrainer:
         if self.settings.lora is not None:
             load_adapter(directory, self.model, self.settings.lora, self.settings.hf_checkpoint)
         else:
-            state.load_model(directory, tensors(self.model))
+            names = published_names(self.model)
+            state.load_model(directory, {names.get(name, name): t for name, t in tensors(self.model).items()})
         self._frozen.load(directory, self.model)
 
     def offload(self) -> None:

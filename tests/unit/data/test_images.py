@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
@@ -16,7 +17,7 @@ from slime_core.data.prompts import DatasetSource
 from slime_core.errors import ConfigError, DataError
 from slime_core.multimodal import TrainInputs, image_bytes, open_image
 from slime_core.testing.tiny import tiny_model
-from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
+from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 
 
 def source(folder: Path, row: dict[str, Any], **changes: Any) -> DatasetSource:
@@ -124,3 +125,11 @@ def test_waiting_groups_keep_their_images_over_a_resume(tmp_path: Path, image: P
     assert [s.to_dict() for s in again] == [s.to_dict() for s in group]
     assert again[0].multimodal_train_inputs == group[0].multimodal_train_inputs
     assert again[0].image_data() == group[0].image_data()
+
+
+def test_a_processor_that_takes_videos_too_needs_no_torchvision(tmp_path: Path, image: Path) -> None:
+    row = {"input": "see <image>", "label": "x", "images": [image.name]}
+    (group,) = source(tmp_path, row, hf_checkpoint=str(tiny_qwen2_vl())).get_samples(1)
+    inputs = TrainInputs.of(group[0].multimodal_train_inputs)
+    assert set(inputs) == {"pixel_values", "image_grid_thw", "mm_token_type_ids"}
+    assert sum(np.asarray(inputs["mm_token_type_ids"])[0].tolist()) == 6, "56 x 84 pixels, 28 x 28 each"

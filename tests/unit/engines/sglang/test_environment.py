@@ -100,7 +100,8 @@ def test_without_sglang_the_message_says_what_to_type(tmp_path: Path) -> None:
 def test_cuda_servers_get_the_plugin_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/mine", str(SERVER_SIDE / "plugin"), ""]))
     assert server_environment("cuda", {"tp_size": 8}) == {
-        "PYTHONPATH": os.pathsep.join([str(SERVER_SIDE / "plugin"), "/mine"])
+        "PYTHONPATH": os.pathsep.join([str(SERVER_SIDE / "plugin"), "/mine"]),
+        "SGLANG_VLM_CACHE_SIZE_MB": "0",
     }
 
 
@@ -113,6 +114,7 @@ def test_cpu_servers_get_stubs_and_one_thread(tmp_path: Path, monkeypatch: pytes
     assert {k: v for k, v in found.items() if k != "PYTHONPATH"} == {
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": "1",
+        "SGLANG_VLM_CACHE_SIZE_MB": "0",
     }
     python = make_environment(tmp_path / "v")
     package = tmp_path / "v" / "lib" / "python3.11" / "site-packages" / "torchvision"

@@ -41,3 +41,20 @@ def test_others_pass(tmp_path: Path, config: dict[str, Any]) -> None:
 def test_a_model_that_a_recipe_will_make_is_not_looked_at(tmp_path: Path) -> None:
     check_model(str(tmp_path / "later"), "--hf-checkpoint")
     check_model(None, "--hf-checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "vision", "said"),
+    [
+        ("LlavaForConditionalGeneration", {"model_type": "clip_vision_model"}, "no vision tower for a LLaVA"),
+        ("Qwen2VLForConditionalGeneration", {"depth": 2}, 'add "in_chans": 3'),
+    ],
+)
+def test_vision_models_that_it_does_not_start_with(
+    tmp_path: Path, architecture: str, vision: dict[str, Any], said: str
+) -> None:
+    config = {"architectures": [architecture], "vision_config": vision}
+    with pytest.raises(ConfigError, match="--hf-checkpoint: SGLang does not start with this model: ") as refused:
+        check_model(model(tmp_path, **config), "--hf-checkpoint")
+    assert said in str(refused.value)
+    check_model(model(tmp_path, **config | {"vision_config": {"model_type": "pixtral", "in_chans": 3}}), "m")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from slime_core.engines.sglang_api.continuation import rest_of
+from slime_core.engines.sglang_api.flights import Flight
 from slime_core.engines.sglang_api.requests import generate_request
 from slime_core.errors import EngineError
 from slime_core.protocols import GenerateContext
@@ -55,6 +56,22 @@ def test_the_rest_of_an_answer_is_asked_with_its_images() -> None:
     rest = rest_of(body, GenerationOutput([5], [-0.5], "x", {}))
     assert rest is not None
     assert (rest["input_ids"], rest["image_data"]) == ([1, 2, 5], [PNG])
+
+
+def test_servers_are_sent_one_token_for_each_image() -> None:
+    ids = [1, 9, 9, 9, 2, 9, 3]
+    body = generate_request(ids, {}, "r", image_data=[PNG, PNG], image_token=9)
+    assert body["input_ids"] == [1, 9, 2, 9, 3]
+    assert generate_request(ids, {}, "r", image_token=9)["input_ids"] == ids, "no images: the ids are the caller's"
+    with pytest.raises(EngineError, match="2 runs of the image token 9, and 1 images"):
+        generate_request(ids, {}, "r", image_data=[PNG], image_token=9)
+
+
+def test_a_server_that_makes_other_tokens_of_an_image_is_found_out() -> None:
+    flight = Flight({}, None, prompt=7)
+    flight.whole(GenerationOutput([5], [-0.5], "x", {"prompt_tokens": 7}))
+    with pytest.raises(EngineError, match="read a prompt with images as 8 tokens, and slime as 7: their image proc"):
+        flight.whole(GenerationOutput([5], [-0.5], "x", {"prompt_tokens": 8}))
 
 
 def test_a_generate_function_that_leaves_images_out_gets_no_sample_with_images() -> None:

@@ -3,6 +3,7 @@
     start of a server                its processes are spawned, and each imports for 5 s what the first has imported
     --enable-return-routed-experts   its host buffer is registered with cudaHostRegister
     POST /weights_checker            it synchronises with CUDA, copies to it, and takes `.cpu()` for a copy
+    processors of Qwen-VL            their module imports Qwen3.5's, which reads names of kernels for CPUs with AMX
 
 Each repair looks for the place that it changes, and says so in the log when this version of SGLang has another one.
 """
@@ -25,7 +26,7 @@ def apply() -> None:
 
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1" or torch.cuda.is_available():
         return
-    for repair in (_forked_processes, _plain_host_memory, _weight_checker):
+    for repair in (_forked_processes, _plain_host_memory, _weight_checker, _names_of_kernels):
         try:
             repair()
         except (ImportError, AttributeError) as error:
@@ -85,6 +86,25 @@ def _copying(snapshot: Callable[[Any], None]) -> Callable[[Any], None]:
         self._snapshot_tensors = {name: tensor.clone() for name, tensor in self._snapshot_tensors.items()}
 
     return copied
+
+
+_KERNELS = (
+    "fused_sigmoid_mul_cpu", "fused_qk_gemma_rmsnorm_cpu", "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+)  # fmt: skip
+_declared: list[Any] = []
+"""What keeps the names declared."""
+
+
+def _names_of_kernels() -> None:
+    """Declared without a kernel: a Qwen3.5 that calls one gets torch's error, and other models do not need them."""
+    import torch
+
+    library = torch.library.Library("sgl_kernel", "FRAGMENT")
+    for name in _KERNELS:
+        if not hasattr(torch.ops.sgl_kernel, name):
+            library.define(f"{name}(Tensor x) -> ()")
+    _declared.append(library)
 
 
 @contextlib.contextmanager
