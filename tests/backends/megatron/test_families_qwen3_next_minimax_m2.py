@@ -115,10 +115,9 @@ def trained(directory: str, layout: dict[str, Any], separate: bool = False) -> d
 
 
 def through_checkpoint(directory: str, layout: dict[str, Any], checkpoint: str, write: bool) -> dict[str, torch.Tensor]:
-    """Write a `dist_checkpointing` checkpoint of the files' weights, or read one into random ones; what is exported."""
-    from megatron.core import dist_checkpointing, parallel_state
-
+    """Write a checkpoint of the files' weights, or read one into random ones; what is exported."""
     from slime_core.trainers.megatron.arguments.config import transformer_config
+    from slime_core.trainers.megatron.checkpoints.dist_checkpoint import load_parts, metadata, save_parts
     from slime_core.trainers.megatron.cpu_mode import on_device
     from slime_core.trainers.megatron.layout import Layout
     from slime_core.trainers.megatron.model.build import build_model
@@ -132,16 +131,12 @@ def through_checkpoint(directory: str, layout: dict[str, Any], checkpoint: str, 
     chunks = build_model(args, model, transformer_config(args, model.architecture, place, device=cpu), place)
     if write:
         load_hf(chunks, model, directory)
-    metadata = {
-        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
-        "singleton_local_shards": False,
-    }
     with on_device(cpu):
-        sharded = chunks[0].sharded_state_dict(metadata=metadata)
+        sharded = chunks[0].sharded_state_dict(metadata=metadata())
         if write:
-            dist_checkpointing.save(sharded, checkpoint)
+            save_parts(sharded, Path(checkpoint))
         else:
-            chunks[0].load_state_dict(dist_checkpointing.load(sharded, checkpoint), strict=False)
+            chunks[0].load_state_dict(load_parts(sharded, Path(checkpoint)), strict=False)
     groups.barrier()
     return dict(hf_weights(chunks, model))
 
