@@ -55,6 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path not in groups)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Workers tell the groups by node ids. Without groups all is slower, and two clusters know one address."""
+    if session.config.getoption("loadgroup", False) and any("@" not in item.nodeid for item in session.items):
+        raise pytest.UsageError("pytest-xdist did not take the groups of tests/conftest.py; see pytest's pin")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What passed tests have measured, also those of other processes."""
     for report in terminalreporter.stats.get("passed", []):

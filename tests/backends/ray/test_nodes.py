@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 import pytest
+from ray._private.utils import write_ray_address
 from ray.cluster_utils import Cluster
 
 from tests.backends.ray.actors import actors, begun, files, metrics
@@ -91,12 +93,16 @@ def _free_port() -> int:
 def nodes() -> Iterator[Nodes]:
     head = {"num_cpus": 0, "object_store_memory": 128 << 20, "include_dashboard": True}
     head |= {"dashboard_port": _free_port(), "dashboard_agent_listen_port": _free_port()}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    found = Nodes(cluster, [], f"http://{cluster.head_node.address_info['webui_url']}")
-    for _ in range(2):
-        found.add()
-    yield found
-    cluster.shutdown()
+    # Ray hands a job to the cluster that a file in its directory names, and each cluster of this machine writes there
+    # when it starts: another worker's cluster got this one's jobs. A short path, for the sockets in it.
+    with TemporaryDirectory(prefix="ray-", dir="/tmp") as directory:
+        cluster = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": directory})
+        write_ray_address(cluster.head_node.gcs_address, directory)
+        found = Nodes(cluster, [], f"http://{cluster.head_node.address_info['webui_url']}")
+        for _ in range(2):
+            found.add()
+        yield found
+        cluster.shutdown()
 
 
 def _slime(argv: list[str], cwd: Path, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
