@@ -12,6 +12,8 @@ The invariants, of tokens [prompt + response]:
 3. It has a weight version, if versions are known, and every other token has `NOT_SAMPLED`; versions never decrease.
 4. A loss mask is 1 only where a token was sampled by the policy, or given as a demonstration. What it withholds
    beyond the spans is kept in them; what the spans withhold, it cannot give back.
+5. Where a sample has images, no token that was sampled is the one that images stand as: the model would look for an
+   image there.
 """
 
 from __future__ import annotations
@@ -76,17 +78,18 @@ class Drawn(NamedTuple):
         )
 
 
-def admit(samples: Iterable[Sample]) -> list[Sample]:
+def admit(samples: Iterable[Sample], image_token: int | None = None) -> list[Sample]:
     """Settle the samples that train: `spans` complete, `loss_mask` what follows from them. Those refused, now FAILED.
 
-    Samples that train nothing (failed, or removed by a filter) stay as they are.
+    Samples that train nothing (failed, or removed by a filter) stay as they are. `image_token`: the model's
+    (`multimodal.image_token_of`).
     """
     refused = []
     for sample in samples:
         if sample.is_removed:
             continue
         try:
-            spans = settled(sample)
+            spans = settled(sample, image_token)
         except (TypeError, ValueError) as error:
             sample.fail(WHERE, str(error))
             sample.spans = None
@@ -98,16 +101,16 @@ def admit(samples: Iterable[Sample]) -> list[Sample]:
     return refused
 
 
-def problem(sample: Sample) -> str | None:
+def problem(sample: Sample, image_token: int | None = None) -> str | None:
     """The first invariant that the sample breaks, in words; None when it can be trained on. Changes nothing."""
     try:
-        settled(sample)
+        settled(sample, image_token)
     except (TypeError, ValueError) as error:  # a field of a user's code may hold anything
         return str(error)
     return None
 
 
-def settled(sample: Sample) -> Spans:
+def settled(sample: Sample, image_token: int | None = None) -> Spans:
     """Spans of all tokens, with what the sample's loss mask withholds.
 
     Raises:
@@ -126,6 +129,8 @@ def settled(sample: Sample) -> Spans:
     if sample.response_length and not prompt_length:
         raise ValueError("no prompt tokens; sample.tokens must hold prompt and response")
     _check_columns(sample, spans, prompt_length)
+    if image_token is not None and sample.multimodal_train_inputs:
+        _check_no_image(sample, spans, prompt_length, image_token)
     derived = provenance.loss_mask(spans, prompt_length)
     if sample.loss_mask is None or sample.loss_mask == derived:
         return spans
@@ -152,6 +157,18 @@ def _check_columns(sample: Sample, spans: Spans, prompt_length: int) -> None:
             raise ValueError(
                 f"response tokens {begin} to {end - prompt_length - 1} are {span.source.value}, and"
                 " token_weight_versions says that a policy sampled some"
+            )
+
+
+def _check_no_image(sample: Sample, spans: Spans, prompt_length: int, image_token: int) -> None:
+    end = 0
+    for span in spans:
+        begin, end = end, end + span.length
+        if span.source == Source.SAMPLED and image_token in sample.tokens[begin:end]:
+            at = sample.tokens.index(image_token, begin) - prompt_length
+            raise ValueError(
+                f"response token {at} was sampled and is {image_token}, the token of images: the model would look for"
+                " an image there, beside those of the prompt"
             )
 
 

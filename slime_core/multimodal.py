@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -198,6 +199,16 @@ def open_image(ref: str) -> Any:
         return Image.open(io.BytesIO(image_bytes(ref))).convert("RGB")
     except (UnidentifiedImageError, OSError) as error:
         raise ValueError(f"{ref[:200]}: not an image that can be read: {error}") from error
+
+
+def image_token_of(checkpoint: str | None) -> int | None:
+    """The token that an image is so many of, by a HF checkpoint's config.json; None where it says none."""
+    try:
+        config = json.loads((Path(checkpoint or "") / "config.json").read_text(encoding="utf-8"))
+        found = config.get("image_token_id", config.get("image_token_index"))
+        return found if type(found) is int else None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def inputs_to_json(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ One response of three sampled tokens, one tool token and two sampled tokens::
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -26,9 +25,10 @@ from typing import Any, TypeAlias
 from slime_core import provenance
 from slime_core.call_counters import PrefixCacheInfo as PrefixCacheInfo
 from slime_core.call_counters import SpecInfo as SpecInfo
-from slime_core.multimodal import IMAGES, TrainInputs, image_ref, image_url, inputs_to_json
+from slime_core.multimodal import IMAGES, image_ref, image_url
 from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
-from slime_core.routed_experts import RoutedExperts, routed_experts_after_call
+from slime_core.routed_experts import routed_experts_after_call
+from slime_core.stored_sample import field_values, plain_values
 
 
 class SampleStatus(StrEnum):
@@ -361,31 +361,13 @@ class Sample:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; `from_dict` restores them, unknown attributes included."""
-        special: dict[str, Any] = {
-            "status": self.status.value,
-            "spec_info": dict(self.spec_info.__dict__),
-            "prefix_cache_info": dict(self.prefix_cache_info.__dict__),
-        }
-        if self.rollout_routed_experts is not None:
-            special["rollout_routed_experts"] = RoutedExperts.of(self.rollout_routed_experts).to_json()
-        if self.spans is not None:
-            special["spans"] = provenance.to_json(self.spans)
-        if self.multimodal_inputs is not None:
-            special["multimodal_inputs"] = inputs_to_json(self.multimodal_inputs)
-        if self.multimodal_train_inputs is not None:
-            special["multimodal_train_inputs"] = TrainInputs.of(self.multimodal_train_inputs).to_json()
-        return {
-            k: special[k] if k in special else v if type(v) in _PLAIN else _copied(v) for k, v in self.__dict__.items()
-        }
+        return plain_values(self.__dict__)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
         """Inverse of `to_dict`; keys that are no fields become attributes."""
-        data = dict(data)
+        data = field_values(data)
         data["status"] = SampleStatus(data.get("status", SampleStatus.PENDING))
-        data["spec_info"] = SpecInfo(**data.get("spec_info", {}))
-        data["prefix_cache_info"] = PrefixCacheInfo(**data.get("prefix_cache_info", {}))
-        data |= {name: of(data[name]) for name, of in _READERS.items() if data.get(name) is not None}
         known = {f.name for f in fields(cls)}
         sample = cls(**{k: v for k, v in data.items() if k in known})
         for key in data.keys() - known:
@@ -395,21 +377,6 @@ class Sample:
 
 Group: TypeAlias = list[Sample]
 """The samples of one prompt."""
-
-
-_READERS: Mapping[str, Any] = {
-    "rollout_routed_experts": RoutedExperts.of, "spans": provenance.from_json, "multimodal_train_inputs": TrainInputs.of
-}  # fmt: skip
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-
-
-def _copied(value: Any) -> Any:
-    """A deep copy; lists of numbers, which are most of a sample, without deepcopy's call per element."""
-    if type(value) is list and _PLAIN.issuperset(map(type, value)):
-        return value.copy()
-    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
-        return value.copy()
-    return copy.deepcopy(value)
 
 
 def _writer(source: str | None, trainable: bool) -> Source:

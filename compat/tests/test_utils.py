@@ -201,12 +201,29 @@ def test_dataset(data: Path, tokenizer: Any) -> None:
     assert slime.data.Dataset is data_module.Dataset
 
 
-def test_dataset_leaves_long_prompts_out_and_refuses_images(data: Path, tokenizer: Any, tmp_path: Path) -> None:
+def test_dataset_leaves_long_prompts_out(tokenizer: Any, tmp_path: Path) -> None:
     rows = tmp_path / "long.jsonl"
     rows.write_text('{"text": "1"}\n{"text": "11111111"}\n{"text": "22"}\n')
     assert [s.prompt for s in Dataset(str(rows), tokenizer, None, 3).samples] == ["1", "22"]
-    with pytest.raises(ConfigError, match="text only"):
-        Dataset(str(rows), tokenizer, multimodal_keys={"image": "image"})
+
+
+def test_dataset_with_images(tmp_path: Path) -> None:
+    from slime_core.data.images import load_processor
+    from slime_core.multimodal import image_token_of
+    from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
+
+    image = write_image(tmp_path / "a.png", 1)
+    rows, columns = tmp_path / "rows.jsonl", {"image": "images"}
+    rows.write_text('{"text": "see <image>", "images": ["a.png"]}\n{"text": "nothing", "images": []}\n')
+    processor = load_processor(tiny_vision_model())
+    found = Dataset(str(rows), processor.tokenizer, processor, multimodal_keys=columns, apply_chat_template=True)
+    token = image_token_of(str(tiny_vision_model()))
+    assert [s.tokens.count(token) for s in found.samples] == [IMAGE_TOKENS, 0]
+    assert found[0].multimodal_inputs == {"images": [str(image)]}
+    assert set(found[0].multimodal_train_inputs) == {"pixel_values"}
+    assert found[1].multimodal_inputs is None
+    with pytest.raises(ConfigError, match="multimodal_keys needs the model's processor"):
+        Dataset(str(rows), processor.tokenizer, multimodal_keys=columns)
 
 
 # -- mask_utils ------------------------------------------------------------------------------------------

@@ -25,12 +25,11 @@ from slime_core.agents.answer import Answer, LiveText, TurnReader, calls_of
 from slime_core.agents.messages import BadRequest, Wanted
 from slime_core.agents.prompts import PromptWriter
 from slime_core.agents.sessions import Refused, Session
-from slime_core.agents.slices import TimeSlices
 from slime_core.agents.tree import Node, Place, Prompt, Turn, finish_of
 from slime_core.protocols import RolloutEngine
 from slime_core.tools import ParsedTurn
 from slime_core.types import GenerationOutput
-from slime_core.waits import waiting
+from slime_core.waits import loop_turn, waiting
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,6 @@ class Answering:
         self.engine = engine
         self.writer = writer
         self.reader = reader
-        self.slices = TimeSlices()
         self._aborts: set[asyncio.Task[None]] = set()
 
     def begin(self, session: Session, wanted: Wanted) -> Asked:
@@ -110,7 +108,8 @@ class Answering:
         if finish_of(output) == "abort":
             asked.session.aborted.set()
             raise Refused(503, "the run was interrupted; it will be repeated")
-        stop_match, parsed = await self.slices.run(lambda: self._read(wanted, output, skips, opened))
+        await loop_turn()
+        stop_match, parsed = self._read(wanted, output, skips, opened)
         if wanted.stream:
             yield live.finish(parsed.content, parsed.reasoning)
             if live.content != parsed.content or live.reasoning != parsed.reasoning:

@@ -39,26 +39,6 @@ _ERRORS = {
 }  # fmt: skip
 
 
-def key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """The session's key: the bearer token, else `X-Api-Key`, `X-Session-ID`, `metadata.session_id`, `metadata.user_id`.
-
-    "EMPTY" is what clients send that have no key.
-    """
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip() not in ("", "EMPTY"):
-        return token.strip()
-    metadata = body.get("metadata")
-    named = metadata if isinstance(metadata, Mapping) else {}
-    sent = headers.get("X-Api-Key")
-    found = (
-        (sent if sent != "EMPTY" else None)
-        or headers.get("X-Session-ID")
-        or named.get("session_id")
-        or named.get("user_id")
-    )
-    return str(found) if found else None
-
-
 def wanted(body: Mapping[str, Any]) -> Wanted:
     """The request. Raises BadRequest."""
     if body.get("max_tokens") is None:

@@ -33,7 +33,7 @@ from slime_core.plugins.resolve import resolve
 from slime_core.protocols import GenerateContext
 from slime_core.sandbox import ExecResult, LocalSandbox, Sandbox, SandboxError, SandboxLimits
 from slime_core.types import Sample
-from slime_core.waits import waiting, within
+from slime_core.waits import loop_turn, waiting, within
 
 PORT_INSIDE = 8790
 """Of the endpoints, on the loopback inside a sandbox."""
@@ -94,6 +94,7 @@ async def serving(args: Any, context: GenerateContext) -> AsyncIterator[AgentSer
                 error=SandboxError,
             )  # fmt: skip
         shared.started.result()
+        await loop_turn()
         yield shared.server
     finally:
         shared.users -= 1

@@ -41,20 +41,6 @@ _REFUSED = {
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """The session's key: the bearer token, else `X-Session-ID`, else `metadata.session_id`, else `user`.
-
-    "EMPTY" is what clients send that have no key.
-    """
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip() not in ("", "EMPTY"):
-        return token.strip()
-    metadata = body.get("metadata")
-    named = metadata.get("session_id") if isinstance(metadata, Mapping) else None
-    found = headers.get("X-Session-ID") or named or body.get("user")
-    return str(found) if found else None
-
-
 def wanted(body: Mapping[str, Any]) -> Wanted:
     """The request. Raises BadRequest."""
     ignored = check_fields(body, _KNOWN, _IGNORED, _REFUSED)

@@ -22,10 +22,10 @@ from slime_core.agents.messages import (
     text_of,
     tool_call,
 )
-from slime_core.agents.openai_chat import chosen_tools, error, key, positive
+from slime_core.agents.openai_chat import chosen_tools, error, positive
 from slime_core.agents.sse import event
 
-__all__ = ["Stream", "error", "key", "reply", "wanted"]
+__all__ = ["Stream", "error", "reply", "wanted"]
 
 _KNOWN = frozenset({
     "input", "instructions", "model", "tools", "tool_choice", "parallel_tool_calls", "stream", "max_output_tokens",

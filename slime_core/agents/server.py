@@ -20,7 +20,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -32,12 +31,12 @@ from slime_core.agents.answering import Answering, Asked
 from slime_core.agents.linearise import Line, Step, linearise
 from slime_core.agents.messages import BadRequest, Wanted
 from slime_core.agents.prompts import PromptWriter
-from slime_core.agents.sessions import Refused, Session, SessionLimits
+from slime_core.agents.sessions import Refused, Session, SessionLimits, session_key
 from slime_core.errors import EngineError
 from slime_core.protocols import RolloutEngine
 from slime_core.tools import ToolParser
 from slime_core.types import Sample, SampleStatus
-from slime_core.waits import waiting
+from slime_core.waits import loop_turn, waiting
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +68,6 @@ class Api(Protocol):
 
     def Stream(self, wanted: Wanted, ident: str, prompt_tokens: int) -> Events:
         """What makes the events of one streamed answer, a class."""
-
-    def key(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-        """The session that a request is of."""
 
     def wanted(self, body: Mapping[str, Any]) -> Wanted:
         """The request. Raises BadRequest."""
@@ -195,7 +191,8 @@ class AgentServer:
         """
         await self.close_session(key)
         session = self.sessions.pop(key)
-        return await self.answering.slices.run(partial(session_samples, session, reward, self.args))
+        await loop_turn()
+        return session_samples(session, reward, self.args)
 
     # -- endpoints -----------------------------------------------------------------------------------
 
@@ -206,9 +203,10 @@ class AgentServer:
             assert task is not None
             try:
                 body = await _body(request)
-                session = self._session(api, request, body)
+                session = self._session(request, body)
                 session.running.add(task)
-                asked = await self.answering.slices.run(partial(self._asked, api, session, body))
+                await loop_turn()
+                asked = self._asked(api, session, body)
                 session.admit()
                 return await (self._stream if asked.wanted.stream else self._whole)(api, request, asked)
             except BadRequest as problem:
@@ -304,7 +302,7 @@ class AgentServer:
         session = None
         try:
             body = await _body(request)
-            session = self._session(anthropic_messages, request, body)
+            session = self._session(request, body)
             wanted = anthropic_messages.counted(body)
             place = session.tree.find(wanted.messages, wanted.tools)
             count = self.writer.count(wanted.messages, wanted.tools, place)
@@ -326,8 +324,8 @@ class AgentServer:
     async def _healthz(self, request: web.Request) -> web.StreamResponse:
         return _json({"status": "ok", "sessions": len(self.sessions)})
 
-    def _session(self, api: Api, request: web.Request, body: Mapping[str, Any]) -> Session:
-        key = api.key(request.headers, body)
+    def _session(self, request: web.Request, body: Mapping[str, Any]) -> Session:
+        key = session_key(request.headers, body)
         session = self.sessions.get(key or "")
         if session is None:
             what = "there is no API key" if not key else "the API key is no open session's"

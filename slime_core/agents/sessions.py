@@ -23,6 +23,20 @@ FORK_THRESHOLD = 1024
 """THUDM/slime's `fork_threshold_tokens`."""
 
 
+def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
+    """The key of a request, whichever API it is of: that of the first place which has one.
+
+    The bearer token, `X-Api-Key`, `X-Session-ID`, `metadata.session_id`, `metadata.user_id`, `user`. "EMPTY" is what
+    clients send that have no key.
+    """
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    keys = token.strip() if scheme.lower() == "bearer" else "", headers.get("X-Api-Key")
+    metadata = body.get("metadata")
+    named = metadata if isinstance(metadata, Mapping) else {}
+    others = headers.get("X-Session-ID"), named.get("session_id"), named.get("user_id"), body.get("user")
+    return next((str(key) for key in (*(k for k in keys if k != "EMPTY"), *others) if key), None)
+
+
 class Refused(Exception):
     """A request that the session does not take."""
 

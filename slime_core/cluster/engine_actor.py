@@ -22,8 +22,9 @@ from slime_core.cluster.wait import EngineGone, as_known
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
 
-Request: TypeAlias = tuple[int, list[int], Mapping[str, Any], str | None, str | None]
-"""Number, prompt ids, sampling parameters, request id, session id."""
+Request: TypeAlias = tuple[int, list[int], Mapping[str, Any], Mapping[str, Any]]
+"""Number, prompt ids, sampling parameters, and what the engine's `generate` takes by name: `rid`, `session_id`, and
+where there are images `image_data`, which not every engine takes."""
 Finished: TypeAlias = list[tuple[int, int, GenerationOutput | EngineError]]
 """(Place in the order of finishing, counted from the start of the engine; the request's number; its result)."""
 
@@ -85,11 +86,11 @@ class EngineActor(Shell):
     # -- generating ----------------------------------------------------------------------------------------
 
     async def generate(
-        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None, session_id: str | None
+        self, input_ids: Sequence[int], params: Mapping[str, Any], named: Mapping[str, Any]
     ) -> GenerationOutput:
         """As the engine's, for requests that it may step on at once."""
         try:
-            output: GenerationOutput = await self._engine.generate(input_ids, params, rid=rid, session_id=session_id)
+            output: GenerationOutput = await self._engine.generate(input_ids, params, **named)
         except Exception as error:
             raise as_known(error) from error
         return output
@@ -120,11 +121,11 @@ class EngineActor(Shell):
         return self._may_step and not self._finished
 
     async def _one(
-        self, number: int, input_ids: list[int], params: Mapping[str, Any], rid: str | None, session_id: str | None
+        self, number: int, input_ids: list[int], params: Mapping[str, Any], named: Mapping[str, Any]
     ) -> None:
         result: GenerationOutput | EngineError
         try:
-            result = await self._engine.generate(input_ids, params, rid=rid, session_id=session_id)
+            result = await self._engine.generate(input_ids, params, **named)
         except EngineError as error:
             result = error
         except Exception as error:

@@ -104,20 +104,22 @@ class EngineProxy:
         *,
         rid: str | None = None,
         session_id: str | None = None,
+        image_data: Sequence[str] = (),
     ) -> GenerationOutput:
         """As `RolloutEngine.generate`. Raises EngineError."""
         number = next(self._numbers)
         name = rid if rid is not None else f"request-{number}"
         ids, params = list(input_ids), dict(sampling_params)
+        named: dict[str, Any] = {"rid": name, "session_id": session_id}
+        if image_data:
+            named["image_data"] = list(image_data)
         if self.may_step is None:
-            output: GenerationOutput = await self._abortable(
-                self._surely("generate", ids, params, name, session_id), name
-            )
+            output: GenerationOutput = await self._abortable(self._surely("generate", ids, params, named), name)
             return output
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive(), name="slime-engine-proxy")
         future: asyncio.Future[GenerationOutput] = asyncio.get_running_loop().create_future()
-        request = (number, ids, params, name, session_id)
+        request = (number, ids, params, named)
         self._open[number] = request, future
         self._new.append(request)
         self._wake.set()
@@ -402,7 +404,7 @@ def proxy_class(engine_class: Any, member: Member, comeback: Comeback | None = N
         comeback: What brings it back when it dies; None: its death is the end of what it was asked for.
     """
     base = _Comparing if hasattr(engine_class, "differing_weights") else EngineProxy
-    copied = ("true_on_policy", "returns_routed_experts", "pause_modes", "weight_transports")
+    copied = ("true_on_policy", "takes_images", "returns_routed_experts", "pause_modes", "weight_transports")
     attributes = {name: getattr(engine_class, name) for name in copied if hasattr(engine_class, name)}
     attributes |= {"member": member, "engine_class": engine_class, "comeback": comeback}
     if not hasattr(engine_class, "notify"):

@@ -74,9 +74,11 @@ class Columns:
 
 
 class PromptReader:
-    """Reads samples by row index."""
+    """Reads samples by row index; `processor` is for prompts with images, by default the checkpoint's."""
 
-    def __init__(self, rows: Rows, tokenizer: Any, columns: Columns, spec: str | Path) -> None:
+    def __init__(
+        self, rows: Rows, tokenizer: Any, columns: Columns, spec: str | Path, *, processor: Any = None
+    ) -> None:
         self._rows = rows
         self._tokenizer = tokenizer
         self._columns = columns
@@ -84,7 +86,8 @@ class PromptReader:
         self._source_name = path.stem
         self._images: ImagePrompts | None = None
         if columns.multimodal:
-            self._images = ImagePrompts(load_processor(columns.checkpoint or ""), columns.multimodal, path.parent)
+            processor = processor or load_processor(columns.checkpoint or "")
+            self._images = ImagePrompts(processor, columns.multimodal, path.parent)
 
     def read(self, index: int) -> Sample | None:
         """The row's sample without group and index, or None when its prompt is too long.

@@ -74,7 +74,7 @@ def turn_delta(
     """
     if template_kwargs is None:
         template_kwargs = getattr(args, "apply_chat_template_kwargs", None)
-    turn = _Turn(tokenizer, tools, template_kwargs, messages, assistant)
+    turn = _Turn(tokenizer, tools, template_kwargs, messages, assistant, _closing(tokenizer, sampled_ids))
 
     def render(new: Sequence[Message], prompt: bool) -> str:
         return turn.after(new, prompt and add_generation_prompt)
@@ -124,8 +124,9 @@ def rendered_spans(
 class _Turn:
     """Renders what comes after one sampled turn, with a placeholder for it, and cuts there.
 
-    How a turn ends is asked with the beginning of the conversation for all of it, up to the first question, and with
-    all of it where that does not fit: an agent's conversation is rendered once, not three times.
+    How the template ends such a turn is asked by rendering the conversation once more, with nothing behind the turn.
+    That is not needed where the turn was sampled up to a special token which the template has there, too: then what
+    follows that token follows the turn, whatever the template thinks of the conversation's length or its last message.
     """
 
     def __init__(
@@ -135,50 +136,43 @@ class _Turn:
         template_kwargs: Mapping[str, Any] | None,
         messages: Sequence[Message],
         assistant: Message | None,
+        closing: str,
     ) -> None:
         self._tokenizer, self._tools, self._kwargs = tokenizer, tools, template_kwargs or {}
-        self._messages = messages
+        self._messages, self._closing = messages, closing
         self._plain: Message = {"role": "assistant", "content": PLACEHOLDER}
         self._calls = assistant is not None and bool(assistant.get("tool_calls"))
         self._turn = {**(assistant or {}), **self._plain} if self._calls else self._plain
-        self.end = self._before = ""
-        """What ends the turn, once `after` has been called; and up to there, with the calls."""
-        self._asked = -1
-        """How many of the messages were before the turn that told these."""
+        self.end = ""
+        """What ends the turn, as far as it matters for what was sampled of it; once `after` has been called."""
+        self._before: str | None = None
+        """The conversation up to there, with the calls."""
 
     def after(self, new: Sequence[Message], generation_prompt: bool) -> str:
         """The end of the turn, `new`, and the generation prompt."""
         whole = self._render([*self._messages, self._turn, *new], generation_prompt)
-        beginning = _beginning(self._messages)
-        if max(beginning, self._asked) < len(self._messages):
-            try:
-                self._ask(beginning)
-                if PLACEHOLDER in self._before or not self._calls:
-                    return self._cut(whole)
-            except DataError as error:  # the whole conversation may tell; else its error is the one to see
-                logger.debug("what ends a turn is asked with the whole conversation: %s", error)
-        self._ask(len(self._messages))
-        return self._cut(whole)
+        return self._after_calls(whole) if self._calls else self._after_text(whole)
 
-    def _ask(self, count: int) -> None:
-        """Have the template write the turn after the first `count` messages, with nothing behind it."""
-        if count == self._asked:
-            return
-        messages = self._messages[:count]
-        self.end = self._behind(self._render([*messages, self._plain], False), "the turn")
-        self._before = self._render([*messages, self._turn], False) if self._calls else ""
-        self._asked = count
-
-    def _cut(self, whole: str) -> str:
-        """What of the whole text comes after the turn's text and calls, behind what ends a turn."""
-        before = self._before
-        if not self._calls:
-            text = self._behind(whole, "the turn and new messages")
-            if not text.startswith(self.end):
-                raise self._undefined(f"ends a turn with {self.end!r} while it is the last, and then {text[:80]!r}")
+    def _after_text(self, whole: str) -> str:
+        text = self._behind(whole, "the turn and new messages")
+        if self._closing and text.startswith(self._closing):
+            self.end = self._closing
             return text
+        self._ask()
+        if not text.startswith(self.end):
+            raise self._undefined(f"ends a turn with {self.end!r} while it is the last, and then {text[:80]!r}")
+        return text
+
+    def _after_calls(self, whole: str) -> str:
+        if self._before is None:
+            self._before = self._render([*self._messages, self._turn], False)
+        before = self._before
         if PLACEHOLDER in before:  # what comes before the turn may be rewritten: it is not looked at
             before, whole = self._behind(before, "the turn"), self._behind(whole, "the turn and new messages")
+        if PLACEHOLDER in self._before and self._closing and self._closing in before:
+            self.end = before[before.rindex(self._closing) :]
+        else:
+            self._ask()
         if not whole.startswith(before):
             at = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
             raise self._undefined(
@@ -186,6 +180,11 @@ class _Turn:
                 f" {whole[at : at + 60]!r}"
             )
         return self.end + whole[len(before) :]
+
+    def _ask(self) -> None:
+        """Have the template write the turn's text with nothing behind it."""
+        if not self.end:
+            self.end = self._behind(self._render([*self._messages, self._plain], False), "the turn")
 
     def _render(self, messages: Sequence[Message], generation_prompt: bool) -> str:
         kwargs = {**self._kwargs, "add_generation_prompt": generation_prompt}
@@ -204,9 +203,11 @@ class _Turn:
         )
 
 
-def _beginning(messages: Sequence[Message]) -> int:
-    """How many messages there are up to the first question; all, where there is none."""
-    return next((n for n, message in enumerate(messages, 1) if message.get("role") == "user"), len(messages))
+def _closing(tokenizer: Any, sampled_ids: Sequence[int]) -> str:
+    """The special token that the sampled turn ends with, if there is one and nowhere else in it."""
+    if not sampled_ids or not _is_special(tokenizer, sampled_ids[-1]) or sampled_ids[-1] in sampled_ids[:-1]:
+        return ""
+    return str(tokenizer.decode(list(sampled_ids[-1:]), skip_special_tokens=False))
 
 
 # -- who wrote which characters --------------------------------------------------------------------------

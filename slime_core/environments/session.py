@@ -24,7 +24,7 @@ from slime_core.plugins.resolve import Resolved, absolute_spec, resolve
 from slime_core.plugins.signatures import declared, is_async
 from slime_core.protocols import Observation, Reward, Step, Turn
 from slime_core.types import Sample
-from slime_core.waits import within
+from slime_core.waits import loop_turn, within
 
 logger = logging.getLogger(__name__)
 
@@ -153,10 +153,12 @@ class EnvironmentSession:
         """Await under the deadline; whatever goes wrong, the environment is not called again, but for its close."""
         name = f"{self.label}: {what} for {self._name}"
         try:
-            return await within(
+            answer = await within(
                 call, name, deadline=self._step_timeout, then=THEN,
                 error=lambda told: EnvironmentTimeoutError(f"{told} (--environment-step-timeout)"),
             )  # fmt: skip
+            await loop_turn()
+            return answer
         except SlimeError:
             self._broken = True
             raise

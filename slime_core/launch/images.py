@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from slime_core.config import Settings
 from slime_core.data.images import check_kinds
 from slime_core.errors import ConfigError
-from slime_core.launch.launchers import RAY
 from slime_core.plugins.adapters import GenerateCaller
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ def check_images(settings: Settings, parts: Components, generators: Sequence[Gen
     for columns in asked.values():
         check_kinds(columns)
     origin = next(iter(asked))
-    if args.launcher == RAY:
-        raise ConfigError(f"{origin}: images do not travel between Ray actors; type --launcher inline")
     if parts.engine is not None and not getattr(parts.engine, "takes_images", False):
         raise ConfigError(
             f"{origin}: {settings.cite('rollout_engine')} generates from text only; type --rollout-engine sglang or"

@@ -7,11 +7,13 @@ rollout's. What a reader would get wrong: keywords are passed only to functions 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import logging
 import math
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +87,7 @@ class RewardCaller:
         obj = construct(reward.obj, args) if inspect.isclass(reward.obj) else reward.obj
         self.label = reward.ref.label
         self.args = args
+        self._under = functools.partial(RewardCaller, reward, workers=workers, spec=spec, inline=inline, group=group)
         self.spec = spec or reward.ref.prefix + reward.ref.name
         self.provenance: Mapping[str, Any] = reward.provenance()
         self.members: tuple[Resolved, ...] = tuple(getattr(obj, "members", ()))
@@ -114,6 +117,12 @@ class RewardCaller:
             if self.execution == "process":
                 del obj, function
                 self._function = _elsewhere  # what a class built here is let go; every worker builds its own
+
+    def under(self, args: Args) -> RewardCaller:
+        """The same reward under settings that differ from its own in `plugins`. Raises as building it does."""
+        other = self._under(args)
+        other.component = dataclasses.replace(other.component, options=pickle.dumps(args.plugins))
+        return other
 
     async def start(self) -> None:
         """Load the component in a worker, if it runs in one. Raises as importing and building it do."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from slime_core.door import admit
 from slime_core.errors import RolloutError
+from slime_core.multimodal import image_token_of
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
 from slime_core.rollout.baseline import baseline_reward
 from slime_core.rollout.columns import (
@@ -70,7 +71,7 @@ def make_batch(
     samples = [sample for members in lists for sample in members]
     if not samples:
         raise RolloutError(f"rollout {rollout_id} returned no samples; nothing to train on")
-    refuse_bad(rollout_id, samples)
+    refuse_bad(args, rollout_id, samples)
     if convert_samples is not None:
         return batch_from_columns(rollout_id, samples, convert_samples(args, samples), weight_version)
     rows = [_make_row(sample) for sample in samples]
@@ -114,14 +115,14 @@ def make_batch(
         train_metadata=_optional([s.train_metadata for s in samples]),
         token_weight_versions=version_column(samples, [len(mask) for mask in masks], weight_version),
         routed_experts=routed_column(samples, [0 if row.placeholder else len(row.tokens) for row in rows]),
-        multimodal_train_inputs=multimodal_column(samples, [row.placeholder for row in rows]),
+        multimodal_train_inputs=multimodal_column(samples, [row.placeholder or row.removed for row in rows]),
         weight_version=weight_version,
     )
 
 
-def refuse_bad(rollout_id: int, samples: Sequence[Sample]) -> None:
+def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
     """Send samples through the trainer's door and tell which it refused. Raises RolloutError where it refused all."""
-    refused = admit(samples)
+    refused = admit(samples, image_token_of(getattr(args, "hf_checkpoint", None)))
     if not refused:
         return
     first = refused[0]

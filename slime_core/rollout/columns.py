@@ -87,7 +87,7 @@ def routed_column(samples: Sequence[Sample], num_tokens: Sequence[int]) -> list[
 
 
 def multimodal_column(samples: Sequence[Sample], without: Sequence[bool]) -> list[TrainInputs | None] | None:
-    """Each sample's train inputs; None where its row is without, as it has other tokens; None when no sample has any.
+    """Each sample's train inputs; None where its row is without, as it trains nothing; None when no sample has any.
 
     Raises:
         RolloutError: `multimodal_train_inputs` is no mapping of arrays, or is missing from a sample with images.

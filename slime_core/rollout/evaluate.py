@@ -43,7 +43,10 @@ def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
 
 
 def dataset_args(args: Any, dataset: Any) -> Any:
-    """The run's settings as the data set's generate functions see them: its template, tools, environment, options."""
+    """The run's settings as the data set's generate functions see them: its template, tools, environment, options.
+
+    Rewards see the options.
+    """
     changes: dict[str, Any] = {}
     for name in ("apply_chat_template", "apply_chat_template_kwargs"):
         if (getattr(args, name, None) or False) != (getattr(dataset, name) or False):

@@ -8,7 +8,8 @@ bits of every log-prob. `rollout.generate` brackets each sample with `live()`; t
 
 A group whose last sample is done stays live until the rollout has decided on it, and the rollout decides when all else
 is `settled`: on all groups that one engine step finished, whichever reward thread was first. Likewise a sample that
-is done hands its place to the next one that waits for it without the engine stepping in between.
+is done hands its place to the next one that waits for it without the engine stepping in between. Samples that begin or
+get their answers at the same moment share out the event loop's time (`waits.loop_turn`), in their order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 from slime_core.protocols import RolloutEngine
 from slime_core.types import GenerationOutput
-from slime_core.waits import waiting
+from slime_core.waits import loop_turn, waiting
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class GatedEngine:
                     self._leave()
                 raise
         try:
+            await loop_turn()
             yield
         finally:
             self._leave()
@@ -141,7 +143,9 @@ class GatedEngine:
         """As `RolloutEngine.generate`."""
         images: Any = {"image_data": image_data} if image_data else {}
         with self._in_engine():
-            return await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id, **images)
+            output = await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id, **images)
+        await loop_turn()  # live and not waiting for the engine: a deterministic one does not step meanwhile
+        return output
 
     @contextmanager
     def _in_engine(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ from slime_core.data.tools import told_tools
 from slime_core.door import Drawn
 from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
+from slime_core.multimodal import image_token_of
 from slime_core.protocols import GenerateContext
 from slime_core.rollout import baseline
 from slime_core.rollout.afresh import FINISHED
@@ -132,6 +133,7 @@ class SampleRunner:
         self.timeline: Timeline | None = None
         """Where to write when samples began and ended."""
         self._resolve_generator = resolve_generator
+        self._image_token = image_token_of(getattr(args, "hf_checkpoint", None))
         self._generators: dict[str, Generator] = {}
         self._failures_in_a_row = 0
         self._failures: Counter[tuple[str, str]] = Counter()
@@ -151,7 +153,7 @@ class SampleRunner:
 
         `clock`: started when a first sample gets its place; `rollout.deadlines` acts on it. `sample_done` is called
         with what each sample has become, whenever one has ended. `args`: what generate functions get instead of the
-        run's settings.
+        run's settings; rewards take their plugin options from it.
         """
         args = self.args if args is None else args
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
@@ -169,7 +171,7 @@ class SampleRunner:
             if self.rewards.scores_groups:
                 started = self.timeline.now() if self.timeline else 0.0
                 with self.engine.live():
-                    await self.rewards.score_group(finished, evaluation=evaluation, rollout_id=rollout_id)
+                    await self.rewards.score_group(finished, evaluation=evaluation, rollout_id=rollout_id, args=args)
                 if self.timeline:
                     self.timeline.scored(finished, started)
             for siblings in results:
@@ -193,7 +195,7 @@ class SampleRunner:
                 siblings = await self._generate(sample, params, context, args)
                 generated = timeline.now() if timeline else 0.0
                 if not self.rewards.scores_groups:
-                    await self._score(siblings, context.evaluation, context.rollout_id)
+                    await self._score(siblings, context.evaluation, context.rollout_id, args)
             finally:
                 self.last_end = asyncio.get_running_loop().time()
             if timeline:
@@ -260,7 +262,7 @@ class SampleRunner:
             sibling.row = origin.row if sibling.row is None else sibling.row
             if len(siblings) > 1:
                 sibling.rollout_id = shared
-            problem = drawn.problem(sibling, same=sibling is origin) or door.problem(sibling)
+            problem = drawn.problem(sibling, same=sibling is origin) or door.problem(sibling, self._image_token)
             if sibling.status == SampleStatus.PENDING:
                 problem = problem or "returned a sample whose status is still PENDING"
             problem = problem or reward_problem(sibling.reward)
@@ -268,11 +270,11 @@ class SampleRunner:
                 sibling.fail(where, problem)
         return siblings
 
-    async def _score(self, siblings: list[Sample], evaluation: bool, rollout_id: int | None) -> None:
+    async def _score(self, siblings: list[Sample], evaluation: bool, rollout_id: int | None, args: Any) -> None:
         if len(siblings) == 1:
-            await self.rewards.score(siblings[0], evaluation=evaluation, rollout_id=rollout_id)
+            await self.rewards.score(siblings[0], evaluation=evaluation, rollout_id=rollout_id, args=args)
         else:
-            await self.rewards.score_group(siblings, evaluation=evaluation, rollout_id=rollout_id)
+            await self.rewards.score_group(siblings, evaluation=evaluation, rollout_id=rollout_id, args=args)
 
     def _generator_of(self, sample: Sample) -> Generator:
         spec = sample.generate_function_path or sample.metadata.get("generate_function_path")

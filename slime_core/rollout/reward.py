@@ -3,13 +3,15 @@
 `rollout.generate` calls `score` per sample, or `score_group` once a group is complete (`--group-rm`). A reward
 function that raises, overruns `--rm-timeout`, ends its process or returns something that is no number makes its
 samples FAILED with the reason, and leaves a file to reproduce it (`reward_failures`); the run goes on. Which function
-scores a sample: its own `custom_rm_path`, else its row's or data set's `rm_type` in `metadata`, else the run's.
+scores a sample: its own `custom_rm_path`, else its row's or data set's `rm_type` in `metadata`, else the run's. What a
+reader would get wrong: an evaluation data set with plugin options of its own has a scorer of its own, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -39,6 +41,9 @@ class Scorer(Protocol):
     async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
         """One reward per sample, under the deadline of a call; may raise anything."""
 
+    def under(self, args: Any) -> Scorer:
+        """The same reward under settings that differ from its own in `plugins`."""
+
 
 class Workers(Protocol):
     """Processes in which rewards run (`plugins.workers.pool.WorkerPool`)."""
@@ -67,6 +72,8 @@ class RewardStage:
         self._resolve = resolve
         self._workers = workers
         self._cache: dict[str, Scorer] = {}
+        self._under: dict[tuple[str, bytes], Scorer] = {}
+        """(spec, plugin options) -> that reward with these."""
 
     @property
     def scores_groups(self) -> bool:
@@ -97,8 +104,22 @@ class RewardStage:
         if self._workers is not None:
             self._workers.close()
 
-    def scorer_of(self, sample: Sample) -> Scorer:
-        """The function that scores this sample. Raises PluginError for an unknown name."""
+    def scorer_of(self, sample: Sample, args: Any = None) -> Scorer:
+        """The function that scores this sample, with the plugin options in `args` (the run's for None).
+
+        Raises:
+            PluginError: There is none of that name, or it does not take these options.
+        """
+        scorer = self._run_scorer(sample)
+        options = getattr(args, "plugins", None)
+        if args is None or options == getattr(self.args, "plugins", None):
+            return scorer
+        key = scorer.spec, pickle.dumps(options)
+        if key not in self._under:
+            self._under[key] = scorer.under(args)
+        return self._under[key]
+
+    def _run_scorer(self, sample: Sample) -> Scorer:
         spec = sample.custom_rm_path or sample.metadata.get("custom_rm_path") or sample.metadata.get("rm_type")
         if not spec:
             if self.default is None:
@@ -108,12 +129,14 @@ class RewardStage:
             self._cache[spec] = self._resolve(spec)
         return self._cache[spec]
 
-    async def score(self, sample: Sample, *, evaluation: bool = False, rollout_id: int | None = None) -> None:
-        """Set `sample.reward`. Aborted, failed and already rewarded samples are left alone."""
-        await self.score_group([sample], evaluation=evaluation, rollout_id=rollout_id)
+    async def score(
+        self, sample: Sample, *, evaluation: bool = False, rollout_id: int | None = None, args: Any = None
+    ) -> None:
+        """Set `sample.reward`. Aborted, failed and already rewarded samples are left alone; `args` as `scorer_of`."""
+        await self.score_group([sample], evaluation=evaluation, rollout_id=rollout_id, args=args)
 
     async def score_group(
-        self, samples: list[Sample], *, evaluation: bool = False, rollout_id: int | None = None
+        self, samples: list[Sample], *, evaluation: bool = False, rollout_id: int | None = None, args: Any = None
     ) -> None:
         """Score the samples that need it, in one call per function where the function takes several."""
         by_scorer: dict[int, tuple[Scorer, list[Sample]]] = {}
@@ -121,7 +144,7 @@ class RewardStage:
             if sample.reward is not None or sample.status in (SampleStatus.ABORTED, SampleStatus.FAILED):
                 continue
             try:
-                scorer = self.scorer_of(sample)
+                scorer = self.scorer_of(sample, args)
             except Exception as error:
                 sample.fail("reward", error)
                 continue
@@ -130,16 +153,22 @@ class RewardStage:
         for scorer, members in by_scorer.values():
             calls.extend([(scorer, members)] if scorer.batched else [(scorer, [s]) for s in members])
         if len(calls) == 1:  # the usual case, without a task of its own
-            await self.call(*calls[0], evaluation=evaluation, rollout_id=rollout_id)
+            await self.call(*calls[0], evaluation=evaluation, rollout_id=rollout_id, args=args)
         else:
             await asyncio.gather(
-                *(self.call(scorer, members, evaluation=evaluation, rollout_id=rollout_id) for scorer, members in calls)
+                *(self.call(*each, evaluation=evaluation, rollout_id=rollout_id, args=args) for each in calls)
             )
 
     async def call(
-        self, scorer: Scorer, samples: list[Sample], *, evaluation: bool = False, rollout_id: int | None = None
+        self,
+        scorer: Scorer,
+        samples: list[Sample],
+        *,
+        evaluation: bool = False,
+        rollout_id: int | None = None,
+        args: Any = None,
     ) -> None:
-        """One call of one function; its samples have rewards afterwards, or have failed."""
+        """One call of one function; its samples have rewards afterwards, or have failed. `args`: what it has."""
         try:
             of = f" of sample {samples[0].index}" if len(samples) == 1 else f" of group {samples[0].group_index}"
             with waiting(scorer.label + of, deadline=self.args.rm_timeout, then="the samples fail"):
@@ -154,6 +183,7 @@ class RewardStage:
                 error,
                 evaluation=evaluation,
                 rollout_id=rollout_id,
+                args=args,
             )
             for sample in samples:
                 was = sample.status.value

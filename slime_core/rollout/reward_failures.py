@@ -52,8 +52,9 @@ class FailureLog:
         *,
         evaluation: bool,
         rollout_id: int | None,
+        args: Any = None,
     ) -> str | None:
-        """Write the file of one failed call, before its samples are marked.
+        """Write the file of one failed call, before its samples are marked. `args`: of the call, where not the run's.
 
         Returns:
             The file's path, or None when it was not saved (no run directory, the limit, a disk that is full).
@@ -80,7 +81,7 @@ class FailureLog:
             "component": {"spec": spec, **provenance},
             "rollout_id": rollout_id,
             "evaluation": evaluation,
-            "args": reward_settings(self.args),
+            "args": reward_settings(self.args if args is None else args),
             "samples": [sample.to_dict() for sample in samples],
         }
         try:

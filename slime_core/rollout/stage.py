@@ -221,7 +221,7 @@ class RolloutStage:
             started: `time.perf_counter()` when the rollout began.
         """
         self.parts.user.after_rollout(self.args, groups, decided, self.source)
-        refuse_bad(rollout_id, [s for g in groups for s in g])  # here, so that dumps and metrics say so
+        refuse_bad(self.args, rollout_id, [s for g in groups for s in g])  # here, so that dumps and metrics say so
 
         def tell() -> dict[str, float]:
             self.ledger.taken(rollout_id, groups, weight_version=self.weight_version)

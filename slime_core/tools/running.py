@@ -20,7 +20,7 @@ from typing import Any
 
 from slime_core.tools.functions import Tool
 from slime_core.tools.schema import json_text
-from slime_core.waits import waiting
+from slime_core.waits import loop_turn, waiting
 
 MAX_LEFT_BEHIND = 256
 """Threads of plain functions that overran their deadline; while there are so many, no other is started."""
@@ -68,9 +68,12 @@ async def call_tool(
     except Exception as error:  # the tool's code: what it raises is for the model to read
         overran = isinstance(error, TimeoutError) and clock.expired()
         text = f"{tool.name} did not answer within {deadline:g} s" if overran else f"{type(error).__name__}: {error}"
-        return ToolResult(error_text(text), True, time.monotonic() - started)
-    text = value if isinstance(value, str) else _as_text(value)
-    return ToolResult(_encodable(text), False, time.monotonic() - started)
+        result = ToolResult(error_text(text), True, time.monotonic() - started)
+    else:
+        text = value if isinstance(value, str) else _as_text(value)
+        result = ToolResult(_encodable(text), False, time.monotonic() - started)
+    await loop_turn()
+    return result
 
 
 def error_text(problem: str) -> str:

@@ -4,6 +4,7 @@
         await ...
     value = await within(draw(), "prompts", deadline=60, then="the run stops", error=DataError)    bounded.py
     start_board(run_dir, "rank 0")          publishes the table below RUN_DIR/waits for `slime why`      board.py
+    await loop_turn()                       a share of the event loop's time                        pace.py
 
 `waiting` only tells: the deadline is kept by whoever waits (a timeout of the call, `within`, `call_within`), and the
 board's watchdog (`watchdog.py`) reports a wait whose own mechanism has failed. Standard library only, and as low a
@@ -12,6 +13,7 @@ layer as there is: everything may import it.
 
 from slime_core.waits.board import Board, published, remove_board, start_board, stop_board
 from slime_core.waits.bounded import call_within, within
+from slime_core.waits.pace import loop_turn
 from slime_core.waits.stalls import gave_up, stall_report
 from slime_core.waits.table import Wait, current, limit_user_code, named, progress, user_code_limit, waiting
 
@@ -22,6 +24,7 @@ __all__ = [
     "current",
     "gave_up",
     "limit_user_code",
+    "loop_turn",
     "named",
     "progress",
     "published",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -167,15 +168,18 @@ def test_config_usage(argv: str, status: int, start: str, capsys: pytest.Capture
     assert (captured.out + captured.err).startswith(start)
 
 
-def test_a_run_whose_reader_leaves_does_not_look_finished(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_reader_leaves_does_not_look_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     from slime_core.cli import config, train
 
-    def gone(arguments: object) -> int:
-        raise BrokenPipeError
+    def said(arguments: object) -> int:
+        print("a line", flush=True)
+        return 0
 
-    monkeypatch.setattr(train, "run", gone)
-    monkeypatch.setattr(config, "run", gone)
-    assert frame.main(["train"]) == 141
-    assert frame.main(["config", "show"]) == 0
+    monkeypatch.setattr(train, "run", said)
+    monkeypatch.setattr(config, "run", said)
+    for argv, status in ((["train"], 141), (["config", "show"], 0)):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with open(writer, "w", encoding="utf-8") as pipe:
+            monkeypatch.setattr(sys, "stdout", pipe)
+            assert frame.main(argv) == status

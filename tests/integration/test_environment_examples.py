@@ -13,6 +13,7 @@ import pytest
 
 from slime_core.config import load_settings
 from slime_core.launch import run
+from slime_core.plugins.resolve import resolve
 from slime_core.quickstart import warmup
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,8 @@ def scores(run_dir: Path, name: str) -> list[float]:
 def test_signs_are_followed_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    recipe = resolve("recipes", "examples/environments/warm.py").obj.__globals__
+    monkeypatch.setitem(recipe, "NUM_CARELESS", 1200)
     argv = ["--config", "examples/environments/run.yaml", "--num-rollout", "4", "--rollout-batch-size", "8"]
     argv += ["--n-samples-per-prompt", "8", "--eval-interval", "4", "--lr", "2e-3", "--no-preflight"]
     run(load_settings(argv, command="train", env={}))
@@ -58,6 +61,7 @@ def test_the_recipe_of_words_at_reduced_size(tmp_path: Path, monkeypatch: pytest
     argv = ["--config", str(ROOT / "examples/reasoning_gym/train.yaml"), "--prepare-path", str(path)]
     argv += ["--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--lr-warmup-iters", "1"]
     argv += ["--eval-interval", "2", "--set", "plugins.reasoning_gym.eval_size=8", "--no-preflight"]
+    argv += ["--rm-workers", "0"]  # each would import the package, for seconds
     run(load_settings(argv, command="train", env={}))
     assert len(scores(Path("outputs/reasoning_gym"), "spell_backward")) == 2
     held_out = [
@@ -72,7 +76,8 @@ def test_an_environment_of_verifiers_is_learnt(tmp_path: Path, monkeypatch: pyte
     pytest.importorskip("verifiers")
     monkeypatch.setattr(sys, "path", list(sys.path))
     example = imported(ROOT / "examples/verifiers/train.py")
-    small = ["--num-rollout", "8", "--eval-interval", "8", "--rollout-max-response-len", "24", "--no-preflight"]
+    small = ["--num-rollout", "4", "--eval-interval", "4", "--rollout-max-response-len", "24", "--no-preflight"]
+    small += ["--n-samples-per-eval-prompt", "1", "--lr", "1e-2"]
     assert example.run([str(tmp_path), *small]) == 0
     before, after = scores(tmp_path / "run", "digit_echo")
     assert after > before + 0.1

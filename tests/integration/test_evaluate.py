@@ -50,7 +50,16 @@ class Environment:
         pass
 '''
 
+WORTH = '''
+from slime_core import PluginOptions, options
 
+class Options(PluginOptions):
+    points: float = 1.0
+    """What every response gets."""
+
+def reward(args, sample):
+    return options(args, "worth", Options).points
+'''
 TOOLS = '''
 from slime_core.tools import ParsedTurn, ToolCall, ToolParserBase
 
@@ -140,18 +149,21 @@ def write(path: Path, datasets: list[dict[str, Any]]) -> Path:
 
 def test_data_sets_environments_and_samplers_at_once(tiny: TinyRun, tmp_path: Path, slime) -> None:
     (tmp_path / "world.py").write_text(WORLD)
+    worth = str(tmp_path / "worth.py")
+    Path(worth).write_text(WORTH)
     held = str(tiny.root / "eval.jsonl")
     config = write(
         tmp_path / "evals.yaml",
         [
             {"name": "plain", "path": held, "n_samples_per_eval_prompt": 3, "sampling_params": {"min_p": 0.01}},
-            {"name": "greedy", "path": f"{held}@[:4]", "temperature": 0, "max_response_len": 4},
+            {"name": "greedy", "path": f"{held}@[:4]", "temperature": 0, "max_response_len": 4,
+             "custom_rm_path": worth, "plugins": {"worth": {"points": 7}}},
             {"name": "world", "path": f"{held}@[:2]", "custom_generate_function_path": "multi_turn",
              "apply_chat_template": False, "input_key": "text",
              "environment_path": str(tmp_path / "world.py"), "max_response_len": 40,
              "plugins": {"multi_turn": {"max_turn_tokens": 4, "reward": "sum"}}},
             {"name": "best", "path": f"{held}@[:2]", "custom_generate_function_path": "best_of_n",
-             "plugins": {"best_of_n": {"n": 3}}},
+             "custom_rm_path": worth, "plugins": {"best_of_n": {"n": 3}}},
             {"name": "vote", "path": f"{held}@[:2]", "custom_generate_function_path": "self_consistency",
              "n_samples_per_eval_prompt": 2, "ks": [2], "plugins": {"self_consistency": {"n": 4}}},
         ],
@@ -161,7 +173,7 @@ def test_data_sets_environments_and_samplers_at_once(tiny: TinyRun, tmp_path: Pa
     loaded = yaml.safe_load(config.read_text())
     loaded["eval"]["datasets"][2]["path"] = f"{tmp_path / 'world.jsonl'}@[:2]"
     config.write_text(yaml.safe_dump(loaded))
-    done = slime("eval", *flags(tiny, tmp_path / "run", config))
+    done = slime("eval", *flags(tiny, tmp_path / "run", config, set="plugins.worth.points=2"))
     report = json.loads((tmp_path / "run" / "eval.json").read_text())
     sets = report["datasets"]
     assert list(sets) == ["plain", "greedy", "world", "best", "vote"]
@@ -175,6 +187,8 @@ def test_data_sets_environments_and_samplers_at_once(tiny: TinyRun, tmp_path: Pa
     assert report["model"]["files"]["model.safetensors"]["size"] > 0
     assert "majority@3" in done.stdout
     assert "95% interval" in done.stdout
+    of_options = {name: sets[name]["scores"]["reward"]["value"] for name in ("greedy", "best")}
+    assert of_options == {"greedy": 7.0, "best": 2.0}, "the data set's options, or the run's"
     best = list(read_groups(tmp_path / "run/eval/best.jsonl")[0].values())
     assert [len(s.metadata["best_of_n"]["rewards"]) for g in best for s in g] == [3, 3]
     votes = [

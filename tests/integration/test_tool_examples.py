@@ -33,7 +33,7 @@ def recipe(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has seen nothing but the calls of all three examples: 1792 of them, 112 steps."""
+    """A model that has seen nothing but the calls of all three examples: 1120 of them, 70 steps."""
     given = SimpleNamespace(
         hf_checkpoint=str(tmp_path_factory.mktemp("callers") / "model"), seed=0, device="cpu", num_threads=1,
         plugin_dir=[],
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         names = recipe(name)
         train, _ = names.get("problems", names.get("facts"))()
         asking.append(names["warmup"](train, 0)[0])
-    rows = [row for rows in zip(*asking) for row in rows][:1792]
+    rows = [row for rows in zip(*asking) for row in rows][:1120]
     make_missing_model(given, Recipe("callers"), {PHASES[0]: rows})
     model = Path(given.hf_checkpoint)
     (model / STAMP).unlink()  # somebody's own model: the examples' recipes take it as it is

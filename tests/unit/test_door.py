@@ -120,6 +120,16 @@ def test_samples_that_train_nothing_are_left_alone() -> None:
     assert removed.loss_mask == [1, 1, 1, 1]
 
 
+def test_a_sampled_token_that_stands_for_an_image() -> None:
+    """5 was a tool's, 6 was sampled; without images neither means anything."""
+    pictured = told(multimodal_train_inputs={"pixel_values": [[0.5]]})
+    assert door.problem(pictured, image_token=5) is None
+    assert door.problem(told(), image_token=6) is None
+    assert door.admit([pictured], image_token=6) == [pictured]
+    reason = pictured.metadata["failure"]["error"]
+    assert reason.startswith("error: response token 3 was sampled and is 6, the token of images")
+
+
 def test_a_demonstration_trains_without_a_policy() -> None:
     trajectory = Trajectory.of(Sample(tokens=[1, 2], prompt="p"))
     trajectory.add_demonstration([3, 4])

@@ -115,10 +115,13 @@ class RolloutDataSource(DataSource):
         args = self.args
         if self._dataset is None and self._source.rows is not None:
             from slime.utils.data import Dataset
+            from slime_core.data.images import load_processor
 
             self._dataset = Dataset(
                 args.prompt_data,
                 self.tokenizer,
+                load_processor(args.hf_checkpoint) if args.multimodal_keys else None,
+                multimodal_keys=args.multimodal_keys,
                 max_length=args.rollout_max_prompt_len,
                 prompt_key=args.input_key,
                 label_key=args.label_key,

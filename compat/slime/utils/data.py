@@ -31,11 +31,13 @@ class Dataset:
 
     A text prompt with `apply_chat_template` becomes the rendered text, as in THUDM/slime. Different here: samples have
     their prompt ids already, and `shuffle` uses a generator of its own, so that it changes nobody else's random numbers
-    (the order of an epoch is the run's, `slime_core.data.prompts.epoch_order`, not THUDM/slime's).
+    (the order of an epoch is the run's, `slime_core.data.prompts.epoch_order`, not THUDM/slime's). Images in
+    `multimodal_inputs` are texts (`slime_core.multimodal.open_image` opens one), and the processor's other inputs are
+    in `multimodal_train_inputs` already.
 
     Raises:
         DataError: A row cannot be used.
-        ConfigError: `multimodal_keys` or a processor, which this version does not read.
+        ConfigError: `multimodal_keys` without a processor, or other kinds than "image".
     """
 
     def __init__(  # noqa: PLR0913  # THUDM/slime's
@@ -57,8 +59,8 @@ class Dataset:
         from slime_core.data.dataset import open_rows
         from slime_core.data.rows import Columns, PromptReader
 
-        if processor is not None or multimodal_keys:
-            raise ConfigError("Dataset: processor and multimodal_keys are not supported; this version reads text only")
+        if multimodal_keys and processor is None:
+            raise ConfigError("Dataset: multimodal_keys needs the model's processor; give processor=AutoProcessor...")
         columns = Columns(
             input=prompt_key,
             label=label_key,
@@ -67,9 +69,10 @@ class Dataset:
             apply_chat_template=apply_chat_template,
             template_kwargs=apply_chat_template_kwargs or {},
             max_prompt_len=max_length,
+            multimodal=multimodal_keys or {},
         )
         rows = open_rows(path, origin="Dataset")
-        reader = PromptReader(rows, tokenizer, columns, path)
+        reader = PromptReader(rows, tokenizer, columns, path, processor=processor)
         read = (reader.read(index) for index in range(len(rows)))
         self.origin_samples: list[Sample] = [sample for sample in read if sample is not None]
         rows.close()

@@ -92,7 +92,7 @@ class EvalDataset(BaseModel):
     tools_path: list[str] | None = None
     """What its samples may call; --tools-path when not given."""
     plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Options of its generate function and environment, laid over the run's; rewards have the run's."""
+    """Options of its generate function, environment and reward, laid over the run's."""
     answer_path: str | None = None
     """What extracts answers for majority@k: a reward's name or a function's path; the data set's reward, if it can."""
     ks: list[Annotated[int, Field(gt=0)]] | None = None

@@ -31,6 +31,7 @@ from slime_core.engines.sglang_api.flights import Flight, Flights, server_name
 from slime_core.engines.sglang_api.one_try import ask, ask_stream
 from slime_core.engines.sglang_api.requests import generate_request
 from slime_core.engines.sglang_api.router import Router
+from slime_core.engines.sglang_api.router_choice import RouterChoice
 from slime_core.engines.sglang_api.transport import FIRST_DELAY_S, RETRY_STATUS, Http, backoff, engine_error
 from slime_core.engines.sglang_api.weight_protocol import sglang_version
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
@@ -40,8 +41,6 @@ from slime_core.types import GenerationOutput
 logger = logging.getLogger(__name__)
 
 TRIES = 4
-ROUTER_REST_S = 2.0
-"""A router that could not be reached is not asked for so long."""
 _LOOK_AGAIN_S = 1.0
 _ABANDON_TIMEOUT_S = 5.0
 ABORT_AGAIN_S = 1.0
@@ -81,21 +80,16 @@ class Client:
         """requests, retried_requests, continued_requests, bypassed_router, wrong_version_answers, broken_streams."""
         self._http = http
         self._pool = pool
-        self._router = router
+        self._choice = RouterChoice(router, pool, self.counts, router_failed)
         self._vocab_size = vocab_size
         self._image_token = image_token
         self._routed_experts = routed_experts
         self._check_versions = check_versions
-        self._router_failed = router_failed
-        self._router_rests_until = 0.0
         self._numbers = itertools.count()
         self._prefix = f"slime-{secrets.token_hex(6)}-"
         self._slots = asyncio.Semaphore(per_worker * max(len(pool.workers), 1))
         self._flights = Flights(pool)
-        self._disaggregated = any(w.role in ("prefill", "decode") for w in pool.workers)
         self._keeps_prefixes_apart = all(sglang_version(w.software) is not None for w in pool.workers)
-        self._router_keeps_prefixes_apart = router is not None and not router.dropped({"extra_key": "name"})
-        self._told: set[str] = set()
         self._aborting: asyncio.Task[None] | None = None
 
     def close(self) -> None:
@@ -225,27 +219,9 @@ class Client:
     # -- one try ---------------------------------------------------------------------------------------
 
     def _route(self, flight: Flight) -> Router | None:
-        """The router, when this try goes through it. Raises EngineError when only the router could serve it."""
+        """As `RouterChoice.for_try`, as a try begins."""
         flight.calm = None if self._pool.update_lock.locked() else self._pool.interruptions
-        router = self._router
-        if router is None:
-            return None
-        dropped = router.dropped(flight.body)
-        if self._disaggregated:
-            if dropped and dropped != "sampling_params.sampling_seed":
-                raise EngineError(
-                    f"{dropped}: the router at {router.url} drops it, and prefill and decode servers"
-                    " cannot be asked directly"
-                )
-            return router
-        if dropped and dropped not in self._told:
-            self._told.add(dropped)
-            what = f"router {router.version}" if router.version else "a router that does not say its version"
-            logger.info("requests with %s go to the servers directly: %s may drop it", dropped, what)
-        if dropped or flight.direct or time.monotonic() < self._router_rests_until:
-            self.counts["bypassed_router"] += 1
-            return None
-        return router
+        return self._choice.for_try(flight)
 
     async def _once(self, flight: Flight) -> GenerationOutput:
         router = self._route(flight)
@@ -267,7 +243,7 @@ class Client:
         one that has just been answered, and tells of one data-parallel rank only whether it was done.
         """
         flight.wanted = self._pool.version_wanted
-        kept = self._keeps_prefixes_apart and (worker is not None or self._router_keeps_prefixes_apart)
+        kept = self._keeps_prefixes_apart and (worker is not None or self._choice.keeps_prefixes_apart)
         flight.prefixes = f"{self._prefix}{flight.wanted}" if kept and flight.wanted is not None else ""
 
     async def _answer(self, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
@@ -349,7 +325,8 @@ class Client:
             self._pool.set_state(worker, WorkerState.QUARANTINED, reason)
         elif self._check_versions is not None:
             await self._check_versions()
-        where = worker.url if worker is not None else self._router.url if self._router is not None else ""
+        asked = worker or self._choice.router
+        where = "" if asked is None else asked.url
         raise engine_error(f"{where}/generate", reason, 200)
 
     def _blame(self, flight: Flight, worker: Worker, error: EngineError) -> None:
@@ -367,19 +344,14 @@ class Client:
         again = error.url is not None and (error.status in (None, 200) or error.status in RETRY_STATUS)
         if not again or flight.left <= 0:
             raise error
-        if self._router is not None and error.url == f"{self._router.url}/generate":
-            flight.direct = True
-            now = time.monotonic()
-            if error.status is None and now >= self._router_rests_until:
-                self._router_rests_until = now + ROUTER_REST_S
-                self._router_failed()
+        self._choice.blame(flight, error)
         # Servers that can only be asked through the router are waited for behind it.
-        waits = self._disaggregated and error.status == 503
+        waits = self._choice.disaggregated and error.status == 503
         flight.tries += not self._pool.recovering or (error.reached and not waits)
         if flight.tries >= TRIES:
             raise error
         self.counts["retried_requests"] += 1
-        if self._disaggregated:
+        if self._choice.disaggregated:
             await self._flights.change(min(backoff(max(flight.tries, 1)), flight.left))
         # A server that still has the request, though its answer was lost, refuses a second one of that name; and when
         # it notices the lost connection it aborts every request whose name begins with that one's (SGLang 0.5.20).
@@ -398,7 +370,9 @@ class Client:
     async def _go_on(self, flight: Flight, output: GenerationOutput) -> None:
         """Have the rest of it asked for, or all of it where the rest depends on more than the tokens."""
         self.counts["continued_requests"] += 1
-        rest = rest_of(flight.body, output)
+        # An image token behind the prompt is one that no image belongs to: no server takes it.
+        odd = flight.prompt and self._image_token in output.token_ids
+        rest = None if odd else rest_of(flight.body, output)
         if rest is None or not output.token_ids:
             await self._flights.change(min(FIRST_DELAY_S, max(flight.left, 0.0)))
         if rest is not None:

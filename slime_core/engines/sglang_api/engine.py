@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from slime_core.engines.sglang_api.client import Client
 from slime_core.engines.sglang_api.control import PAUSE_MODES, Control
-from slime_core.engines.sglang_api.requests import image_token_of, vocab_size_of
+from slime_core.engines.sglang_api.requests import vocab_size_of
 from slime_core.engines.sglang_api.router import Router
 from slime_core.engines.sglang_api.transport import Http, server_url
 from slime_core.engines.sglang_api.weight_check import WeightCheck
@@ -23,6 +23,7 @@ from slime_core.engines.sglang_api.weight_delta import puller_url, update_by_del
 from slime_core.engines.sglang_api.weight_update import WEIGHT_SETTINGS, WeightUpdates
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args
 from slime_core.types import GenerationOutput
 

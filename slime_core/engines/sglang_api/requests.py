@@ -158,16 +158,6 @@ def check_prompt(asked: int, meta_info: Mapping[str, Any]) -> None:
         )
 
 
-def image_token_of(checkpoint: str | None) -> int | None:
-    """The token of images in a HF checkpoint's config.json; None where it says none."""
-    try:
-        config = json.loads((Path(checkpoint or "") / "config.json").read_text(encoding="utf-8"))
-        found = config.get("image_token_id", config.get("image_token_index"))
-        return found if _is_integer(found) else None
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
 def vocab_size_of(checkpoint: str | None) -> int | None:
     """`vocab_size` of the language model in a HF checkpoint's config.json; None where it says none, as for a name on
     the hub. Models of several kinds of input nest it, under names that differ.

@@ -26,11 +26,13 @@ class Component:
 
     spec: str
     group: bool = False
+    options: bytes = b""
+    """Pickled: what it has for the setting `plugins`; empty for the run's."""
 
     @property
     def key(self) -> str:
         """Name of the loaded component within a worker."""
-        return f"{self.spec}|{int(self.group)}"
+        return f"{self.spec}|{int(self.group)}|{self.options.hex()}"
 
 
 class WorkerArgs(SimpleNamespace):

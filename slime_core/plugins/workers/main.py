@@ -23,7 +23,7 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.calls import HEADER, changes, restore, send, unpack_args, update_args
+from slime_core.plugins.workers.calls import HEADER, WorkerArgs, changes, restore, send, unpack_args, update_args
 
 _PR_SET_PDEATHSIG = 1
 
@@ -50,6 +50,8 @@ class _Worker:
     def __init__(self) -> None:
         self._args: Any = None
         self._callers: dict[str, RewardCaller] = {}
+        self._own: list[tuple[WorkerArgs, Any]] = []
+        """Settings of components with plugin options of their own, and these."""
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
 
@@ -73,11 +75,18 @@ class _Worker:
     def update(self, changed: bytes) -> tuple[()]:
         """Take settings that were set since."""
         update_args(self._args, changed)
+        for args, options in self._own:
+            update_args(args, changed)
+            args.plugins = options
         return ()
 
-    def load(self, key: str, spec: str, group: bool) -> tuple[()]:
-        """Resolve a component and build it."""
-        self._callers[key] = RewardCaller(resolve("rewards", spec), self._args, inline=True, group=group)
+    def load(self, key: str, spec: str, group: bool, options: bytes) -> tuple[()]:
+        """Resolve a component and build it; `options` as `calls.Component` has them."""
+        args = self._args
+        if options:
+            args = WorkerArgs(**{**vars(args), "_packed": dict(args._packed), "plugins": pickle.loads(options)})
+            self._own.append((args, args.plugins))
+        self._callers[key] = RewardCaller(resolve("rewards", spec), args, inline=True, group=group)
         return ()
 
     def score(self, key: str, states: bytes, evaluation: bool, seed: int) -> tuple[list[Any], list[dict[str, Any]]]:

@@ -267,7 +267,7 @@ class _Process:
     def load(self, component: Component) -> None:
         """Resolve and build a component there, unless it has been."""
         if component not in self._loaded:
-            request = ("load", component.key, component.spec, component.group)
+            request = ("load", component.key, component.spec, component.group, component.options)
             self._ask(request, LOAD_DEADLINE, f"loading {component.spec!r} in a worker process:")
             self._loaded.add(component)
 

@@ -257,6 +257,10 @@ class SimulatedReward:
     async def start(self) -> None:
         """Nothing to load."""
 
+    def under(self, args: Any) -> SimulatedReward:
+        """It has no options."""
+        return self
+
     async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
         """One number per sample, from its number alone."""
         fault = self._ask("reward")

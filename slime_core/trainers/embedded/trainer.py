@@ -20,18 +20,18 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.models.config import load_model_config
 from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights
-from slime_core.models.lora_linear import add_adapters, merged_weights
+from slime_core.models.lora_linear import add_adapters
 from slime_core.models.routing import Routing
-from slime_core.models.vision_language import published_names
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
-from slime_core.trainers.embedded import state
+from slime_core.trainers.embedded import model_files, state
 from slime_core.trainers.embedded.batch_invariant import invariant_log_probs
 from slime_core.trainers.embedded.critic import Critic, critic_config, with_head
-from slime_core.trainers.embedded.frozen import OLD_ACTOR, REFERENCE, FrozenModels, tensors
+from slime_core.trainers.embedded.frozen import OLD_ACTOR, REFERENCE, FrozenModels
 from slime_core.trainers.embedded.loading import load_model
-from slime_core.trainers.embedded.lora import base_of, load_adapter, save_adapter
+from slime_core.trainers.embedded.lora import base_of
 from slime_core.trainers.embedded.microbatch import MicroBatch, hidden_states, pack
+from slime_core.trainers.embedded.model_files import published_weights
 from slime_core.trainers.embedded.optimizer import AdamSettings, FlatAdamW
 from slime_core.trainers.embedded.parallel import DataParallel
 from slime_core.trainers.embedded.routing import keep_routing, routing_of
@@ -345,8 +345,7 @@ class EmbeddedTrainer:
 
         The tensors are the live parameters where there is no adapter: copy what must outlast the next step.
         """
-        names = published_names(self.model)
-        yield from ((names.get(name, name), tensor) for name, tensor in merged_weights(self.model))
+        return published_weights(self.model)
 
     def update_reference(self) -> None:
         """Copy the actor's weights into the reference. Raises TrainError when the run has no reference."""
@@ -371,20 +370,7 @@ class EmbeddedTrainer:
         when every rank has written. The directory must be one that all ranks see."""
         directory = Path(directory)
         if self.rank == 0:
-            settings = self.settings
-            weights = dict(self.named_weights())
-            exact = settings.lora is None
-            state.save_model(
-                directory,
-                weights,
-                self.config,
-                settings.hf_checkpoint,
-                settings.save_dtype,
-                exact=exact,
-                shard_bytes=settings.save_shard_bytes,
-            )
-            if settings.lora is not None:
-                save_adapter(directory, self.model, settings.lora, settings.hf_checkpoint)
+            model_files.save(directory, self.model, self.config, self.settings)
             self._frozen.save(directory, self.model)
         state.save_progress(directory, self.optimizer, self.settings, self.rank, self.world_size)
         self._parallel.barrier()
@@ -398,11 +384,7 @@ class EmbeddedTrainer:
         directory = Path(directory)
         if not self.settings.finetune:
             state.load_progress(directory, self.optimizer, self.settings, self.rank, self.world_size)
-        if self.settings.lora is not None:
-            load_adapter(directory, self.model, self.settings.lora, self.settings.hf_checkpoint)
-        else:
-            names = published_names(self.model)
-            state.load_model(directory, {names.get(name, name): t for name, t in tensors(self.model).items()})
+        model_files.load(directory, self.model, self.settings)
         self._frozen.load(directory, self.model)
 
     def offload(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.backends.ray.actors import files, metrics
 from tests.conftest import TinyRun
+from tests.image_runs import PICTURED, SAMPLES, argv, serving, write_inputs
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -69,6 +70,18 @@ def test_saved_samples_and_hooks(tiny: TinyRun, cluster: str, typed: Any, tmp_pa
     first_files, again_files = files(tmp_path / "first"), files(tmp_path / "again")
     [weights] = [name for name in again_files if name.endswith("model.safetensors")][:1]
     assert first_files[weights] == again_files[weights]
+
+
+def test_images(cluster: str, typed: Any, tmp_path: Path) -> None:
+    """From the rollout's actor to the server and to the trainer's."""
+    write_inputs(tmp_path)
+    with serving() as (server, _):
+        typed(*argv(tmp_path, tmp_path / "here", server))
+        typed(*argv(tmp_path, tmp_path / "there", server), "--ray-address", cluster)
+        asked = [body.get("image_data") for body in server.asked("/generate")]
+    assert sum(images is not None for images in asked) == 4 * PICTURED * SAMPLES, "two rollouts of two runs"
+    assert metrics(tmp_path / "there") == metrics(tmp_path / "here")
+    assert files(tmp_path / "there") == files(tmp_path / "here")
 
 
 def test_rollouts_alone_say_that_they_are_here(tiny: TinyRun, typed: Any, tmp_path: Path) -> None:

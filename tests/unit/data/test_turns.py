@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -97,11 +98,14 @@ def test_a_turn_with_calls(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("calls", [False, True])
-def test_a_long_conversation_is_rendered_once(family: str, calls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what follows its turn is what all of the conversation, asked each time, would have told."""
+def test_a_turn_sampled_to_its_end_is_not_asked_about(
+    family: str, calls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what follows it is what asking would have told."""
     tokenizer = chat_tokenizer(family)
     answer = {**CALL, "content": "so"} if calls else {"role": "assistant", "content": "so"}
     history = [*ASK, *([answer, TOOLS[0]] * 20)]
+    end = {"glm4": "<|observation|>"}.get(family, tokenizer.eos_token)
     seen: list[int] = []
     render = type(tokenizer).apply_chat_template
 
@@ -109,13 +113,63 @@ def test_a_long_conversation_is_rendered_once(family: str, calls: bool, monkeypa
         seen.append(len(messages))
         return render(self, messages, **names)
 
+    def delta() -> Any:
+        return turn_delta(tokenizer, None, history, TOOLS[1:], assistant=answer, sampled_ids=ids_of(family, "so" + end))
+
     monkeypatch.setattr(type(tokenizer), "apply_chat_template", counting)
-    delta = turn_delta(tokenizer, None, history, TOOLS[1:], assistant=answer)
-    long = sum(count > 20 for count in seen)
-    assert long == (3 if family == "llama3" and calls else 1), "a turn that is not written with its text is not found"
-    monkeypatch.setattr("slime_core.data.turns._beginning", len)
-    assert delta == turn_delta(tokenizer, None, history, TOOLS[1:], assistant=answer)
-    assert sum(count > 20 for count in seen) > long + 1
+    unasked, count = delta(), len(seen)
+    monkeypatch.setattr("slime_core.data.turns._closing", lambda *_: "")
+    assert unasked == delta()
+    told = not calls or (family not in ("llama3", "glm4"))  # not with the turn's text, and by no token of its own
+    assert len(seen) - count == count + int(told)
+
+
+_PLAIN = "{{ m.role }}: {{ m.content }}"
+_EACH = (
+    "{% for m in messages %}{% set outer = loop %}<|im_start|>"
+    "TURN"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+)
+_POSITION = _PLAIN + "{% if loop.index0 > 2 or not loop.last %} END {% endif %}"
+"""Ends its first turn only once something follows."""
+_FEW_CALLS = (
+    _PLAIN + "{% for c in m.tool_calls or [] %}{% if loop.first or messages | length > 4 %}"
+    "[{{ c.function.name }}]<|im_end|>{% endif %}{% endfor %}{% if not m.tool_calls %}<|im_end|>{% endif %}"
+)
+"""Writes all calls of long conversations, of short ones the first alone."""
+_COUNTED = "{{ m.role }} {{ loop.index }} of {{ messages | length }}: {{ m.content }}<|im_end|>\n"
+_LAST_BLANK = _PLAIN + "<|im_end|>{{ '' if loop.last else '\n' }}"
+_LAST_OTHER = _PLAIN + "{{ '<|im_end|><last>' if loop.last else '<|im_end|><more>' }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "sampled"),
+    [
+        (_POSITION, "fine END "), (_POSITION, "fine"), (_COUNTED, "fine<|im_end|>"), (_COUNTED, "fine"),
+        (_COUNTED, "fine<|im_end|>\n"), (_LAST_BLANK, "fine<|im_end|>"), (_LAST_BLANK, "fine"),
+        (_LAST_OTHER, "fine<|im_end|>"),
+    ],
+)  # fmt: skip
+def test_templates_that_look_where_a_turn_is_are_followed_to_the_letter(template: str, sampled: str) -> None:
+    tokenizer = copy.deepcopy(chat_tokenizer("qwen2.5"))
+    tokenizer.chat_template = _EACH.replace("TURN", template)
+    answer = {"role": "assistant", "content": "fine"}
+    history, new = [*ASK, {"role": "assistant", "content": "so"}, ASK[1]], [{"role": "user", "content": "Sure?"}]
+    for before in (history, history * 2):
+        delta = turn_delta(tokenizer, None, before, new, sampled_ids=ids_of("qwen2.5", sampled))
+        whole = render_messages(tokenizer, [*before, answer, *new], None, {"add_generation_prompt": True})
+        assert whole.endswith("fine" + (sampled + text_of("qwen2.5", delta)).removeprefix("fine"))
+
+
+def test_calls_that_a_template_writes_in_long_conversations_alone() -> None:
+    tokenizer = copy.deepcopy(chat_tokenizer("qwen2.5"))
+    tokenizer.chat_template = _EACH.replace("TURN", _FEW_CALLS)
+    two: Any = {"role": "assistant", "content": "", "tool_calls": CALL["tool_calls"] * 2}  # type: ignore[operator]
+    history = [*ASK, {"role": "assistant", "content": "so"}, {"role": "user", "content": "Hm?"}]
+    for sampled in ("[add]<|im_end|>[add]<|im_end|>", "[add] [add]<|im_end|>"):
+        ids = ids_of("qwen2.5", sampled)
+        delta = turn_delta(tokenizer, None, history, TOOLS[:1], assistant=two, sampled_ids=ids)
+        assert text_of("qwen2.5", delta) == "<|im_start|>tool: forty<|im_end|><|im_start|>assistant: "
 
 
 def test_template_settings_reach_the_template() -> None:
@@ -138,8 +192,6 @@ def test_template_settings_reach_the_template() -> None:
     ],
 )
 def test_a_template_without_a_defined_delta_is_named(template: str, message: str) -> None:
-    import copy
-
     tokenizer = copy.deepcopy(chat_tokenizer("qwen2.5"))
     tokenizer.chat_template, tokenizer.name_or_path = template, "models/odd"
     with pytest.raises(DataError, match=message) as caught:

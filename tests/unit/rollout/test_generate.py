@@ -24,7 +24,9 @@ class Scores:
 
     scores_groups = False
 
-    async def score(self, sample: Sample, *, evaluation: bool = False, rollout_id: int | None = None) -> None:
+    async def score(
+        self, sample: Sample, *, evaluation: bool = False, rollout_id: int | None = None, args: Any = None
+    ) -> None:
         if sample.status == Sample.Status.COMPLETED:
             sample.reward = 1.0
 

@@ -161,12 +161,12 @@ class Rewards:
     def __init__(self) -> None:
         self.scored: list[tuple[int, str]] = []
 
-    async def score(self, sample, *, evaluation=False, rollout_id=None):
+    async def score(self, sample, *, evaluation=False, rollout_id=None, args=None):
         if sample.status == Sample.Status.COMPLETED:
             self.scored.append((sample.index, sample.metadata["note"]))
             sample.reward = 1.0
 
-    async def score_group(self, samples, *, evaluation=False, rollout_id=None):
+    async def score_group(self, samples, *, evaluation=False, rollout_id=None, args=None):
         for sample in samples:
             await self.score(sample)
 

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from slime_core import DatasetSource, PluginOptions, Sample, Step, last_boxed, options
+from slime_core import DatasetSource, Group, PluginOptions, Sample, Step, execution_rewards, last_boxed, options
 from slime_core.errors import ConfigError
+from slime_environment_reasoning_gym.levels import Curriculum, LevelRows
 from slime_environment_reasoning_gym.tasks import TaskRows, score
 
 _ANSWER = re.compile(r"<answer>\s?(.*?)\s?</answer>", re.DOTALL)
@@ -49,16 +52,64 @@ class Options(PluginOptions):
     """Where the answer is in a response: in the last <answer></answer>, in the last \\\\boxed{}, or all of it."""
     tries: int = 1
     """Of the environment: answers per episode; the last one counts, or the first that is right."""
+    curriculum: bool = False
+    """Training items by the package's curriculum of the task: their level moves with the scores of recent groups."""
+    level: int = Field(0, ge=0)
+    """The curriculum's first level."""
+    level_window: int = Field(64, gt=0)
+    """Groups that are scored at a level before it moves."""
+    raise_at: float = 0.8
+    """Mean score of them from which on the level goes up."""
+    lower_at: float = 0.2
+    """Mean score of them below which it goes down."""
 
 
 class ReasoningGymSource(DatasetSource):
     """The data source: `--rollout-shuffle`, `--buffer-filter-path` and so on work as with a file."""
 
+    _curriculum: Curriculum | None = None
+
     def open_rows(self) -> TaskRows:
         """Items of the task."""
         own = options(self.args, "reasoning_gym", Options)
         seed = self.args.rollout_seed if own.seed is None else own.seed
-        return _rows(self.args, own, seed, own.size, self.args.input_key, self.args.label_key)
+        of_items = _of_items(self.args, own, seed, own.size, self.args.input_key, self.args.label_key)
+        if not own.curriculum:
+            return TaskRows(*of_items)
+        rows = LevelRows(*of_items, own.level)
+        self._curriculum = Curriculum(rows, own.level_window, own.raise_at, own.lower_at)
+        return rows
+
+    def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
+        """The curriculum's level moves here."""
+        super().begin_rollout(rollout_id, weight_version)
+        if self._curriculum is not None:
+            self._curriculum.move()
+
+    def observe(self, groups: list[Group], trained: bool) -> None:
+        """Scored groups, for the buffer and the curriculum."""
+        super().observe(groups, trained)
+        if self._curriculum is None:
+            return
+        for group in groups:
+            if rewards := execution_rewards(self.args, group):
+                self._curriculum.observe(_facts(group[0]).get("level"), statistics.fmean(rewards))
+
+    def take_metrics(self) -> dict[str, float]:
+        """The buffer's, and the curriculum's level."""
+        level = {} if self._curriculum is None else {"rollout/reasoning_gym/level": float(self._curriculum.level)}
+        return {**super().take_metrics(), **level}
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of every data source, and the curriculum's."""
+        own = {} if self._curriculum is None else {"curriculum": self._curriculum.state_dict()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken. Raises CheckpointError."""
+        super().load_state_dict(state)
+        if self._curriculum is not None:
+            self._curriculum.load_state_dict(state["curriculum"])
 
 
 def reward(args: Any, sample: Sample) -> float:
@@ -90,7 +141,8 @@ def prepare(args: Any) -> None:
         if path.exists():
             continue
         input_key = args.eval_input_key or args.input_key
-        rows = _rows(args, own, own.eval_seed, own.eval_size, input_key, args.eval_label_key or args.label_key)
+        label_key = args.eval_label_key or args.label_key
+        rows = TaskRows(*_of_items(args, own, own.eval_seed, own.eval_size, input_key, label_key))
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text("".join(json.dumps(rows[i]) + "\n" for i in range(len(rows))), encoding="utf-8")
@@ -139,12 +191,15 @@ def _facts(sample: Sample) -> dict[str, Any]:
     return facts
 
 
-def _rows(args: Any, own: Options, seed: int, size: int, input_key: str, label_key: str | None) -> TaskRows:
+def _of_items(
+    args: Any, own: Options, seed: int, size: int, input_key: str, label_key: str | None
+) -> tuple[dict[str, Any], dict[str, str], str | None]:
+    """What `TaskRows` is made of."""
     config = {**own.config, "seed": seed, "size": size}
     if own.datasets:
         config["datasets"] = [{"weight": 1.0, "config": {}, **part} for part in own.datasets]
     columns = {"input": input_key, "label": label_key or "label", "metadata": args.metadata_key}
-    return TaskRows({"name": own.task, "config": config}, columns, _system_prompt(own.system_prompt))
+    return {"name": own.task, "config": config}, columns, _system_prompt(own.system_prompt)
 
 
 def _system_prompt(named: str | None) -> str | None:

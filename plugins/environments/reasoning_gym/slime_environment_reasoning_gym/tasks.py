@@ -40,6 +40,8 @@ class TaskRows:
             ConfigError: There is no such task, or its configuration is wrong.
         """
         self.spec: dict[str, Any] = {"name": str(spec["name"]), "config": dict(spec["config"])}
+        self.identity: dict[str, Any] = self.spec
+        """What a resumed run must have the same."""
         self.path = Path(f"reasoning_gym-{self.spec['name']}")
         self._columns, self._system_prompt = columns, system_prompt
         self._dataset = dataset_of(json.dumps(self.spec, sort_keys=True))
@@ -70,7 +72,8 @@ class TaskRows:
 
     def fingerprint(self) -> dict[str, Any]:
         """What a resumed run compares: task, configuration, version of reasoning-gym."""
-        facts = {"spec": self.spec, "system_prompt": self._system_prompt, "version": metadata.version("reasoning-gym")}
+        version = metadata.version("reasoning-gym")
+        facts = {"spec": self.identity, "system_prompt": self._system_prompt, "version": version}
         text = json.dumps(facts, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return {"path": str(self.path), "size": len(text), "num_rows": len(self), "sha256": digest}

@@ -42,6 +42,47 @@ class TestCompositeSource(DataSourceContract):
     }
 
 
+class TestCurriculumSource(DataSourceContract):
+    component = "reasoning_gym"
+    args = {"plugins": {"reasoning_gym": {"size": 6, "curriculum": True, "level_window": 2}}}
+
+    def rollouts(self, source: Any, rewards: list[float]) -> list[int]:
+        """Rollouts of one group each, all of whose samples get the reward; the level of each."""
+        levels = []
+        for number, reward in enumerate(rewards):
+            source.begin_rollout(number, number)
+            (group,) = source.get_samples(1)
+            for sample in group:
+                sample.reward, sample.status = reward, Sample.Status.COMPLETED
+            source.observe([group], True)
+            levels.append(group[0].metadata["reasoning_gym"]["level"])
+            assert source.take_metrics()["rollout/reasoning_gym/level"] == levels[-1]
+        return levels
+
+    def test_the_level_moves_with_recent_success_and_is_resumed(self) -> None:
+        rewards = [1.0, 0.5, 1.0, 0.9, 0.0, 1.0, 0.1, 0.1, 0.0, 0.0, 1.0]
+        whole = self.build()
+        levels = self.rollouts(whole, rewards)
+        assert levels == [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0], "after two groups each: stay, up, stay, down, stay at 0"
+        for end in (3, 5):
+            first, second = self.build(), self.build()
+            assert self.rollouts(first, rewards[:end]) == levels[:end]
+            second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+            assert self.rollouts(second, rewards[end:]) == levels[end:]
+            assert second.state_dict() == whole.state_dict()
+
+    def test_scores_of_another_level_do_not_move_it(self) -> None:
+        source = self.build()
+        source.begin_rollout(0, 0)
+        (old,) = source.get_samples(1)
+        self.rollouts(source, [1.0, 1.0])
+        source.begin_rollout(2, 2)
+        for sample in old:
+            sample.reward, sample.status = 1.0, Sample.Status.COMPLETED
+        source.observe([old, old], True)
+        assert self.rollouts(source, [0.5]) == [1]
+
+
 class TestReward(RewardContract):
     component = "reasoning_gym"
     examples = [

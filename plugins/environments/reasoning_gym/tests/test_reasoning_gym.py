@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from slime_environment_reasoning_gym import answer_in
+from slime_environment_reasoning_gym.levels import LevelRows, level_specs
 from slime_environment_reasoning_gym.tasks import HASH_SEEDED, TaskRows, check_hash_seed, pack, score, unpack
 
 from slime_core.errors import ConfigError
@@ -84,6 +85,26 @@ def test_they_do_depend_on_it_and_others_do_not() -> None:
         shown.append(done.stdout.splitlines())
     differ = {a.split()[0] for a, b in zip(*shown, strict=True) if a != b}
     assert differ == HASH_SEEDED & set(names)
+
+
+def test_every_level_of_a_curriculum_is_looked_at_first() -> None:
+    spec = {"name": "chain_sum", "config": {"seed": 1, "size": 5, "max_terms": 99, "allow_negation": True}}
+    made = LevelRows(spec, COLUMNS, None, 2)
+    facts = made[0]["metadata"]["reasoning_gym"]
+    config = facts["spec"]["config"]
+    assert (facts["level"], config["max_terms"], config["max_digits"]) == (2, 4, 3), "the curriculum's"
+    assert config["allow_negation"], "the user's"
+    assert score(facts, made[0]["label"]) == (1.0, None)
+    before = made.fingerprint()
+    made.go_to(0)
+    assert made.fingerprint() == before
+    assert made[0]["metadata"]["reasoning_gym"]["spec"]["config"]["max_digits"] == 1
+    with pytest.raises(ConfigError, match=r"level 99: the curriculum of 'chain_sum' has 0 to \d"):
+        LevelRows(spec, COLUMNS, None, 99)
+    with pytest.raises(ConfigError, match="none for the task 'acre'"):
+        level_specs({"name": "acre", "config": {}})
+    with pytest.raises(ConfigError, match=r"level 2: .*rotation must be in range"):
+        level_specs({"name": "caesar_cipher", "config": {}})
 
 
 def test_wrong_settings_are_told() -> None:

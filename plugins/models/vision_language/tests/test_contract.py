@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from slime_core.data.images import ImagePrompts, load_processor
 from slime_core.errors import ConfigError, TrainError
-from slime_core.multimodal import TrainInputs
+from slime_core.multimodal import TrainInputs, image_token_of
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import MicroBatchOutput
+from slime_core.rollout.batch import make_batch
 from slime_core.testing.tiny import tiny_model
-from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model
-from slime_core.types import TrainBatch
+from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
+from slime_core.types import Sample, SampleStatus, TrainBatch
 
 SETTINGS = {
     "num_threads": 1, "lr": 1e-2, "lr_decay_style": "constant", "lr_warmup_iters": 0, "num_rollout": 10,
@@ -201,6 +205,35 @@ def test_weights_have_the_names_of_published_files(tmp_path: Path) -> None:
     again.load(tmp_path)
     ours, theirs = dict(again.named_weights()), dict(trainer.named_weights())
     assert all(torch.equal(ours[name], theirs[name]) for name in stored)
+
+
+@pytest.mark.parametrize("model", [tiny_vision_model, tiny_qwen2_vl])
+def test_a_policy_that_samples_the_token_of_images_loses_the_sample_and_not_the_run(
+    model: Callable[[], Path], tmp_path: Path
+) -> None:
+    processor, token = load_processor(model()), image_token_of(str(model()))
+    prompts = ImagePrompts(processor, {"image": "images"}, tmp_path)
+    messages, refs = prompts.messages("<image>?", {"images": [str(write_image(tmp_path / "a.png", 1))]})
+    ids, inputs = prompts.encode(processor.tokenizer.apply_chat_template(messages, tokenize=False), refs)
+
+    def sample(number: int, response: list[int]) -> Sample:
+        made = Sample(
+            index=number, group_index=0, tokens=list(ids), reward=1.0 * number, multimodal_inputs={"images": refs},
+            multimodal_train_inputs=inputs,
+        )  # fmt: skip
+        made.append_response_tokens(None, response, [-1.0] * len(response), meta_info={"finish_reason": "stop"})
+        return made
+
+    assert token is not None
+    trainer, group = trainer_of(model()), [sample(0, [70, 71]), sample(1, [70, token])]
+    unchecked = make_batch(SimpleNamespace(reward_key=None), 0, [copy.deepcopy(group)], None)
+    with pytest.raises(TrainError, match="the model refuses a sample"):
+        trainer.log_probs(unchecked, [[0], [1]])
+    batch = make_batch(SimpleNamespace(reward_key=None, hf_checkpoint=str(model())), 0, [group], None)
+    assert [s.status for s in group] == [SampleStatus.COMPLETED, SampleStatus.FAILED]
+    assert "the token of images" in group[1].metadata["failure"]["error"]
+    assert torch.equal(trainer.log_probs(batch, [[0], [1]])[0], trainer.log_probs(unchecked.select([0]), [[0]])[0])
+    trainer.close()
 
 
 def test_what_the_trainer_cannot_do_is_refused(checkpoint: Path) -> None:

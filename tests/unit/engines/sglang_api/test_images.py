@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,20 @@ def test_the_rest_of_an_answer_is_asked_with_its_images() -> None:
     rest = rest_of(body, GenerationOutput([5], [-0.5], "x", {}))
     assert rest is not None
     assert (rest["input_ids"], rest["image_data"]) == ([1, 2, 5], [PNG])
+
+
+@pytest.mark.parametrize(("sampled", "rest"), [([5], [1, 9, 2, 5]), ([5, 9], [1, 9, 2])])
+async def test_an_answer_with_the_token_of_images_is_asked_as_a_whole(
+    sampled: list[int], rest: list[int], tmp_path: Path
+) -> None:
+    """Its rest would need an image more than there is."""
+    (tmp_path / "config.json").write_text('{"image_token_id": 9}')
+    async with servers(well) as (server,), engine_at(server, hf_checkpoint=str(tmp_path)) as engine:
+        assert engine._client is not None
+        flight = engine._client._flight([1, 9, 9, 2], {"max_new_tokens": 8}, None, None, PNG)
+        cut = GenerationOutput(sampled, [-0.5] * len(sampled), "x", {"prompt_tokens": 4})
+        await engine._client._go_on(flight, cut)
+        assert flight.body["input_ids"] == rest
 
 
 def test_servers_are_sent_one_token_for_each_image() -> None:

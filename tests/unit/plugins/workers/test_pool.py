@@ -83,6 +83,7 @@ class Asks:
         self.args = args  # as the worker had them when it built this
     def __call__(self, args, sample):
         sample.metadata["address"] = getattr(self.args, "address", None)
+        sample.metadata["plugins"] = getattr(self.args, "plugins", None)
         return float(self.args is args)
 
 class Judge:
@@ -137,11 +138,16 @@ async def test_settings_that_are_set_later_arrive_when_told(file: Path) -> None:
         call = caller(pool, f"{file}:Asks")
         await call.start()
         pid = [worker.pid for worker in workers()]
+        options = {"asks": {"loudly": True}}
+        own = call.under(SimpleNamespace(**vars(args), plugins=options))
+        asked = [say("own"), say("own, later")]
+        assert await own.score(asked[:1]) == [1.0]
         args.address = {"judge": ("127.0.0.1", 5)}
         samples = [say("1"), say("2"), say("3")]
         await call.score(samples[:1])
         pool.settings_changed()
         assert await call.score(samples[1:2]) == [1.0]
+        assert await own.score(asked[1:]) == [1.0]
         assert [worker.pid for worker in workers()] == pid
         os.kill(pid[0], signal.SIGKILL)  # a replacement has them from the start
         with pytest.raises(WorkerDied):
@@ -150,6 +156,8 @@ async def test_settings_that_are_set_later_arrive_when_told(file: Path) -> None:
     finally:
         pool.close()
     assert [s.metadata["address"] for s in samples] == [None, args.address, args.address]
+    assert [s.metadata["address"] for s in asked] == [None, args.address]
+    assert [s.metadata["plugins"] for s in (*samples, *asked)] == [None, None, None, options, options]
 
 
 def test_settings_that_change_before_the_first_worker_are_packed_then(file: Path) -> None:

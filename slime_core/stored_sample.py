@@ -1,0 +1,57 @@
+"""A sample's attributes <-> values that JSON can hold: what buffers, dumps, ledgers and checkpoints keep.
+
+`Sample.to_dict` and `Sample.from_dict` are the ways here. What a reader would get wrong: attributes that are no fields
+of a sample are kept as well, as deep copies, and it is for whoever set them that JSON can hold them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from slime_core import provenance
+from slime_core.call_counters import PrefixCacheInfo, SpecInfo
+from slime_core.multimodal import TrainInputs, inputs_to_json
+from slime_core.routed_experts import RoutedExperts
+
+_WRITERS: Mapping[str, Any] = {
+    "status": lambda status: status.value,
+    "spec_info": lambda info: dict(info.__dict__),
+    "prefix_cache_info": lambda info: dict(info.__dict__),
+    "rollout_routed_experts": lambda experts: RoutedExperts.of(experts).to_json(),
+    "spans": provenance.to_json,
+    "multimodal_inputs": inputs_to_json,
+    "multimodal_train_inputs": lambda inputs: TrainInputs.of(inputs).to_json(),
+}
+_READERS: Mapping[str, Any] = {
+    "spec_info": lambda values: SpecInfo(**values),
+    "prefix_cache_info": lambda values: PrefixCacheInfo(**values),
+    "rollout_routed_experts": RoutedExperts.of,
+    "spans": provenance.from_json,
+    "multimodal_train_inputs": TrainInputs.of,
+}
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+def plain_values(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none."""
+    return {
+        name: value if type(value) in _PLAIN else _WRITERS[name](value) if name in _WRITERS else _copied(value)
+        for name, value in attributes.items()
+    }
+
+
+def field_values(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of `plain_values`, but for the status, which stays text."""
+    values = dict(stored)
+    return values | {name: of(values[name]) for name, of in _READERS.items() if values.get(name) is not None}
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy; lists of numbers, which are most of a sample, without deepcopy's call per element."""
+    if type(value) is list and _PLAIN.issuperset(map(type, value)):
+        return value.copy()
+    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
+        return value.copy()
+    return copy.deepcopy(value)

@@ -1,0 +1,51 @@
+"""The trained model as others get it, by the names of published files: engines, and the files of a checkpoint.
+
+`EmbeddedTrainer` calls these. What a reader would get wrong: with adapters the weights that are written are merged, for
+whoever serves them, and the run itself goes on from the adapters beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from slime_core.models.config import ModelConfig
+from slime_core.models.decoder import Decoder
+from slime_core.models.lora_linear import merged_weights
+from slime_core.models.vision_language import published_names
+from slime_core.trainers.embedded import state
+from slime_core.trainers.embedded.frozen import tensors
+from slime_core.trainers.embedded.lora import load_adapter, save_adapter
+from slime_core.trainers.embedded.settings import TrainerSettings
+
+
+def published_weights(model: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and float32 tensors, adapters merged; a tied output layer is left out, as HF does."""
+    names = published_names(model)
+    yield from ((names.get(name, name), tensor) for name, tensor in merged_weights(model))
+
+
+def save(directory: Path, model: Decoder, config: ModelConfig, settings: TrainerSettings) -> None:
+    """Write the HF-layout model, and the adapters where there are any; `config` is what its config.json says."""
+    state.save_model(
+        directory,
+        dict(published_weights(model)),
+        config,
+        settings.hf_checkpoint,
+        settings.save_dtype,
+        exact=settings.lora is None,
+        shard_bytes=settings.save_shard_bytes,
+    )
+    if settings.lora is not None:
+        save_adapter(directory, model, settings.lora, settings.hf_checkpoint)
+
+
+def load(directory: Path, model: Decoder, settings: TrainerSettings) -> None:
+    """Inverse of `save`, bit for bit. Raises CheckpointError when the files do not fit."""
+    if settings.lora is not None:
+        load_adapter(directory, model, settings.lora, settings.hf_checkpoint)
+        return
+    names = published_names(model)
+    state.load_model(directory, {names.get(name, name): tensor for name, tensor in tensors(model).items()})
