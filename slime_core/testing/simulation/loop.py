@@ -104,6 +104,8 @@ class SimulatedLoop(base_events.BaseEventLoop):
         self._end = self.clock.now + max_seconds
         self._killed: BaseException | None = None
         self._numbers = itertools.count()
+        self._made: list[asyncio.Task[Any]] = []
+        """Every task, so that none of them ends when the garbage collector happens to run: `discard` ends them."""
         self._ready: Any
         self._scheduled: list[asyncio.TimerHandle]
 
@@ -127,6 +129,7 @@ class SimulatedLoop(base_events.BaseEventLoop):
         task = _Task.__new__(_Task)
         task._number = number  # before its initialiser, which keeps it in a set
         task.__init__(coro, loop=self, name=name or f"task-{number}", context=context)  # type: ignore[misc]
+        self._made.append(task)
         return cast("asyncio.Task[T]", task)
 
     def call_soon_threadsafe(  # type: ignore[override]
@@ -232,6 +235,7 @@ class SimulatedLoop(base_events.BaseEventLoop):
                 coroutine: Any = task.get_coro()
                 with suppress(BaseException):  # what a dead process would still have liked to do
                     coroutine.close()
+        self._made.clear()
         self.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
 from collections.abc import Iterator
@@ -97,6 +98,29 @@ def test_a_wait_without_an_end_is_a_deadlock_that_names_who_waits_where(loop: Si
 
     with pytest.raises(Deadlock, match=r"the forgotten one: .*forgotten \(test_simulated_loop\.py:\d+\) > Event\.wait"):
         loop.run(main())
+
+
+def test_tasks_that_nobody_holds_are_ended_by_discard_and_by_nobody_else(loop: SimulatedLoop) -> None:
+    ended: list[str] = []
+
+    async def until_closed(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    async def main() -> None:
+        asyncio.create_task(until_closed("child"))  # noqa: RUF006
+        loop.call_later(1.0, loop.kill, Killed())
+        await until_closed("main")
+
+    with pytest.raises(Killed):
+        loop.run(main())
+    loop._killed = None  # its traceback holds what ran
+    gc.collect()
+    assert ended == []
+    loop.discard()
+    assert sorted(ended) == ["child", "main"]
 
 
 def test_running_on_for_ever_is_an_error(loop: SimulatedLoop) -> None:
