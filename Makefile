@@ -3,34 +3,44 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The versions that the tests were last run with; `make constraints` takes the newest ones that are allowed instead.
+CONSTRAINTS := constraints.txt
+SGLANG_CONSTRAINTS := constraints-sglang.txt
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # SGLang's pins clash with ours, and it is reached over HTTP: it has an environment of its own.
 SGLANG_VENV := .venv-sglang
 SGLANG_BIN := $(SGLANG_VENV)/bin
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := $(addprefix slime_core/engines/sglang/,requirements-cpu.txt requirements-cpu-no-deps.txt)
 
-.PHONY: install sglang demo demo-tools test test-backends lint types docs benchmarks clean
+.PHONY: install constraints sglang demo demo-tools test test-backends lint types docs benchmarks clean
 
 install: $(STAMP)
 
 # torch first and pinned: a looser requirement may pull gigabytes of CUDA libraries.
-$(STAMP): pyproject.toml requirements-dev.txt compat/pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
+$(STAMP): pyproject.toml $(CONSTRAINTS) requirements-dev.txt compat/pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "hatchling>=1.27" "editables>=0.5"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
+	$(BIN)/python $(PIP_INSTALL) --upgrade pip
+	$(BIN)/python $(PIP_INSTALL) torch==2.13.0
+	$(BIN)/python $(PIP_INSTALL) $(CONSTRAINTS:%=-c %) "hatchling>=1.27" "editables>=0.5"
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation $(CONSTRAINTS:%=-c %) -r requirements-dev.txt
 	touch $(STAMP)
+
+constraints:
+	rm -rf $(VENV) $(SGLANG_VENV)
+	$(MAKE) install sglang CONSTRAINTS= SGLANG_CONSTRAINTS=
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > $(CONSTRAINTS)
+	$(SGLANG_BIN)/python -m pip freeze | sed 's/+.*//' > $(SGLANG_CONSTRAINTS)
 
 # About 3 GB and a few minutes.
 sglang: $(SGLANG_STAMP)
 
-$(SGLANG_STAMP): $(SGLANG_NEEDS)
+$(SGLANG_STAMP): $(SGLANG_NEEDS) $(SGLANG_CONSTRAINTS)
 	test -x $(SGLANG_BIN)/python || $(PYTHON) -m venv $(SGLANG_VENV)
-	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check -r $(word 1,$(SGLANG_NEEDS))
-	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(word 2,$(SGLANG_NEEDS))
+	$(SGLANG_BIN)/python $(PIP_INSTALL) --upgrade pip
+	$(SGLANG_BIN)/python $(PIP_INSTALL) torch==2.13.0
+	$(SGLANG_BIN)/python $(PIP_INSTALL) $(SGLANG_CONSTRAINTS:%=-c %) -r $(word 1,$(SGLANG_NEEDS))
+	$(SGLANG_BIN)/python $(PIP_INSTALL) --no-deps -r $(word 2,$(SGLANG_NEEDS))
 	touch $(SGLANG_STAMP)
 
 demo: install
