@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.config import Settings
+from slime_core.config.role_settings import role_overrides
 from slime_core.config.spec import flag_specs
 from slime_core.data.dumps import SavedRollout, UnusedSource
 from slime_core.data.tools import AUTO, run_tools
@@ -314,9 +315,11 @@ def _check_roles(settings: Settings, parts: Components) -> None:
                 " keyword 'role'); choose another estimator or trainer"
             )
         return
-    given = [name for name in ("critic_lr", "critic_load", "value_clip") if settings.is_given(name)]
+    given = [settings.cite(name) for name in ("critic_lr", "critic_load", "value_clip") if settings.is_given(name)]
+    if "critic" in role_overrides(args):
+        given.append(f"the entry for critic of --megatron-config-path {args.megatron_config_path!r}")
     if given:
-        shown = ", ".join(settings.cite(name) for name in given)
+        shown = ", ".join(given)
         logger.warning("without effect, since %s has no critic: %s", chosen, shown)
     if args.num_critic_only_steps:
         raise ConfigError(

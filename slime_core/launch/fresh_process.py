@@ -25,8 +25,8 @@ from slime_core.launch.resolver import Asked
 from slime_core.plugins.workers.calls import pack_args
 from slime_core.types import Sample
 
-LOAD_DEADLINE = 60.0
-"""Seconds that importing one component in a fresh process may take."""
+LOAD_DEADLINE = 300.0
+"""Seconds that importing one component in a fresh process may take; from a cold network disk it takes minutes."""
 _BOOT = "import sys; sys.path[:] = {path!r}; from slime_core.launch.probes import main; main({descriptor})"
 
 

@@ -26,6 +26,7 @@ from slime_core.launch.trainers import Trainers
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
+from slime_core.observability.trackers.jsonl import cut_after
 from slime_core.weights.sync import WeightReceiver, WeightSync
 
 
@@ -84,6 +85,7 @@ def lead(run: Prepared, cast: Cast, commit: Path | None, started: float) -> dict
             )
             if not args.finetune:
                 cast.unfinished += unfinished_evaluations(commit)
+        cut_after(run_dir, start, cast.unfinished)
         try:
             done = _to_the_end(args, cast, journal, start)
         finally:

@@ -22,6 +22,7 @@ from typing import Any
 from slime_core.checkpoint.store import CheckpointStore, read_state, verify
 from slime_core.errors import TrainError
 from slime_core.launch.journal import Journal
+from slime_core.launch.resume import unfinished_evaluations
 from slime_core.observability.events import EventLog
 from slime_core.observability.trackers.jsonl import cut_after
 
@@ -120,5 +121,5 @@ def rewind(restart: Restart, *, trainer: Any, stage: Any, weights: Any, journal:
     stage.load(restart.commit, start - 1)
     weights.version = state["weight_version"] - 1
     journal.rewind(restart.commit, state)
-    cut_after(journal.run_dir, start)
+    cut_after(journal.run_dir, start, unfinished_evaluations(restart.commit))
     return start

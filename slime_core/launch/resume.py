@@ -69,12 +69,13 @@ def restore(
         return
     state = read_state(commit)
     start = first_rollout(args, commit)
-    if commit.parent.resolve() == journal.store.root.resolve():
-        journal.store.rewind(commit, keep=args.keep_checkpoints)
     open_groups = stage.load(commit, start - 1)
     # The loop's first push serves the restored weights, under the version they had.
     weights.version = state["weight_version"] - 1
     journal.restore(commit, state)
+    # Last: what lies after the commit is deleted, and a resume that is refused deletes nothing.
+    if commit.parent.resolve() == journal.store.root.resolve():
+        journal.store.rewind(commit, keep=args.keep_checkpoints)
     changed = _changes(state["settings"], settings)
     note = f"; changed settings: {', '.join(changed)}" if changed else ""
     print(

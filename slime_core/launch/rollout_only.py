@@ -20,6 +20,7 @@ from slime_core.launch.process import is_leader
 from slime_core.loop import is_due
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.run_dir import check_run_dir, open_run_dir, run_dir_of
+from slime_core.observability.trackers.jsonl import cut_after
 from slime_core.rollout.stage import RolloutStage
 from slime_core.types import Group
 from slime_core.waits import published
@@ -83,5 +84,6 @@ def train_without_training(settings: Settings) -> dict[str, Any]:
             journal.log(rollout_id + 1, metrics)
 
         with told_to_hooks(run, run_dir):
+            cut_after(run_dir, args.start_rollout_id or 0)
             generate(run, take, before)
         return journal.finish(settings.command, args.num_rollout or 0, None)

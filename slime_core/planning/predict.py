@@ -46,60 +46,85 @@ def changed(plan: Plan, what: str) -> Plan:
     """`plan` with `async=full,staleness=4,engines=2`.
 
     Raises:
-        ConfigError: A name or value is not one of those allowed.
+        ConfigError: A name or value is not one of those allowed, or has no effect in the plan's mode.
     """
     changes: dict[str, Any] = {}
     for part in what.split(","):
         name, sign, value = part.strip().partition("=")
         name = name.removeprefix("--")
         if name not in WHAT or not sign:
-            close = difflib.get_close_matches(name, WHAT, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            close = [name] if name in WHAT else difflib.get_close_matches(name, WHAT, n=1)
+            hint = f" Did you mean {close[0]}{'' if sign else '=VALUE'}?" if close else ""
             raise ConfigError(f"--what {part.strip()!r}: NAME=VALUE, and the names are {', '.join(WHAT)}.{hint}")
         field, read = WHAT[name]
         try:
             changes[field] = read(value)
-        except (KeyError, ValueError):
-            raise ConfigError(f"--what {part.strip()!r}: {value!r} is no value of {name}") from None
+        except ValueError as error:
+            raise ConfigError(f"--what {part.strip()!r}: {value!r} is no value of {name}; it must be {error}") from None
     plan = replace(plan, **changes)
+    _check_effects(plan, changes, what)
     if "rollout_batch_size" in changes and "over_sampling_batch_size" not in changes:
         plan = replace(plan, over_sampling_batch_size=None)
     return plan
 
 
+def _check_effects(plan: Plan, changes: Mapping[str, Any], what: str) -> None:
+    """What `slime train` would refuse or call without effect, a prediction must not take in silence."""
+    for name, (field, _) in WHAT.items():
+        modes = _MODES.get(name)
+        if field in changes and modes is not None and plan.mode not in modes:
+            raise ConfigError(
+                f"--what {what!r}: {name} has no effect with async={plan.mode}; add async={' or async='.join(modes)}"
+            )
+    if "policy" in changes and plan.staleness is None:
+        raise ConfigError(f"--what {what!r}: policy has no effect without a limit; add staleness=K")
+
+
+def _one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+    def read(value: str) -> Any:
+        if value not in values:
+            raise ValueError(f"one of {', '.join(values)}")
+        return values[value]
+
+    return read
+
+
+def _whole(value: str, least: int, also: str = "") -> int:
+    if not value.isdecimal() or int(value) < least:
+        raise ValueError(f"a whole number of at least {least}{also}")
+    return int(value)
+
+
 def _count(value: str) -> int:
-    number = int(value)
-    if number < 1:
-        raise ValueError(value)
-    return number
+    return _whole(value, 1)
 
 
 def _limit(value: str) -> int | None:
-    return None if value in ("none", "off") else _natural(value)
-
-
-def _natural(value: str) -> int:
-    number = int(value)
-    if number < 0:
-        raise ValueError(value)
-    return number
+    return None if value in ("none", "off") else _whole(value, 0, ", or none")
 
 
 def _interval(value: str) -> int | None:
-    return None if value in ("none", "off") else _count(value)
+    return None if value in ("none", "off") else _whole(value, 1, ", or none")
 
 
+_MODES: dict[str, tuple[Mode, ...]] = {
+    "staleness": ("one-step", "full"),
+    "policy": ("one-step", "full"),
+    "update-weights-interval": ("one-step", "full"),
+    "buffer": ("full",),
+}
+"""Names that are of some modes only."""
 WHAT: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "async": ("mode", {m: m for m in ("sync", "one-step", "full")}.__getitem__),
+    "async": ("mode", _one_of({m: m for m in ("sync", "one-step", "full")})),
     "staleness": ("staleness", _limit),
-    "policy": ("policy", {p: p for p in ("recycle", "drop", "mask")}.__getitem__),
+    "policy": ("policy", _one_of({p: p for p in ("recycle", "drop", "mask")})),
     "engines": ("engines", _count),
     "concurrency": ("concurrency", _count),
     "rollout-batch-size": ("rollout_batch_size", _count),
     "over-sampling-batch-size": ("over_sampling_batch_size", _count),
     "buffer": ("buffer", _count),
     "update-weights-interval": ("push_interval", _count),
-    "partial": ("partial", {"on": True, "off": False}.__getitem__),
+    "partial": ("partial", _one_of({"on": True, "off": False})),
     "eval-interval": ("eval_interval", _interval),
     "save-interval": ("save_interval", _interval),
     "rollouts": ("rollouts", _count),

@@ -33,9 +33,9 @@ def _files(run_dir: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def unkilled(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unkilled(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save = tmp_path_factory.mktemp("unkilled") / "run"
-    subprocess.run([SLIME, "train", *tiny.argv(save, **FLAGS)], check=True, timeout=120, capture_output=True)
+    slime("train", *tiny.argv(save, **FLAGS))
     return save
 
 
@@ -56,12 +56,13 @@ def _killed(argv: list[str], lines: int, seconds: float) -> bool:
 
 
 def test_same_command_twice_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, tmp_path: Path) -> None:
+    """The second time in an interpreter of its own, with other hashes."""
     subprocess.run([SLIME, "train", *tiny.argv(tmp_path / "again", **FLAGS)], check=True, timeout=120)
     assert _metrics(tmp_path / "again") == _metrics(unkilled)
     assert _files(tmp_path / "again") == _files(unkilled)
 
 
-def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_path: Path) -> None:
+def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
     seed = time.time_ns() % 1_000_000
     print(f"kill points from seed {seed}")
     rng = random.Random(seed)
@@ -71,7 +72,7 @@ def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_
     kills = _killed(argv, rng.randint(1, 3), rng.uniform(0, 0.2))
     for _ in range(3):
         kills += _killed(argv, rng.randint(0, 3), rng.uniform(0, 0.5))
-    done = subprocess.run(argv, check=True, timeout=120, capture_output=True, text=True)
+    done = slime(*argv[1:])
     assert kills
     assert "resumed from" in done.stdout or "starting from" in done.stdout
     assert _metrics(save) == _metrics(unkilled)
@@ -120,26 +121,25 @@ def test_with_few_places_runs_repeat_and_resume_bitwise_too(tiny: TinyRun, tmp_p
 
 
 @pytest.mark.parametrize("stop_after", [2, 4])
-def test_resume_from_each_commit(tiny: TinyRun, unkilled: Path, tmp_path: Path, stop_after: int) -> None:
+def test_resume_from_each_commit(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any, stop_after: int) -> None:
     """As if killed right after that commit, with everything later lost."""
     save = tmp_path / "run"
     shutil.copytree(unkilled, save)
     commit = save / "checkpoints" / f"rollout_{stop_after - 1:07d}"
-    argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=commit)]
-    done = subprocess.run(argv, check=True, timeout=120, capture_output=True, text=True)
+    done = slime("train", *tiny.argv(save, **FLAGS, load=commit))
     assert f"{stop_after} of {ROLLOUTS} rollouts done" in done.stdout
     assert _metrics(save) == _metrics(unkilled)
     assert _files(save) == _files(unkilled)
 
 
-def test_no_prompt_is_skipped_and_none_trained_twice(tiny: TinyRun, unkilled: Path, tmp_path: Path) -> None:
+def test_no_prompt_is_skipped_and_none_trained_twice(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
     """With one sample dump per rollout, the groups trained over a killed and resumed run are those of the epoch."""
     save = tmp_path / "run"
     template = str(tmp_path / "dump" / "{rollout_id}.jsonl")
     flags = {**FLAGS, "load": save, "save_debug_rollout_data": template, "over_sampling_batch_size": None}
     argv = [SLIME, "train", *tiny.argv(save, **flags)]
     assert _killed(argv, 3, 0.1)
-    subprocess.run(argv, check=True, timeout=120, capture_output=True)
+    slime(*argv[1:])
     trained = [
         {json.loads(line)["group_index"] for line in (tmp_path / "dump" / f"{r}.jsonl").read_text().splitlines()}
         for r in range(ROLLOUTS)
@@ -182,6 +182,19 @@ def test_changed_settings_are_said_on_resume(tiny: TinyRun, unkilled: Path, tmp_
     done = slime("train", *tiny.argv(save, **flags, override_opt_param_scheduler=True))
     assert "lr 0.003 -> 0.0005" in done.stdout
     assert (save / "checkpoints" / f"rollout_{ROLLOUTS:07d}").is_dir()
+
+
+def test_a_refused_resume_deletes_nothing(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
+    """From an older commit: the later ones go once the run goes on from it, and not before."""
+    save = tmp_path / "run"
+    shutil.copytree(unkilled, save)
+    kept = {path: path.stat().st_mtime_ns for path in (save / "checkpoints").rglob("*")}
+    metrics = (save / "metrics.jsonl").read_text()
+    refused = slime("train", *tiny.argv(save, **FLAGS, load=save, ckpt_step=1, rollout_seed=7), check=False)
+    assert refused.returncode == 1
+    assert "so its cursor is void: --rollout-seed was" in refused.stderr
+    assert {path: path.stat().st_mtime_ns for path in (save / "checkpoints").rglob("*")} == kept
+    assert (save / "metrics.jsonl").read_text() == metrics
 
 
 def test_load_takes_an_hf_directory(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime) -> None:

@@ -6,7 +6,7 @@ On resume the lines after the checkpoint are cut off, so the file reads as if th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ class JsonlTracker:
 
     @hookimpl
     def slime_run_start(self, args: Any, run_dir: Path) -> None:
-        """Open the file, keeping the lines up to the checkpoint that the run resumes from."""
+        """Open the file; a resumed run's keeps its whole lines until `cut_after`, as the resume may yet be refused."""
         path = run_dir / FILE
-        kept = [line for line in _lines(path) if line["step"] <= args.start_rollout_id] if args.start_rollout_id else []
+        kept = _lines(path) if args.start_rollout_id else []
         partial = path.with_name(f".{FILE}.partial")
         partial.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in kept))
         os.replace(partial, path)
@@ -69,15 +69,25 @@ def _append(file: FileIO, line: bytes) -> None:
         )
 
 
-def cut_after(run_dir: Path, step: int) -> None:
-    """Cut off the lines after `step` finished rollouts, while a tracker has the file open: it appends after the cut."""
+def cut_after(run_dir: Path, step: int, unfinished: Collection[int] = ()) -> None:
+    """Cut off the lines after `step` finished rollouts, while a tracker has the file open: it appends after the cut.
+
+    Args:
+        run_dir: Of the run.
+        step: That the run goes on from.
+        unfinished: Of these, evaluations will be done (again): what is there after the step's own line is theirs.
+    """
     path = run_dir / FILE
     if not path.is_file():
         return
-    kept = 0
+    kept, seen = 0, set()
     for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n") or orjson.loads(line)["step"] > step:
+        if not line.endswith(b"\n"):
             break
+        found = orjson.loads(line)["step"]
+        if found > step or (found in seen and found in unfinished):
+            break
+        seen.add(found)
         kept += len(line)
     os.truncate(path, kept)
 

@@ -35,10 +35,14 @@ def test_a_trainer_without_a_critic_is_refused_to_estimators_that_need_one(tmp_p
         resolve_components(load_settings([*argv, "--advantage-estimator", "ppo"], env={}))
 
 
-def test_settings_of_a_critic_without_one(caplog: pytest.LogCaptureFixture) -> None:
-    resolve_components(load_settings([*BASE, "--critic-lr", "1e-4", "--value-clip", "0.1"], env={}))
+def test_settings_of_a_critic_without_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    roles = tmp_path / "roles.yaml"
+    roles.write_text("megatron: [{role: critic, overrides: {weight_decay: 0.1}}]")
+    given = ["--critic-lr", "1e-4", "--value-clip", "0.1", "--megatron-config-path", str(roles)]
+    resolve_components(load_settings([*BASE, *given], env={}))
     assert "'grpo' has no critic: --critic-lr" in caplog.text
     assert "--value-clip" in caplog.text
+    assert f"the entry for critic of --megatron-config-path {str(roles)!r}" in caplog.text
     with pytest.raises(ConfigError, match=r"--num-critic-only-steps 3 .*'grpo' has no critic to train"):
         resolve_components(load_settings([*BASE, "--num-critic-only-steps", "3"], env={}))
     argv = [*BASE, "--advantage-estimator", "ppo", "--num-critic-only-steps", "3"]

@@ -108,12 +108,14 @@ def test_what_came_after_the_commit_is_void(tmp_path: Path) -> None:
 
     tracker = JsonlTracker()
     tracker.slime_run_start(args=Args, run_dir=tmp_path)
-    journal = Journal(Args, tmp_path, _Hooks(), [], lambda: {"weight_version": 4}, [], 0.0)
+    facts = {"weight_version": 4, "unfinished_evaluations": [2]}
+    journal = Journal(Args, tmp_path, _Hooks(), [], lambda: facts, [], 0.0)
     journal.evals = {"held": {"before": 0.1, "after": 0.2}}
     for step in (0, 1, 2):
         tracker.slime_log_metrics(step=step, metrics={"x": step})
     journal.save(1)
     kept = journal.checkpoint
+    tracker.slime_log_metrics(step=2, metrics={"x": 22})  # of the evaluation that the commit has as unfinished
     journal.save(2)
     tracker.slime_log_metrics(step=3, metrics={"x": 3})
     journal.evals["held"]["after"] = 0.9

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime_core.observability.run_dir import open_run_dir
-from slime_core.observability.trackers.jsonl import JsonlTracker
+from slime_core.observability.trackers.jsonl import JsonlTracker, cut_after
 from slime_core.observability.trackers.progress import ProgressTracker
 from slime_core.observability.trackers.tensorboard import TensorBoardTracker
 
@@ -35,6 +35,8 @@ def test_metrics_after_the_checkpoint_are_cut_on_resume(tmp_path: Path) -> None:
         file.write('{"step": 4, "a"')  # killed while writing
     resumed = JsonlTracker()
     resumed.slime_run_start(_args(start_rollout_id=2), tmp_path)
+    assert _steps(tmp_path) == [0, 1, 2, 3], "the resume may be refused yet"
+    cut_after(tmp_path, 2)
     assert _steps(tmp_path) == [0, 1, 2]
     resumed.slime_log_metrics(3, {"a": 2.0})
     resumed.slime_run_end(None)

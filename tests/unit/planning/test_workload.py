@@ -291,10 +291,16 @@ def test_changes_of_a_plan() -> None:
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
-        ("async=half", "'half' is no value of async"),
+        ("async=half", "'half' is no value of async; it must be one of sync, one-step, full"),
         ("stalenes=4", "Did you mean staleness?"),
         ("engines", "NAME=VALUE"),
-        ("engines=0", "no value of engines"),
+        ("engines", "Did you mean engines=VALUE?"),
+        ("engines=0", "no value of engines; it must be a whole number of at least 1"),
+        ("async=full,staleness=few", "no value of staleness; it must be a whole number of at least 0, or none"),
+        ("eval-interval=0", "must be a whole number of at least 1, or none"),
+        ("staleness=1", "staleness has no effect with async=sync; add async=one-step or async=full"),
+        ("async=one-step,buffer=8", "buffer has no effect with async=one-step; add async=full"),
+        ("async=full,policy=drop", "policy has no effect without a limit; add staleness=K"),
     ],
 )
 def test_changes_that_are_none(what: str, complaint: str) -> None:
