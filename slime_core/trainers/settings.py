@@ -8,6 +8,7 @@ resolved here because "auto" depends on both.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,6 +74,27 @@ class CommonSettings:
         if self.only_train:
             return any(re.search(pattern, name) for pattern in self.only_train)
         return not any(re.search(pattern, name) for pattern in self.freeze)
+
+    def check_lists(self, names: Sequence[str]) -> list[str]:
+        """Compare the patterns of what is trained, or not, with the HF names of all that could be.
+
+        Returns:
+            A warning about patterns that are found in no name, where another is.
+
+        Raises:
+            ConfigError: No pattern is found in any name, or nothing is left to train.
+        """
+        patterns = self.only_train or self.freeze
+        if not patterns:
+            return []
+        flag = "--only-train-params-name-list" if self.only_train else "--freeze-params-name-list"
+        if not any(map(self.trains, names)):
+            raise ConfigError(f"{flag}: no parameter is left to train; names look like {names[-1]}")
+        idle = [pattern for pattern in patterns if not any(re.search(pattern, name) for name in names)]
+        said = f"{flag} {' '.join(idle)}: no parameter has such a name; names are HF's and look like {names[-1]}"
+        if len(idle) == len(patterns):
+            raise ConfigError(f"{said}; correct it, or remove it to train all")
+        return [said] if idle else []
 
 
 def value_of(args: Any, name: str, default: Any) -> Any:

@@ -22,7 +22,8 @@ def test_there_and_back(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
     refused = slime("convert", "megatron-to-hf", *flags, check=False)
     assert refused.returncode == 2
     assert "--hf-checkpoint is required" in refused.stderr
-    slime("convert", "megatron-to-hf", *flags, "--hf-checkpoint", hf)
+    done = slime("convert", "megatron-to-hf", *flags, "--hf-checkpoint", hf)
+    assert "Warning" not in done.stderr
     assert (back / "model.safetensors").read_bytes() == (hf / "model.safetensors").read_bytes()
     assert (back / "tokenizer.json").read_bytes() == (hf / "tokenizer.json").read_bytes()
     again = slime("convert", "megatron-to-hf", *flags, "--hf-checkpoint", hf, check=False)
@@ -60,5 +61,5 @@ def test_nothing_to_convert_from(tiny: TinyRun, tmp_path: Path, slime: Any) -> N
     done = slime("convert", "megatron-to-hf", "--load", tmp_path / "hf", "--save", tmp_path / "x", check=False)
     assert "is a model in HF format: there is nothing to convert" in done.stderr
     done = slime("convert", "megatron-to-hf", "--load", tmp_path, "--save", tmp_path / "x", check=False)
-    assert "no model there. Looked for" in done.stderr
+    assert f"--load {tmp_path}: no model there. Looked for" in done.stderr
     assert done.returncode == 1

@@ -6,7 +6,7 @@ no weights. What a reader would get wrong: actor and critic share their processe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ import torch
 from slime_core.config.role_settings import ROLES, role_args, role_overrides
 from slime_core.errors import ConfigError
 from slime_core.models.config import read_hf_config
-from slime_core.models.megatron_family import Architecture, load_megatron_model
-from slime_core.trainers.megatron.arguments.architecture import check_architecture
+from slime_core.models.lora import is_projection, module_of
+from slime_core.models.megatron_family import Architecture, MegatronModel, load_megatron_model, places
+from slime_core.trainers.megatron.arguments.architecture import COMPARED, check_architecture
 from slime_core.trainers.megatron.arguments.config import PRECISION_AWARE, padded_vocab_size
 from slime_core.trainers.megatron.arguments.flags import flag_list
 from slime_core.trainers.megatron.arguments.owned import NOT_ON_CPU, REFUSED_ON_CPU
@@ -26,6 +27,14 @@ from slime_core.trainers.megatron.installed import check_installed
 from slime_core.trainers.megatron.layout import Layout
 from slime_core.trainers.megatron.settings import MegatronSettings
 from slime_core.trainers.settings import Role
+
+_RECOMPUTED = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+"""What `recompute_modules` may name (transformer_config.py)."""
+_OF_GRANULARITY: Mapping[str, tuple[str, ...]] = {
+    "full": ("recompute_method", "recompute_num_layers"),
+    "selective": ("recompute_modules",),
+}
+"""--recompute-granularity -> the flags that say more about it."""
 
 
 def check_run(args: Any) -> list[str]:
@@ -54,7 +63,7 @@ def check_run(args: Any) -> list[str]:
         with _noted(problems):
             settings = MegatronSettings.from_args(own, role)
             layouts[role] = settings.layout
-            warnings |= dict.fromkeys(_check_device(own, settings))
+            warnings |= dict.fromkeys([*_check_device(own, settings), *_check_recompute(own)])
         if settings is not None:
             with _noted(problems):
                 _check_routing(own, settings)
@@ -62,18 +71,20 @@ def check_run(args: Any) -> list[str]:
         if not (Path(directory) / "config.json").is_file():
             continue  # somebody else's complaint, or a recipe makes it
         with _noted(problems):
-            architecture = load_megatron_model(directory).architecture
+            family = load_megatron_model(directory)
+            architecture = family.architecture
             with _noted(problems):
                 check_architecture(own, read_hf_config(directory), architecture)
+            if not architecture.num_experts and (idle := _of_experts(own)):
+                warnings[f"without effect, since {directory} has no experts: {', '.join(idle)}"] = None
             if settings is not None:
+                with _noted(problems):
+                    warnings |= dict.fromkeys(_check_lists(settings, family))
                 _check_split(own, settings, architecture)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(map(str, problems))))
-    if len(set(layouts.values())) > 1:
-        raise ConfigError(
-            f"--megatron-config-path {args.megatron_config_path!r}: actor and critic share their processes, so their"
-            f" parallel sizes are the same; they are {layouts['actor']} and {layouts['critic']}"
-        )
+    if special or len(set(layouts.values())) > 1:
+        _check_shared(args, layouts)
     return list(warnings)
 
 
@@ -84,6 +95,73 @@ def _noted(problems: list[ConfigError]) -> Iterator[None]:
         yield
     except ConfigError as error:
         problems.append(error)
+
+
+def _check_shared(args: Any, layouts: Mapping[Role, Layout]) -> None:
+    """Processes are started for the run's own sizes, and both roles are in all of them."""
+    whole = MegatronSettings.from_args(args).layout
+    for role, layout in layouts.items():
+        if layout != whole:
+            path = getattr(args, "megatron_config_path", None)
+            cited = f"--megatron-config-path {path!r}" if path else f"--critic-load {args.critic_load!r}"
+            raise ConfigError(
+                f"{cited}: actor and critic share their processes, so their parallel sizes are the run's: the run has"
+                f" {whole.apart_from(layout)}; the {role} has {layout.apart_from(whole)}"
+            )
+
+
+def _of_experts(args: Any) -> list[str]:
+    """Flags of what experts compute that were given; what states the model is compared with it."""
+    others = {*COMPARED, *NOT_ON_CPU, "moe_token_dispatcher_type"}
+    given = {name: value for name, value in given_fields(args).items() if name.startswith("moe_") and value}
+    return [_shown(name, value) for name, value in given.items() if name not in others]
+
+
+def _check_recompute(args: Any) -> list[str]:
+    """What Megatron would say once processes are up, and what it would say nothing about."""
+    given, granularity = given_fields(args), getattr(args, "recompute_granularity", None)
+    if granularity == "selective":
+        if "recompute_num_layers" in given:
+            raise ConfigError(
+                f"{_shown('recompute_num_layers', given['recompute_num_layers'])}: with --recompute-granularity"
+                " selective parts of every layer are recomputed; remove it, or set full"
+            )
+        for name in given.get("recompute_modules", ()):
+            if name not in _RECOMPUTED:
+                raise ConfigError(f"--recompute-modules {name}: allowed: {', '.join(_RECOMPUTED)}")
+    idle = [
+        _shown(name, given[name])
+        for of, names in _OF_GRANULARITY.items()
+        for name in names
+        if of != granularity and name in given
+    ]
+    without = f"--recompute-granularity {granularity}" if granularity else "no --recompute-granularity"
+    return [f"without effect with {without}: {', '.join(idle)}"] if idle else []
+
+
+def _check_lists(settings: MegatronSettings, family: MegatronModel) -> list[str]:
+    """Lists of what is trained, and targets of adapters, against the model's HF names."""
+    parameters = _trainable(settings, family)
+    warnings = settings.check_lists([name for names in parameters for name in names])
+    if problem := next(filter(None, map(settings.divided, parameters)), ""):
+        raise ConfigError(problem)
+    return warnings
+
+
+def _trainable(settings: MegatronSettings, family: MegatronModel) -> list[tuple[str, ...]]:
+    """HF names of every parameter that could be trained: of the model, or of adapters.
+
+    Raises:
+        ConfigError: Adapters of nothing.
+    """
+    if settings.lora is None:
+        return [place.hf for place in places(family)]
+    inside = [place.hf for place in places(family) if not place.row.vocabulary]
+    # The rank is compared with the shapes when the adapters are made.
+    square = (settings.lora.rank, settings.lora.rank)
+    chosen = set(settings.lora.select({name: square for names in inside for name in names if is_projection(name)}))
+    modules = [tuple(module_of(name) for name in names if name in chosen) for names in inside]
+    return [tuple(f"{name}.{word}" for name in names) for names in modules if names for word in ("lora_A", "lora_B")]
 
 
 def _check_split(args: Any, settings: MegatronSettings, architecture: Architecture) -> None:

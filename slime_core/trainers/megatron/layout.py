@@ -104,6 +104,12 @@ class Layout:
             f" x --context-parallel-size {self.context}"
         )
 
+    def apart_from(self, other: Layout) -> str:
+        """The flags of this layout that another has otherwise, for messages."""
+        names = [name for name in (*_FIELDS, "sequence_parallel") if getattr(self, name) != getattr(other, name)]
+        flags = {**_FIELDS, "sequence_parallel": "sequence_parallel"}
+        return ", ".join(f"--{flags[name].replace('_', '-')} {getattr(self, name)}" for name in names)
+
     def check_model(self, transformer: Mapping[str, Any]) -> None:
         """Heads, key-value groups and experts, counted out over ranks.
 
@@ -147,7 +153,7 @@ class Layout:
         if self.sequence_parallel and self.tensor == 1:
             raise ConfigError("--sequence-parallel: needs --tensor-model-parallel-size of 2 or more; remove it")
         if (self.virtual or interleaved) and self.pipeline == 1:
-            flag = _flag("virtual") if self.virtual else "--num-layers-per-virtual-pipeline-stage"
+            flag = "--num-layers-per-virtual-pipeline-stage" if interleaved else _flag("virtual")
             raise ConfigError(f"{flag}: needs --pipeline-model-parallel-size of 2 or more; remove it")
         for name in _EDGES:
             if name in given and self.pipeline == 1:

@@ -176,7 +176,7 @@ class Models:
     def _freeze_by_name(self, flag: str) -> None:
         answers = gathered(self._choose())
         if problems := [problem for problem, _, _ in answers if problem]:
-            raise ConfigError(f"{flag}: {problems[0]}")
+            raise ConfigError(problems[0])
         if not any(trained for _, trained, _ in answers):
             raise ConfigError(f"{flag}: no parameter is left to train; names look like {answers[-1][2]}")
 
@@ -189,15 +189,11 @@ class Models:
             if not isinstance(parameter.parameter, torch.nn.Parameter):
                 continue
             names = parameter.hf
-            chosen = [hf for hf in names if self._settings.trains(hf)]
-            if len(chosen) not in (0, len(names)):
-                problem = (
-                    f"Megatron keeps {', '.join(names)} in one parameter, and the list has {', '.join(chosen)} trained"
-                    " without the others; choose all of them or none"
-                )
+            if problem := self._settings.divided(names):
                 return problem, trained, names[0]
-            parameter.parameter.requires_grad_(bool(chosen))
-            trained, name = trained or bool(chosen), names[0]
+            chosen = self._settings.trains(names[0])
+            parameter.parameter.requires_grad_(chosen)
+            trained, name = trained or chosen, names[0]
         return "", trained, name
 
 

@@ -155,6 +155,8 @@ def _model_value(name: str, hf: Mapping[str, Any], architecture: Architecture) -
         return "rope"
     if name == "qk_layernorm" and hf.get("use_qk_norm"):  # norms that a family puts in by itself
         return True
+    if name == "moe_router_topk" and not architecture.num_experts:
+        return None
     if name == "multi_latent_attention":
         return bool(model.get(name))
     return model.get(name, known_fields().fields[name].default)

@@ -30,6 +30,7 @@ from slime_core.models.megatron_family import MegatronModel, load_megatron_model
 from slime_core.trainers.megatron.arguments.config import transformer_config
 from slime_core.trainers.megatron.checkpoints import dist_checkpoint
 from slime_core.trainers.megatron.cpu_mode import on_device
+from slime_core.trainers.megatron.installed import check_version
 from slime_core.trainers.megatron.layout import Layout
 from slime_core.trainers.megatron.model.build import build_model
 from slime_core.trainers.megatron.process_groups import ProcessGroups
@@ -55,7 +56,7 @@ def hf_to_megatron(args: Any) -> str:
         ConfigError: A directory is not what it should be, or the layout does not fit.
         CheckpointError: The weights do not fit config.json, or cannot be written.
     """
-    source = required_source(args.hf_checkpoint, cite="--hf-checkpoint")
+    source = required_source(args.hf_checkpoint, cite=f"--hf-checkpoint {args.hf_checkpoint}")
     if not source.has_hf:
         raise ConfigError(f"--hf-checkpoint {args.hf_checkpoint}: its weights are in Megatron's format already")
     hf = read_hf_config(source.directory)
@@ -89,10 +90,11 @@ def megatron_to_hf(args: Any, *, dtype: torch.dtype | None = None) -> str:
         ConfigError: A directory is not what it should be, or the layout does not fit.
         CheckpointError: The weights cannot be read or written.
     """
-    source = required_source(args.load, value_of(args, "ckpt_step", None), cite="--load")
+    source = required_source(args.load, value_of(args, "ckpt_step", None), cite=f"--load {args.load}")
     if source.megatron is None:
         raise ConfigError(f"--load {args.load}: is {source}: there is nothing to convert")
     assets = _assets(args, source)
+    check_version()  # the next line imports Megatron
     stored = dist_checkpoint.stored_dtype(source.megatron)
     with _model(args, source, str(stored).removeprefix("torch.")) as (model, chunks), _new_directory(args.save) as to:
         dist_checkpoint.load_model(chunks, source.megatron)
@@ -112,7 +114,7 @@ def megatron_to_hf(args: Any, *, dtype: torch.dtype | None = None) -> str:
 def _assets(args: Any, source: Source) -> Path:
     """The HF directory of tokenizer and carried weights."""
     if args.hf_checkpoint:
-        found = required_source(args.hf_checkpoint, cite="--hf-checkpoint")
+        found = required_source(args.hf_checkpoint, cite=f"--hf-checkpoint {args.hf_checkpoint}")
         ours, theirs = (load_megatron_model(d.directory).architecture for d in (source, found))
         if ours != theirs:
             raise ConfigError(f"--hf-checkpoint {args.hf_checkpoint}: another architecture than --load {args.load}")

@@ -261,6 +261,8 @@ def test_frozen_parameters_do_not_move(make_args: MakeArgs, make_batch: MakeBatc
 def test_freezing_everything_or_giving_both_lists_is_refused(make_args: MakeArgs) -> None:
     with pytest.raises(ConfigError, match="no parameter is left"):
         EmbeddedTrainer(make_args(freeze_params_name_list=["."]))
+    with pytest.raises(ConfigError, match="freeze-params-name-list linear_qkv: no parameter has such a name"):
+        EmbeddedTrainer(make_args(freeze_params_name_list=["linear_qkv"]))
     with pytest.raises(ConfigError, match="one of the two"):
         EmbeddedTrainer(make_args(freeze_params_name_list=["x"], only_train_params_name_list=["y"]))
 

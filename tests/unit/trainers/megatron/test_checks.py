@@ -51,6 +51,17 @@ def test_agreeing_flags_pass(directory: Path) -> None:
         ({"moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.1}, "has no such loss"),
         ({"moe_router_bias_update_rate": 0.1}, "have no bias of experts"),
         ({"moe_router_load_balancing_type": "sinkhorn", "use_routing_replay": True}, "chooses experts for all tokens"),
+        ({"moe_router_topk": 2}, "--moe-router-topk 2: the model has None"),
+        ({"num_layers_per_virtual_pipeline_stage": 1}, "--num-layers-per-virtual-pipeline-stage: needs"),
+        ({"recompute_granularity": "selective", "recompute_num_layers": 1}, "parts of every layer are recomputed"),
+        ({"recompute_granularity": "selective", "recompute_modules": ["attn"]}, "attn: allowed: core_attn, moe_act"),
+        ({"only_train_params_name_list": ["nothing"]}, "--only-train-params-name-list: no parameter is left to train"),
+        ({"freeze_params_name_list": ["."]}, "--freeze-params-name-list: no parameter is left to train"),
+        ({"freeze_params_name_list": ["linear_qkv"]}, "linear_qkv: no parameter has such a name; names are HF's"),
+        ({"only_train_params_name_list": ["q_proj"]}, "Megatron keeps .*q_proj.* trained without the others"),
+        ({"lora_rank": 2, "freeze_params_name_list": ["q_proj"]}, "Megatron keeps .*k_proj.lora_A.* in one parameter"),
+        ({"lora_rank": 2, "lora_target_modules": ["attention"]}, "attention: no such module in this model; allowed"),
+        ({"lora_rank": 2, "freeze_params_name_list": ["embed"]}, r"look like .*\.lora_B"),
     ],
 )
 def test_contradictions(directory: Path, flags: dict[str, Any], message: str) -> None:
@@ -69,6 +80,19 @@ def test_what_a_cpu_cannot_do_is_switched_off_with_one_warning(directory: Path) 
     assert run(directory, moe_token_dispatcher_type="allgather", device="cuda") == [
         "--moe-token-dispatcher-type allgather: it needs sequences of one length; alltoall is used instead"
     ]
+
+
+def test_flags_without_effect_are_one_warning_each(directory: Path) -> None:
+    assert run(directory, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.0) == [
+        f"without effect, since {directory} has no experts: --moe-aux-loss-coeff 0.1"
+    ]
+    assert run(directory, recompute_method="block", recompute_num_layers=2) == [
+        "without effect with no --recompute-granularity: --recompute-method block, --recompute-num-layers 2"
+    ]
+    assert run(directory, recompute_granularity="full", recompute_method="block", recompute_num_layers=2) == []
+    (said,) = run(directory, freeze_params_name_list=["embed", "lm_head"])
+    assert said.startswith("--freeze-params-name-list lm_head: no parameter has such a name")
+    assert run(directory, lora_rank=2, lora_target_modules=["q_proj"], only_train_params_name_list=["q_proj"]) == []
 
 
 def test_without_a_model_only_the_flags_are_checked(tmp_path: Path) -> None:
@@ -90,9 +114,11 @@ def test_a_critics_flags_are_checked_against_its_model(directory: Path) -> None:
 
 def test_roles_share_their_processes(directory: Path) -> None:
     roles = directory / "roles.yaml"
-    roles.write_text("megatron: [{role: critic, overrides: {tensor_model_parallel_size: 2}}]")
-    with pytest.raises(ConfigError, match="actor and critic share their processes"):
-        run(directory, megatron_config_path=str(roles))
+    for role in ("critic", "actor"):
+        roles.write_text(f"megatron: [{{role: {role}, overrides: {{tensor_model_parallel_size: 2}}}}]")
+        said = f"the run has --tensor-model-parallel-size 1; the {role} has --tensor-model-parallel-size 2"
+        with pytest.raises(ConfigError, match=f"actor and critic share their processes.*{said}"):
+            run(directory, megatron_config_path=str(roles))
 
 
 def test_all_that_is_wrong_is_said_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
