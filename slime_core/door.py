@@ -10,10 +10,11 @@ The invariants, of tokens [prompt + response]:
 1. Spans add up to the tokens.
 2. A sampled token of the response has a finite log-prob <= 0, if log-probs are known, and every other token has 0.0.
 3. It has a weight version, if versions are known, and every other token has `NOT_SAMPLED`; versions never decrease.
-4. A loss mask is 1 only where a token was sampled by the policy, or given as a demonstration. What it withholds
+4. A loss mask holds 0 and 1, and 1 only where a token was sampled or given as a demonstration. What it withholds
    beyond the spans is kept in them; what the spans withhold, it cannot give back.
 5. Where a sample has images, no token that was sampled is the one that images stand as: the model would look for an
    image there.
+6. The status is one that there is.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from typing import Any, NamedTuple
 from slime_core import provenance
 from slime_core.provenance import NOT_SAMPLED, TRAINABLE, Source, Spans
 from slime_core.trajectory import POSITIVE_LOG_PROB
-from slime_core.types import Sample
+from slime_core.types import Sample, SampleStatus
 
 WHERE = "the trainer's door"
 """`metadata["failure"]["where"]` of samples that are refused."""
 BY_MASK = "loss_mask"
 """Why tokens are withheld that a supplied mask leaves out."""
+_STATUSES = tuple(SampleStatus)
 
 
 class Drawn(NamedTuple):
@@ -114,10 +116,12 @@ def settled(sample: Sample, image_token: int | None = None) -> Spans:
     """Spans of all tokens, with what the sample's loss mask withholds.
 
     Raises:
-        ValueError: An invariant does not hold.
+        ValueError: An invariant does not hold, or the sample's status is none.
         TypeError: A field does not hold numbers.
     """
     sample.validate()
+    if sample.status not in _STATUSES:
+        raise ValueError(f"status is {sample.status!r:.80}; one of {', '.join(_STATUSES)}")
     spans = provenance.from_json(sample.told_spans())
     num_tokens, covered = len(sample.tokens), provenance.num_tokens(spans)
     if covered != num_tokens:
@@ -132,9 +136,12 @@ def settled(sample: Sample, image_token: int | None = None) -> Spans:
     if image_token is not None and sample.multimodal_train_inputs:
         _check_no_image(sample, spans, prompt_length, image_token)
     derived = provenance.loss_mask(spans, prompt_length)
-    if sample.loss_mask is None or sample.loss_mask == derived:
+    mask = derived if sample.loss_mask is None else _as_list(sample.loss_mask)
+    if mask == derived:
         return spans
-    return _masked(spans, prompt_length, [bool(m) for m in sample.loss_mask], derived)
+    if odd := [m for m in mask if m not in (0, 1)]:
+        raise ValueError(f"loss_mask has the entry {odd[0]!r}; each is 0 or 1")
+    return _masked(spans, prompt_length, [bool(m) for m in mask], derived)
 
 
 def _check_columns(sample: Sample, spans: Spans, prompt_length: int) -> None:

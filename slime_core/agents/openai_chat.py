@@ -113,10 +113,17 @@ def _message(message: Any, number: int) -> Message:
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(reasoning, str):
             made["reasoning_content"] = reasoning
-        calls = [(c, take(c, "function", dict, {})) for c in message.get("tool_calls") or []]
+        calls = [_sent_call(call, number) for call in take(message, "tool_calls", list, [])]
         if calls:
-            made["tool_calls"] = [tool_call(c.get("id"), f.get("name"), f.get("arguments")) for c, f in calls]
+            made["tool_calls"] = calls
     return made
+
+
+def _sent_call(call: Any, number: int) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise BadRequest(f"messages[{number}].tool_calls has {call!r:.80}; allowed: objects")
+    function = take(call, "function", dict, {})
+    return tool_call(call.get("id"), function.get("name"), function.get("arguments"))
 
 
 def reply(wanted: Wanted, ident: str, answer: Answer) -> dict[str, Any]:

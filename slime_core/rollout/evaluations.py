@@ -8,6 +8,7 @@ resumed run does it again. A plain function cannot be ended: it is waited for, a
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -55,6 +56,8 @@ class Evaluations:
             raise RolloutInterrupted(drew=False) from None
         finally:
             self._running.discard(entry)
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()  # it was not begun, and would be told of as never awaited
 
 
 async def cancel_all(tasks: set[asyncio.Task[Any]], then: Callable[[], Awaitable[None]] | None = None) -> None:

@@ -57,16 +57,23 @@ def schema_of(function: Callable[..., Any], origin: str = "tool") -> dict[str, A
     """OpenAI's form of a function: names and types of its signature, words of its docstring.
 
     Raises:
-        ConfigError: A parameter has no annotation or one without a JSON schema, or is not passed by name.
+        ConfigError: A parameter has no annotation or one without a JSON schema, or is not passed by name; or there is
+            no signature to read, or an annotation names what its module does not know.
     """
     from pydantic import ConfigDict, Field, create_model
     from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
     name = getattr(function, "__name__", type(function).__name__)
     summary, described = _docstring(inspect.getdoc(function) or "")
-    hints = _hints(function)
+    try:
+        hints, parameters = _hints(function), inspect.signature(function).parameters.values()
+    except (AttributeError, NameError, SyntaxError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{origin} ({name}): its signature cannot be read: {error}; annotate each parameter with a type that its"
+            " module knows, or give the function an attribute `schema`"
+        ) from error
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters:
         if parameter.name in _given(function):
             continue
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -74,17 +81,17 @@ def schema_of(function: Callable[..., Any], origin: str = "tool") -> dict[str, A
         if parameter.name not in hints:
             raise ConfigError(f"{origin} ({name}): parameter {parameter.name!r} has no annotation to make a schema of")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (
+        fields[f"argument_{len(fields)}"] = (  # no name of pydantic's own, as `model_config` and `_city` would be
             hints[parameter.name],
-            Field(default, description=described.get(parameter.name)),
+            Field(default, alias=parameter.name, description=described.get(parameter.name)),
         )
     try:
         model = create_model(name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
-        parameters = _without_titles(model.model_json_schema())
+        schema = _without_titles(model.model_json_schema())
     except (PydanticSchemaGenerationError, PydanticUserError) as error:
         raise ConfigError(f"{origin} ({name}): no JSON schema: {str(error).splitlines()[0]}") from error
-    parameters.pop("description", None)
-    function_schema = {"name": name, "description": summary, "parameters": {"properties": {}, **parameters}}
+    schema.pop("description", None)
+    function_schema = {"name": name, "description": summary, "parameters": {"properties": {}, **schema}}
     return check_tool({"type": "function", "function": function_schema}, origin)
 
 

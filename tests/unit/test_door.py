@@ -7,7 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from slime_core import Sample, SampleStatus, door
 from slime_core.errors import RolloutError
@@ -57,6 +59,14 @@ def test_a_mask_that_withholds_is_kept_and_recorded() -> None:
     ]  # fmt: skip
 
 
+def test_a_mask_may_be_an_array() -> None:
+    for given, kept in (([1, 1, 0, 1], [1, 1, 0, 1]), ([0, 1, 0, 1], [0, 1, 0, 1])):
+        for mask in (np.array(given), torch.tensor(given), np.array(given, dtype=bool)):
+            sample = told(loss_mask=mask)
+            assert door.admit([sample]) == []
+            assert sample.loss_mask == kept
+
+
 def test_a_mask_gives_nothing_back_that_was_withheld() -> None:
     sample = told()
     sample.withhold(0, 2, "role reader")
@@ -67,6 +77,9 @@ def test_a_mask_gives_nothing_back_that_was_withheld() -> None:
 
 REFUSED: list[tuple[Callable[[], Sample], str]] = [
     (lambda: told(loss_mask=[1, 1, 1, 1]), "loss_mask trains response token 2, which is tool"),
+    (lambda: told(loss_mask=[1, "0", 0, 1]), "loss_mask has the entry '0'; each is 0 or 1"),
+    (lambda: told(loss_mask=[1, 0.5, 0, 1]), "loss_mask has the entry 0.5"),
+    (lambda: told(status="done"), "status is 'done'; one of pending, completed,"),
     (lambda: by_hand(loss_mask=[1] * 4, token_weight_versions=[3, 3, NOT_SAMPLED, 3]), "trains response token 2"),
     (lambda: told(spans=[Span(Source.USER, 2), Span(Source.SAMPLED, 2)]), "spans cover 4 tokens and the sample has 6"),
     (lambda: told(spans=[Span(Source.USER, 2), Span(Source.SAMPLED, 5)]), "spans cover 7 tokens"),

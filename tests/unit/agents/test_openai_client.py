@@ -183,6 +183,10 @@ def test_errors_have_their_status_and_shape(serve: Any) -> None:
                     )
                 with pytest.raises(openai.BadRequestError, match="unknown field 'wish'"):
                     await api.chat.completions.create(model="m", messages=say("x"), extra_body={"wish": 1})
+                for calls in (5, [5], {"id": "1"}, [{"function": "add"}]):
+                    answered: Any = {"role": "assistant", "content": "", "tool_calls": calls}
+                    with pytest.raises(openai.BadRequestError, match=r"tool_calls|function is 'add'"):
+                        await api.chat.completions.create(model="m", messages=[*say("x"), answered, *say("y")])
                 await api.chat.completions.create(model="m", messages=say("x"), seed=5, temperature=0.2)
                 with pytest.raises(openai.RateLimitError, match="1 turns"):
                     await api.chat.completions.create(model="m", messages=say("x"))
@@ -197,7 +201,7 @@ def test_errors_have_their_status_and_shape(serve: Any) -> None:
                 "temperature has no effect: the run's is used": 1,
             }
             assert sample.metadata["agent"]["truncated"]
-            assert len(sample.metadata["agent"]["errors"]) == 5
+            assert len(sample.metadata["agent"]["errors"]) == 9
 
     asyncio.run(run())
 

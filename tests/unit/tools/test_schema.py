@@ -114,18 +114,33 @@ def opaque(thing: Opaque) -> str:
     return str(thing)
 
 
+def unknown(city: Town) -> str:  # type: ignore[name-defined]  # noqa: F821
+    return str(city)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (unannotated, "'city' has no annotation"),
         (positional, "passed by name"),
         (opaque, "no JSON schema"),
+        (unknown, r"--tools-path 'x' \(unknown\): its signature cannot be read: name 'Town' is not defined; annotate"),
+        (max, "its signature cannot be read: no signature found"),
         (3, "int is no function"),
     ],
 )
 def test_functions_without_a_schema(function: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Tool.of(function, "--tools-path 'x'")
+
+
+def test_parameters_may_have_names_that_pydantic_uses_itself() -> None:
+    def settings(model_config: str, _city: str, json: int = 1) -> str:
+        return f"{model_config} {_city} {json}"
+
+    parameters = schema_of(settings)["function"]["parameters"]
+    assert list(parameters["properties"]) == ["model_config", "_city", "json"]
+    assert parameters["required"] == ["model_config", "_city"]
 
 
 def test_a_function_may_bring_its_schema_and_take_the_sample() -> None:

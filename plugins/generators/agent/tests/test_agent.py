@@ -81,7 +81,7 @@ def test_a_program_that_hangs_is_killed_with_its_children_and_tested_as_it_stand
         ScriptedEngine([]),
         command="sh agent.sh",
         files={"agent.sh": str(script)},
-        timeout=1,
+        timeout=2,
         test_command="cat answer.txt; echo score 0.5",
         reward="printed",
     )

@@ -32,8 +32,8 @@ async def generate(
     `max_new_tokens` bounds each role's response, what it is told between turns included.
 
     Raises:
-        ValueError: The sample has no prompt tokens, or its question cannot be told.
-        ConfigError: The options do not fit together.
+        ValueError: The sample has no prompt tokens.
+        ConfigError: The options do not fit together, or a question cannot be told.
         DataError: The chat template refuses a role's messages.
         EngineError: The engine refused the request or stopped answering.
     """

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_core import GenerateContext, Sample, SampleStatus, encode_prompt, turn_delta
+from slime_core.errors import ConfigError
 from slime_core.tools import split_reasoning
 from slime_generator_multi_agent.options import QUESTION, Role
 
@@ -110,10 +111,10 @@ def sibling(origin: Sample, role: Role) -> Sample:
 
 
 def question_of(args: Any, sample: Sample) -> str:
-    """The text of the row's last user message, or its prompt. Raises ValueError for one that was rendered."""
+    """The text of the row's last user message, or its prompt. Raises ConfigError for one that was rendered."""
     if isinstance(sample.prompt, str):
         if getattr(args, "apply_chat_template", False):
-            raise ValueError(
+            raise ConfigError(
                 "the row's prompt was turned into text by --apply-chat-template, so roles cannot be told its question:"
                 " give rows whose prompt column is a list of chat messages, and leave --apply-chat-template out"
             )

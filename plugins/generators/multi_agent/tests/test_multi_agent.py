@@ -9,6 +9,7 @@ import pytest
 from slime_generator_multi_agent import generate
 
 from slime_core import GenerateContext, Sample, SampleStatus, SlimeError
+from slime_core.errors import ConfigError
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 TOKENIZER = CharTokenizer()
@@ -159,5 +160,5 @@ def test_options_that_do_not_fit(given: dict[str, Any], message: str) -> None:
 def test_a_rendered_prompt_has_no_question() -> None:
     sample = prompt()
     sample.prompt = "<|user|>1+1=?<|end|><|assistant|>"
-    with pytest.raises(ValueError, match="leave --apply-chat-template out"):
+    with pytest.raises(ConfigError, match="leave --apply-chat-template out"):
         run(ScriptedEngine([]), sample, apply_chat_template=True)

@@ -17,6 +17,8 @@ from __future__ import annotations
 import copy
 from typing import Any, Literal
 
+from pydantic import Field
+
 from slime_core import Dialogue, EnvironmentSession, GenerateContext, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import EnvironmentTimeoutError
 from slime_generator_multi_turn.episode import Episode
@@ -25,14 +27,14 @@ from slime_generator_multi_turn.episode import Episode
 class Options(PluginOptions):
     """What a user may set: `--set plugins.multi_turn.max_turns=10`."""
 
-    max_turns: int = 8
+    max_turns: int = Field(8, gt=0)
     """Turns of the policy; an episode that is not done by then is TRUNCATED."""
-    max_turn_tokens: int | None = None
+    max_turn_tokens: int | None = Field(None, gt=0)
     """Tokens of one turn; a longer one is cut and acted on as it is. Without it a turn may use what is left."""
     reward: Literal["sum", "last", "environment", "none"] | None = None
     """Reward of the trajectory: the sum of the steps' rewards, the last step's, the environment's own (`score`), or
     none here: --rm-type scores. Without it none where the run or the row names a reward, else sum."""
-    timeout: float | None = None
+    timeout: float | None = Field(None, gt=0)
     """Seconds an episode may take, generation included; --rollout-timeout holds besides."""
     on_timeout: Literal["fail", "truncate"] = "fail"
     """At the deadline of a step or of the episode: the sample fails, or is TRUNCATED and keeps its turns and their

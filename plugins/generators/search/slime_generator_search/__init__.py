@@ -21,7 +21,7 @@ from pydantic import Field
 
 from slime_core import GenerateContext, Observations, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import ConfigError
-from slime_generator_search.corpus import search_corpus
+from slime_generator_search.corpus import check_corpus, search_corpus
 from slime_generator_search.documents import Document
 from slime_generator_search.server import search_server
 
@@ -70,7 +70,7 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *
 
     Raises:
         ConfigError: Neither or both of `corpus` and `url` are given.
-        DataError: The corpus cannot be read, or an observation not be written.
+        DataError: The corpus is not there or cannot be read, or an observation not be written.
         ValueError: The sample has no prompt tokens.
         EngineError: The engine refused the request or stopped answering.
     """
@@ -121,6 +121,7 @@ def _retriever(args: Any, own: Options) -> Search:
             url, query, own.top_k, timeout=own.timeout, connections=own.connections, attempts=own.attempts
         )
     corpus = str(own.corpus)
+    check_corpus(corpus, own.index_dir)
     return lambda query: search_corpus(
         corpus, query, own.top_k, index_dir=own.index_dir, timeout=own.timeout, threads=own.connections
     )

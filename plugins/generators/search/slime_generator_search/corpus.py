@@ -119,6 +119,12 @@ _opening: dict[tuple[asyncio.AbstractEventLoop, str, str | None], asyncio.Future
 _places: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Semaphore] = {}
 
 
+def check_corpus(path: str, index_dir: str | None) -> None:
+    """Before a query needs it. Raises DataError: there is no such file."""
+    if (path, index_dir) not in _opened and not Path(path).is_file():
+        raise DataError(f"plugins.search.corpus {path!r}: No such file; it is JSONL, a document a line")
+
+
 async def search_corpus(
     path: str, query: str, top_k: int, *, index_dir: str | None, timeout: float, threads: int
 ) -> list[Document] | str:

@@ -111,6 +111,11 @@ def test_one_of_corpus_and_url() -> None:
             run(["x"], **options)
 
 
+def test_a_corpus_that_is_not_there_is_told_before_a_query_needs_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        run(["an answer without a query"], corpus=str(tmp_path / "corpus.jsonl"))
+
+
 def test_limits(corpus: Path) -> None:
     sample = run(lambda request: "<search>Peru</search>", corpus=str(corpus), max_turns=2)
     assert sample.status == SampleStatus.TRUNCATED

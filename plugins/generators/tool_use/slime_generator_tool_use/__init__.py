@@ -34,8 +34,8 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *
     `max_new_tokens` counts observations too. The sample is TRUNCATED when tokens or turns run out.
 
     Raises:
-        ValueError: The sample has no prompt tokens, or `tool_observation` has no `{result}`.
-        ConfigError: The tools or the parser cannot be used.
+        ValueError: The sample has no prompt tokens.
+        ConfigError: The options, the tools or the parser cannot be used.
         DataError: The chat template refuses the tools' answers.
         EngineError: The engine refused the request or stopped answering.
     """

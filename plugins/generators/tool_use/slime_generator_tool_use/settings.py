@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from slime_core import PluginOptions, Sample, options, run_tools, told_tools, tool_parser
+from slime_core.errors import ConfigError
 from slime_core.tools import Tool, ToolParser, ToolSchema
 from slime_generator_tool_use.calculator import calculator
 
@@ -51,12 +52,12 @@ class Settings:
 
     @classmethod
     def of(cls, args: Any, sample: Sample, tokenizer: Any) -> Settings:
-        """Raises ConfigError for options, tools or a parser that cannot be used, ValueError for the observation."""
+        """Raises ConfigError for options, tools or a parser that cannot be used."""
         declared = options(args, "tool_use", Options).model_dump()
         given = {name: sample.metadata.get(name, getattr(args, name, None)) for name in declared}
         chosen = Options.model_validate({**declared, **{k: v for k, v in given.items() if v is not None}})
         if chosen.tool_observation is not None and "{result}" not in chosen.tool_observation:
-            raise ValueError(f"tool_observation {chosen.tool_observation!r} has no {{result}} in it")
+            raise ConfigError(f"tool_observation {chosen.tool_observation!r} has no {{result}} in it")
         told = told_tools(args, sample.metadata)
         tools = {tool.name: tool for tool in run_tools(args) or (_CALCULATOR,)}
         if sample.metadata.get("tools"):

@@ -10,6 +10,7 @@ from slime_generator_tool_use import generate
 from slime_generator_tool_use.calculator import calculate
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.errors import ConfigError
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 TOKENIZER = CharTokenizer()
@@ -87,7 +88,7 @@ def test_turns_before_an_interruption_count() -> None:
 def test_the_observations_text_is_a_setting() -> None:
     sample = run(ScriptedEngine([CALL, ANSWER]), prompt(), tool_observation="[{result}]")
     assert CALL + "<|end|>[408]" in TOKENIZER.decode(sample.response_tokens)
-    with pytest.raises(ValueError, match=r"has no \{result\} in it"):
+    with pytest.raises(ConfigError, match=r"has no \{result\} in it"):
         run(ScriptedEngine([CALL]), prompt(), tool_observation="nothing")
 
 
@@ -124,4 +125,4 @@ def test_the_observations_text_is_a_setting() -> None:
 def test_calculator(expression: str, value: str) -> None:
     started = time.monotonic()
     assert calculate(expression) == value
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 10
