@@ -54,7 +54,7 @@ _ENGINE_LANES = {CONTROL: 2, BUCKETS: 1}
 _AT_ONCE = 100_000
 """Requests that an engine actor may have."""
 _NUMBERS = itertools.count()
-_ASK = 2.0
+_ASK = 10.0
 """Seconds for an answer on the way out."""
 _GONE = 10.0
 """Seconds for the processes of killed actors on this host to end."""

@@ -25,6 +25,7 @@ from slime_core.cluster.carried import Carried, root_of
 from slime_core.cluster.fingerprint import Fingerprint, fingerprint
 from slime_core.cluster.shared_paths import check_shared, inputs
 from slime_core.cluster.wait import as_known
+from slime_core.engines.sglang.ports import PortBlock, reserve
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.waits import limit_user_code, start_board
 
@@ -124,6 +125,7 @@ class Shell:
         self._root = Path()
         """Of the files that Ray brought."""
         self._messages = _Messages()
+        self._port: PortBlock | None = None
 
     def open(self, again: bool = False) -> dict[str, Any]:
         """Become this actor: log file, directory, board of waits. -> {"host", "ip", "node", "gpus", "pid", "log"}.
@@ -216,11 +218,9 @@ class Shell:
         return self._messages.take()
 
     def free_port(self) -> int:
-        """A port of this node that nobody listens on."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-        return port
+        """A port of this node for what this process lets listen later; nobody else gets it in between."""
+        self._port = reserve()
+        return self._port[0]
 
 
 def log_of(run_dir: Path, name: str) -> Path:

@@ -22,7 +22,7 @@ from slime_core.waits import waiting
 STOP_DEADLINE = 30.0
 """Seconds an actor gets to end what it has started, engines and workers, before it is killed."""
 
-_LAST_WORDS = 2.0
+_LAST_WORDS = 10.0
 
 
 @dataclass

@@ -136,9 +136,13 @@ def rows(waits: list[Wait]) -> list[dict[str, Any]]:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file that a reader sees whole or not at all."""
-    beside = path.with_name(f".{path.name}.tmp")
+    beside = _beside(path)
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def alive(board: dict[str, Any]) -> bool | None:
@@ -173,7 +177,9 @@ def remove_board(run_dir: Path, host: str, pid: int) -> None:
 
 def _remove(path: Path) -> None:
     for suffix in (".json", ".ask", ".stacks"):
-        path.with_suffix(suffix).unlink(missing_ok=True)
+        file = path.with_suffix(suffix)
+        file.unlink(missing_ok=True)
+        _beside(file).unlink(missing_ok=True)  # of a process that was killed while it wrote
 
 
 def _host() -> str:

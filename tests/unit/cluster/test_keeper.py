@@ -14,7 +14,7 @@ import importlib.util, subprocess, sys
 spec = importlib.util.spec_from_file_location("keeper", sys.argv[1])
 keeper = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(keeper)
-daemon = subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL)
+daemon = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
 kept = keeper.Keeper()
 print(daemon.pid, kept._process.pid, flush=True)
 sys.stdin.readline()
@@ -40,11 +40,11 @@ def command() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
 def test_a_kill(command: tuple[subprocess.Popen[str], list[psutil.Process]]) -> None:
     process, below = command
     process.kill()
-    assert psutil.wait_procs(below, timeout=10)[1] == []
+    assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
 def test_an_end(command: tuple[subprocess.Popen[str], list[psutil.Process]]) -> None:
     process, (daemon, keeper) = command
-    process.communicate("\n", timeout=10)
-    assert psutil.wait_procs([keeper], timeout=10)[1] == []
+    process.communicate("\n", timeout=60)
+    assert psutil.wait_procs([keeper], timeout=60)[1] == []
     assert daemon.is_running()

@@ -67,7 +67,7 @@ def test_a_sender_that_is_gone_ends_the_reader_that_waits() -> None:
     reader = threading.Thread(target=read)
     reader.start()
     streams.give_up()
-    reader.join(10)
+    reader.join(60)
     assert said == ["rank 0 could not go on with the weights; its own error says why"]
 
 
@@ -163,5 +163,5 @@ def test_a_bucket_that_nobody_takes_any_more_does_not_wait() -> None:
     waiting = threading.Thread(target=streams.put, args=("0", ["another"]))
     waiting.start()
     streams.close("0")
-    waiting.join(30)
+    waiting.join(60)
     assert not waiting.is_alive()

@@ -30,7 +30,7 @@ from slime_core.waits import (
     watchdog,
     within,
 )
-from slime_core.waits.board import Board, rows
+from slime_core.waits.board import Board, remove_board, rows
 from slime_core.waits.stacks import stacks
 
 
@@ -50,7 +50,7 @@ def board(tmp_path, monkeypatch):
     table.forget_all()
 
 
-def _until(found, seconds=5.0):
+def _until(found, seconds=60.0):
     end = time.monotonic() + seconds
     while not (value := found()):
         assert time.monotonic() < end, "it never came"
@@ -87,7 +87,7 @@ async def test_tasks_and_threads_have_rows_of_their_own() -> None:
     def in_thread() -> None:
         with waiting("thread", deadline=None, then="-"):
             there.set()
-            go.wait(5)
+            go.wait(60)
 
     async def in_task(number: int) -> None:
         with waiting("task", deadline=1.0, then="-"):
@@ -97,7 +97,7 @@ async def test_tasks_and_threads_have_rows_of_their_own() -> None:
     thread.start()
     tasks = [asyncio.create_task(in_task(i)) for i in range(3)]
     await asyncio.sleep(0)
-    there.wait(5)
+    assert there.wait(60)
     found = {row["what"]: row for row in rows(current())}
     assert (found["task"]["number"], found["task"]["in"]) == (3, "task")
     assert (found["thread"]["number"], found["thread"]["in"]) == (1, "thread")
@@ -105,7 +105,7 @@ async def test_tasks_and_threads_have_rows_of_their_own() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     go.set()
-    thread.join(5)
+    thread.join(60)
     assert current() == []
 
 
@@ -127,7 +127,7 @@ def test_a_wait_costs_microseconds() -> None:
         with waiting("reward", deadline=30.0, then="the sample fails"):
             pass
 
-    seconds = min(timeit.repeat(one, number=2000, repeat=5)) / 2000
+    seconds = min(timeit.repeat(one, number=200, repeat=100)) / 200
     assert seconds < 5e-6, "2e-6 is promised; the rest is for a busy machine"
 
 
@@ -172,9 +172,18 @@ def test_a_clean_end_leaves_nothing(board) -> None:
     assert list(board.path.parent.iterdir()) == []
 
 
+def test_of_a_process_that_was_killed_while_it_wrote_nothing_is_left(tmp_path) -> None:
+    waits = tmp_path / "waits"
+    waits.mkdir()
+    for name in ("host-7.json", ".host-7.json.tmp", ".host-7.stacks.tmp", ".host-8.json.tmp"):
+        (waits / name).touch()
+    remove_board(tmp_path, "host", 7)
+    assert [path.name for path in waits.iterdir()] == [".host-8.json.tmp"]
+
+
 def test_boards_of_dead_processes_of_this_host_are_swept(tmp_path) -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait(10)
+    done.wait(60)
     waits = tmp_path / "waits"
     waits.mkdir()
     host = Board(tmp_path, "x").describe()["host"]
@@ -277,7 +286,13 @@ def _overdue(seconds, **details):
     return entered
 
 
-def test_the_watchdog_reports_once_what_is_overdue(board, caplog) -> None:
+@pytest.fixture
+def alone(monkeypatch):
+    """The board's thread, which watches as well, leaves the waits to the test."""
+    monkeypatch.setattr(board_module, "watch", lambda waits: None)
+
+
+def test_the_watchdog_reports_once_what_is_overdue(alone, board, caplog) -> None:
     wait = _overdue(watchdog.GRACE + 1)
     watchdog.watch(current())
     watchdog.watch(current())
@@ -286,7 +301,7 @@ def test_the_watchdog_reports_once_what_is_overdue(board, caplog) -> None:
     assert len(list((board.run_dir / "stalls").iterdir())) == 1
 
 
-def test_the_watchdog_leaves_a_late_mechanism_its_grace(board, caplog) -> None:
+def test_the_watchdog_leaves_a_late_mechanism_its_grace(alone, board, caplog) -> None:
     wait = _overdue(1.0)
     watchdog.watch(current())
     wait.__exit__(None, None, None)
@@ -312,7 +327,7 @@ start_board({str(tmp_path)!r}, "rank 0")
 with waiting("a collective", deadline=0.05, then="this process ends", stop=True):
     time.sleep(60)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 75
     assert "slime: error: a collective: not done within 0.05 s" in done.stderr
     (report,) = (tmp_path / "stalls").iterdir()
@@ -329,7 +344,7 @@ async def test_within_returns_and_raises_what_it_waits_for() -> None:
     async def fail() -> int:
         raise KeyError("mine")
 
-    keywords = {"deadline": 1.0, "then": "the run stops", "error": RolloutError}
+    keywords = {"deadline": 60.0, "then": "the run stops", "error": RolloutError}
     assert await within(answer(), "x", **keywords) == 7
     with pytest.raises(KeyError, match="mine"):
         await within(fail(), "x", **keywords)
@@ -381,10 +396,10 @@ async def test_cancelling_within_cancels_what_it_waits_for() -> None:
 
 def test_call_within() -> None:
     keywords = {"then": "the run stops", "error": RolloutError}
-    assert call_within(lambda: 7, "x", deadline=1.0, **keywords) == 7
+    assert call_within(lambda: 7, "x", deadline=60.0, **keywords) == 7
     assert call_within(threading.get_ident, "x", deadline=None, **keywords) == threading.get_ident()
     with pytest.raises(KeyError):
-        call_within(lambda: {}["a"], "x", deadline=1.0, **keywords)
+        call_within(lambda: {}["a"], "x", deadline=60.0, **keywords)
     never = threading.Event()
     with pytest.raises(RolloutError, match=r"x: not done within 0\.02 s"):
         call_within(never.wait, "x", deadline=0.02, **keywords)
