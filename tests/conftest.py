@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+from tests import ports
 from tests.zygote import MEGATRON, Zygote
 
 # A shell that runs the tests in the background has them ignore ctrl-C, and so would every command they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# As Hypothesis's profile for CI, which it takes where CI is set: a busy machine is no failure.
+settings.register_profile("busy", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 SLIME = str(Path(sys.executable).with_name("slime"))
@@ -36,6 +42,18 @@ SHARED = ("cluster", "started_pair", "sglang_server")
 """Session fixtures of `tests/backends` that cost seconds and memory: files that use one go to the same worker."""
 MEASURED = "measured"
 """Property of a test (`record_property`) that is shown at the end of the session."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Ten thousand tests are no garbage: neither while they are collected nor whenever a test makes some."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -147,10 +165,21 @@ def zygote() -> Iterator[Zygote]:
     forking.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def slime(zygote: Zygote) -> Slime:
     """Run the command: `slime("train", *flags)`; a non-zero exit fails the test unless `check=False`."""
     return _command(zygote, None)
+
+
+@pytest.fixture(scope="session")
+def program(zygote: Zygote) -> Slime:
+    """Run `pytest`, or a script by its path, from a folder: `program("pytest", "-q", cwd=folder)`."""
+
+    def run(name: Any, *argv: Any, cwd: Path, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
+        words = [str(word) for word in argv]
+        return zygote.run(words, {**os.environ, **env}, timeout, program=str(name), cwd=cwd)
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -161,14 +190,14 @@ def rank_zygote() -> Iterator[Zygote]:
     forking.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def slime_ranks(rank_zygote: Zygote) -> Slime:
     """`slime` for runs on several ranks or on Megatron: the ranks are forks as well (`tests.forked_ranks`)."""
     return _command(rank_zygote, "tests.forked_ranks:install")
 
 
 def _command(zygote: Zygote, before: str | None) -> Slime:
-    def run(*argv: Any, check: bool = True, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(*argv: Any, check: bool = True, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
         done = zygote.run([str(word) for word in argv], {**os.environ, **env}, timeout, before)
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
@@ -180,7 +209,4 @@ def _command(zygote: Zygote, before: str | None) -> Slime:
 @pytest.fixture
 def free_port() -> int:
     """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return ports.free_port()

@@ -34,6 +34,8 @@ _FORKS.set_forkserver_preload(
 
 
 _JSON = {"content-type": "application/json"}
+_START_S, _GONE_S = 180.0, 60.0
+"""For the imports of the first one, and for a signal to have its effect, on a machine with much else to do."""
 
 
 def _serve(model: str, port: int, told: Any) -> None:
@@ -150,8 +152,8 @@ class ForkedProcess:
     def wait(self) -> None:
         """Until it serves."""
         try:
-            if not self._told.poll(60):
-                raise EngineError(f"{self.name} did not start within 60 s")
+            if not self._told.poll(_START_S):
+                raise EngineError(f"{self.name} did not start within {_START_S:.0f} s")
             self._port = self._told.recv()
         except (EOFError, OSError):
             raise EngineError(f"{self.name} {self.last_words()}") from None
@@ -173,7 +175,7 @@ class ForkedProcess:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.join(10)
+            self._process.join(_GONE_S)
             assert not self._process.is_alive()
 
     def send(self, number: int) -> None:
@@ -182,7 +184,7 @@ class ForkedProcess:
     def freeze(self) -> None:
         """SIGSTOP, and wait until the kernel has done it."""
         self.send(signal.SIGSTOP)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + _GONE_S
         while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
             assert time.monotonic() < deadline
             time.sleep(0.001)

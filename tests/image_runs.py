@@ -48,10 +48,10 @@ def serving() -> Iterator[tuple[Server, Pictures]]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result(60)
         yield server, pictures
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -22,7 +22,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=20)
+        self.barrier = threading.Barrier(size, timeout=60)
         self.slots: list[torch.Tensor | None] = [None] * size
 
     def sum(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:

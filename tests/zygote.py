@@ -1,4 +1,4 @@
-"""`slime ...` as a process of its own, without the three seconds that importing torch and transformers take.
+"""`slime ...`, pytest or a script as a process of its own, without the seconds that importing torch and so on take.
 
 One process imports what every run imports and forks for each command; the child has its own memory, working directory,
 environment and output, as a fresh one would. Runs `python -m tests.zygote SOCKET [MODULE ...]`; `Zygote` is the tests'
@@ -8,9 +8,11 @@ side. Tests about start-up, signals and kills start real processes instead.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -42,7 +44,7 @@ MEGATRON = (
     "slime_core.trainers.megatron.trainer", "torch.distributed.launcher.api",
 )  # fmt: skip
 """What a run on several ranks imports besides, on either trainer."""
-START_S, ANSWER_S = 180.0, 30.0
+START_S, ANSWER_S = 180.0, 90.0
 """For the imports, and for a killed process to be gone, on a machine with much else to do."""
 
 
@@ -59,20 +61,30 @@ class Zygote:
         self._connection: socket.socket | None = None
 
     def run(
-        self, argv: list[str], env: dict[str, str], timeout: float, before: str | None = None
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        timeout: float,
+        before: str | None = None,
+        *,
+        program: str = "slime",
+        cwd: str | Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run one command to its end. Raises TimeoutExpired, and kills it, when it takes longer.
 
         Args:
-            argv: Words after `slime`.
+            argv: Words after the program.
             env: The whole environment.
             timeout: Seconds.
             before: `module:function` that the fork calls before it becomes the command.
+            program: `slime`, `pytest` (as `python -m pytest`), or the path of a script.
+            cwd: Working directory; that of the tests by default.
         """
         connection = self._connected()
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
-            order = {"argv": argv, "env": env, "cwd": os.getcwd(), "out": str(out), "err": str(err)}
+            order = {"argv": argv, "env": env, "cwd": str(cwd or os.getcwd()), "out": str(out), "err": str(err)}
+            order |= {"program": program}
             order |= {"before": before} if before else {}
             connection.sendall(json.dumps(order).encode() + b"\n")
             pid = int(self._line(START_S))  # the first answer waits for the imports
@@ -81,9 +93,9 @@ class Zygote:
             except TimeoutError:
                 os.kill(pid, signal.SIGKILL)
                 self._line(ANSWER_S)
-                raise subprocess.TimeoutExpired(["slime", *argv], timeout, out.read_bytes(), err.read_bytes()) from None
+                raise subprocess.TimeoutExpired([program, *argv], timeout, out.read_bytes(), err.read_bytes()) from None
             return subprocess.CompletedProcess(
-                ["slime", *argv], status, out.read_text(errors="replace"), err.read_text(errors="replace")
+                [program, *argv], status, out.read_text(errors="replace"), err.read_text(errors="replace")
             )
 
     def close(self) -> None:
@@ -119,6 +131,8 @@ def _serve(descriptor: int, more: Sequence[str]) -> None:
     with warnings.catch_warnings(action="ignore"):
         for module in (*IMPORTED, *more):
             importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # no command has to look through what was imported
     connection = socket.socket(fileno=descriptor)
     with connection, connection.makefile("rb") as orders:
         for line in orders:
@@ -146,17 +160,19 @@ def be_the_command(order: dict[str, Any]) -> None:
         os.chdir(order["cwd"])
         os.environ.clear()
         os.environ.update(order["env"])
-        sys.argv = ["slime", *order["argv"]]
+        program = order.get("program", "slime")
+        sys.argv = [program, *order["argv"]]
         # As the console script has it: the folder it lies in, not the repository.
-        sys.path[0] = str(Path(sys.executable).parent)
+        places = {"slime": Path(sys.executable).parent, "pytest": order["cwd"]}
+        sys.path[0] = str(places.get(program, Path(program).parent))
         sys.path[1:1] = [folder for folder in order["env"].get("PYTHONPATH", "").split(os.pathsep) if folder]
         if "before" in order:
             module, function = order["before"].split(":")
             getattr(importlib.import_module(module), function)()
-        from slime_core.cli.main import main
-
-        status = int(main(order["argv"]) or 0)
+        status = _run(program, order["argv"])
     except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
@@ -167,6 +183,20 @@ def be_the_command(order: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _run(program: str, argv: list[str]) -> int:
+    """Exit status."""
+    if program == "pytest":
+        import pytest
+
+        return int(pytest.main(argv))
+    if program != "slime":
+        runpy.run_path(program, run_name="__main__")
+        return 0
+    from slime_core.cli.main import main
+
+    return int(main(argv) or 0)
 
 
 if __name__ == "__main__":

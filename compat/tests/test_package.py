@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import warnings
@@ -49,7 +50,9 @@ def test_slime_core_never_imports_it() -> None:
     )
     assert python(code).stdout.strip() == "False True"
     for file in (ROOT / "slime_core").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        text = file.read_text(encoding="utf-8")
+        # Only files that have such a line at all are worth a tree.
+        for node in ast.walk(ast.parse(text if re.search(r"\b(import|from)\b.*\bslime\b", text) else "")):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert "slime" not in {name.split(".")[0] for name in names}, file

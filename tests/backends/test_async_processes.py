@@ -62,7 +62,7 @@ def test_sigterm_commits_and_the_rest_skips_no_prompt(
     assert rest.returncode == 0, rest.stderr
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
     verified = subprocess.run(
-        [SLIME, "ledger", "verify", str(tmp_path / "run")], capture_output=True, text=True, timeout=60
+        [SLIME, "ledger", "verify", str(tmp_path / "run")], capture_output=True, text=True, timeout=180
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 

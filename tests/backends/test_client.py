@@ -29,7 +29,7 @@ from slime_core.types import GenerationOutput
 from tests.backends.conftest import Running
 from tests.unit.engines.sglang_api.servers import Server, answer, servers
 
-pytestmark = pytest.mark.backends
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
 PROMPT = [40, 41, 42, 43, 60, 61]
 LONG = {"max_new_tokens": 480, "ignore_eos": True, "temperature": 1.0}
@@ -101,16 +101,17 @@ async def test_greedy_tokens_are_the_same_both_ways(direct: HttpEngine, routed: 
 
 
 async def test_streams_both_ways(direct: HttpEngine, routed: HttpEngine, sglang_model: tuple[Path, Any]) -> None:
-    params = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 1.0}
+    # So many that they come in parts, however late this process looks: a server sends what there is together.
+    params = {"max_new_tokens": 96, "ignore_eos": True, "temperature": 1.0}
     for engine in (direct, routed):
         outputs = [output async for output in engine.stream(PROMPT, params)]
-        assert len(outputs) > 2
-        assert len(outputs[-1].token_ids) == 12
+        assert len(outputs) > 1
+        assert len(outputs[-1].token_ids) == 96
         check_log_probs(sglang_model[1], outputs[-1])
 
 
 async def running(engine: HttpEngine, count: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (await engine.info())["num_running"] < count:
             await asyncio.sleep(0.02)
 
@@ -122,7 +123,7 @@ async def test_abort_and_cancel_reach_the_servers(way: str, direct: HttpEngine, 
     tasks = [asyncio.create_task(engine.generate([*PROMPT, i], LONG, rid=f"{way}-{i}")) for i in range(64)]
     await running(engine, 4)
     await engine.abort(f"{way}-63")
-    first = await asyncio.wait_for(tasks[63], 30)
+    first = await asyncio.wait_for(tasks[63], 60)
     assert first.meta_info["finish_reason"]["type"] == "abort"
     assert len(first.token_ids) < 480
     tasks[62].cancel()
@@ -130,7 +131,7 @@ async def test_abort_and_cancel_reach_the_servers(way: str, direct: HttpEngine, 
     outputs = await asyncio.gather(*tasks[:62])
     assert {output.meta_info["finish_reason"]["type"] for output in outputs} == {"abort"}
     assert any(output.token_ids for output in outputs)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (await engine.info())["num_running"]:
             await asyncio.sleep(0.02)
 
@@ -237,12 +238,13 @@ async def test_a_killed_server_loses_no_request(sglang_pair: Running) -> None:
     engine = HttpEngine(args)
     await engine.start()
     victim = sglang_pair.servers[0]
+    port = int(victim.url.rsplit(":", 1)[1])
+    # Before there are requests: it takes a while to look through all processes of a machine, and answers end meanwhile.
+    listening = {c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port}
     try:
         params = LONG
         tasks = [asyncio.create_task(engine.generate([*PROMPT, i], params)) for i in range(8)]
         await running(engine, 8)
-        port = int(victim.url.rsplit(":", 1)[1])
-        listening = {c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port}
         for pid in listening - {None}:
             psutil.Process(pid).send_signal(signal.SIGKILL)
         outputs = await asyncio.gather(*tasks)

@@ -20,7 +20,7 @@ from slime_core.weights.delta_writer import DeltaWriter
 from tests.backends.conftest import Running
 from tests.conftest import SLIME
 
-pytestmark = pytest.mark.backends
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
 PROMPT = list(range(20, 44))
 
@@ -60,7 +60,7 @@ def puller(sglang_server: Running, tmp_path: Path) -> Iterator[str]:
             yield running.stdout.readline().strip().rsplit("http://", 1)[1]
         finally:
             running.send_signal(signal.SIGTERM)
-            assert running.wait(timeout=30) == 0
+            assert running.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])

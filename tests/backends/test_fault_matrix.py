@@ -28,6 +28,7 @@ from slime_core.engines.sglang.service import Service
 from slime_core.errors import WeightSyncError
 from slime_core.observability.events import read_events
 from slime_core.types import GenerationOutput
+from tests.backends.whole_runs import command_line
 from tests.engine_processes import EmbeddedServer
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]
@@ -177,8 +178,15 @@ def processes(server: Service) -> list[int]:
     while queue:
         below = [pid for pid, parent in parents.items() if parent == queue[0]]
         queue = queue[1:] + below
-        found += [pid for pid in below if b"keeper.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        found += [pid for pid in below if "keeper.py" not in _command(pid)]
     return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return command_line(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def send(server: Service, number: int) -> None:

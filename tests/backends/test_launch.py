@@ -23,6 +23,7 @@ from slime_core.engines.sglang.router_process import RouterProcess
 from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.errors import EngineError
 from tests.backends.conftest import Running
+from tests.backends.whole_runs import command_line, still_running
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -51,10 +52,6 @@ def below(keepers: Iterable[int | None]) -> list[psutil.Process]:
         keeper = psutil.Process(pid)
         found += [keeper, *keeper.children(recursive=True)]
     return found
-
-
-def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 async def test_start_generate_through_the_router_stop(
@@ -86,9 +83,9 @@ async def test_start_generate_through_the_router_stop(
     finally:
         began = time.monotonic()
         await engine.stop()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40
     assert processes
-    assert alive(processes) == []
+    assert still_running(processes, 0) == []
     await engine.stop()
 
 
@@ -105,7 +102,7 @@ async def test_a_bad_flag_value_is_reported_with_the_end_of_the_log(
     assert f"  last lines of {tmp_path / 'engines/default/0.log'}:" in rest
     assert engine.fleet is None
     children = set(psutil.Process().children(recursive=True)) - others
-    assert [p for p in alive(children) if "keeper" in " ".join(p.cmdline())] == []
+    assert [p for p in still_running(children, 0) if "keeper" in command_line(p)] == []
 
 
 def test_a_killed_parent_leaves_nothing(sglang_model: tuple[Path, Any], sglang_python: Path, tmp_path: Path) -> None:
@@ -117,8 +114,7 @@ def test_a_killed_parent_leaves_nothing(sglang_model: tuple[Path, Any], sglang_p
         assert len(keepers) == 2
         processes = below(keepers)
         os.kill(parent.pid, signal.SIGKILL)
-    _, left = psutil.wait_procs(processes, timeout=20)
-    assert alive(left) == []
+    assert still_running(processes) == []
 
 
 async def test_no_gpus_are_a_router_only(
@@ -158,7 +154,7 @@ async def test_servers_join_a_router_that_is_running_and_leave_it(
         output = await engine.generate(PROMPT, {"max_new_tokens": 2})
         assert len(output.token_ids) == 2
         await engine.stop()
-        with urllib.request.urlopen(f"{router.url}/workers", timeout=10) as answer:
+        with urllib.request.urlopen(f"{router.url}/workers", timeout=60) as answer:
             assert json.load(answer)["workers"] == []
     finally:
         await engine.stop()
@@ -183,5 +179,5 @@ async def test_a_server_is_restarted_at_its_address(sglang_pair: Running) -> Non
     url = server.url
     await server.restart()
     assert server.url == url
-    assert alive(before) == []
+    assert still_running(before, 0) == []
     assert server.log.read_text().count(", start ") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import urllib.request
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from slime_core.engines.sglang.router_process import RouterProcess
 from tests.backends.conftest import Running
+from tests.backends.whole_runs import command_line
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -54,7 +56,7 @@ def test_weights_are_checked_on_cpu(sglang_server: Running) -> None:
 def test_its_processes_are_forks_of_the_first(sglang_server: Running) -> None:
     """Spawned ones would import everything again, and have a process of `multiprocessing` beside them."""
     (server,) = sglang_server.servers
-    below = [" ".join(process.cmdline()) for process in psutil.Process(server.pid).children(recursive=True)]
+    below = [command_line(process) for process in psutil.Process(server.pid).children(recursive=True)]
     assert {"sglang::scheduler", "sglang::detokenizer"} <= {line.strip() for line in below}
     assert [line for line in below if "multiprocessing" in line] == []
 
@@ -67,7 +69,11 @@ async def test_a_killed_router_comes_back_at_its_address(sglang_python: Path, tm
         await router.launch()
         assert "not started directly" not in router.log.read_text(), "this version needs its own, slow launcher"
         url = router.url
-        (program,) = [p for p in psutil.Process(router.pid).children(recursive=True) if "router_main" in p.cmdline()[1]]
+        (program,) = [
+            p
+            for p in psutil.Process(router.pid).children(recursive=True)
+            if re.match(r"\S+ \S*router_main", command_line(p))
+        ]
         os.kill(program.pid, signal.SIGKILL)
         await router.restart()
         assert router.url == url

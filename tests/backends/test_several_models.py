@@ -107,7 +107,7 @@ def test_a_frozen_judge_scores_while_the_actor_learns(place: Place) -> None:
         run.until("rollout ")
         assert len(run.servers()) == 2
         run.finish()
-        assert run.left(10) == []
+        assert run.left() == []
 
     judge, actor = place.directory / "models/judge", place.directory / "models/actor"
     for rollout in range(ROLLOUTS):
@@ -124,7 +124,7 @@ def test_a_frozen_judge_scores_while_the_actor_learns(place: Place) -> None:
         if rollout == 0:
             assert max(gaps) < 1e-4
         else:
-            assert min(gaps) > 1e-2, "the actor is no longer what it was"
+            assert max(gaps) > 1e-2, "the actor is no longer what it was"  # a short answer may be as likely as before
     for line in metrics(place.directory / "run"):
         assert line["train/train_rollout_logprob_abs_diff"] < 1e-5
         assert line["rollout/failed_ratio"] == 0
@@ -152,7 +152,7 @@ def test_a_teacher_is_found_by_its_name_also_without_routers(place: Place) -> No
         run.until("rollout ")
         assert len(run.servers()) == 2
         run.finish()
-        assert run.left(10) == []
+        assert run.left() == []
     for rollout in range(ROLLOUTS):
         for sample in place.samples(rollout):
             expected = log_probs(place.directory / "models/teacher", sample)

@@ -17,7 +17,7 @@ from slime_core.engines.sglang.arguments import router_arguments, router_argv, s
 from slime_core.engines.sglang.environment import installed_versions, server_environment
 from slime_core.engines.sglang.flag_list import cache_file, installed_flags, shipped_flags
 
-pytestmark = pytest.mark.backends
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PARSE = """

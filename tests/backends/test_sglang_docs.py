@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_pages import ROOT, blocks
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]
 
@@ -34,16 +34,6 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("configs", "slime_core"):
         (directory / name).symlink_to(ROOT / name)
     return directory
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @pytest.fixture
@@ -66,9 +56,9 @@ def shell(checkout: Path, sglang_python: Path) -> Iterator[subprocess.Popen[str]
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name != INSTALL])
 def test_commands_of_a_section(section: str, shell: subprocess.Popen[str], checkout: Path) -> None:
     script = SECTIONS[section]
-    for number, port in zip(("30000", "30100"), _free_ports(2), strict=True):
+    for number in ("30000", "30100"):
         # Only where something listens: the plans name machines that are not there.
-        script = re.sub(rf"(localhost:|--port ){number}", rf"\g<1>{port}", script)
+        script = re.sub(rf"(localhost:|--port ){number}", rf"\g<1>{free_port()}", script)
     # Until the last process that the page has in the background has ended, and let go of the output.
     try:
         said, _ = shell.communicate(script + "wait\necho the end\n", timeout=900)

@@ -21,7 +21,7 @@ from slime_core.engines.sglang.environment import server_environment
 from slime_core.plugins.resolve import resolve
 from slime_core.tools import ToolCall
 
-pytestmark = pytest.mark.backends
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
 THEIRS = {
     "deepseek_v3": "deepseekv3",

@@ -47,7 +47,7 @@ def test_the_demo_learns_with_two_servers_behind_a_router(embedded_demo: Learned
         run.until("rollout 0/")
         assert len(run.servers()) == 2
         printed = run.finish()
-        assert run.left(10) == []
+        assert run.left() == []
     assert "warning" not in run.log.read_text().lower()
 
     learned = Learned(cwd / "sglang", cwd / "sglang-samples/{rollout_id}.jsonl", metrics(cwd / "sglang"))
@@ -102,7 +102,7 @@ def test_a_killed_run_leaves_no_server_and_goes_on_also_without_one(
         run.kill()
     assert len(servers) == 2
     assert len(run.processes) > 2 * 3
-    assert run.left(30) == []
+    assert run.left() == []
     assert len(metrics(save)) == KILLED_AFTER
 
     (tmp_path / "waiting").unlink()
@@ -114,7 +114,7 @@ def test_a_killed_run_leaves_no_server_and_goes_on_also_without_one(
         run.note()
         (tmp_path / "go").touch()
         printed = run.finish()
-        assert run.left(10) == []
+        assert run.left() == []
     assert "resumed from" in printed
 
     lines = metrics(save)

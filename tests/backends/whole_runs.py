@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.conftest import SLIME
 ROOT = Path(__file__).parents[2]
 ROLLOUTS = 6
 """Of the demo: most of what there is to learn is learned in the first four."""
+GONE_S = 60.0
+"""For what a run has started to be gone after it, on a machine with much else to do."""
 
 
 class Run:
@@ -62,7 +65,7 @@ class Run:
 
     def servers(self) -> list[psutil.Process]:
         """The process of each SGLang server that answers HTTP."""
-        lines = [(process, " ".join(process.cmdline())) for process in self.note()]
+        lines = [(process, command_line(process)) for process in self.note()]
         return [process for process, line in lines if "sglang.launch_server" in line and "keeper.py" not in line]
 
     def finish(self) -> str:
@@ -86,10 +89,9 @@ class Run:
     def said(self) -> str:
         return "".join(self.printed) + self.log.read_text()
 
-    def left(self, seconds: float) -> list[psutil.Process]:
-        """What still runs after so many seconds."""
-        _, running = psutil.wait_procs(self.processes.values(), timeout=seconds)
-        return [p for p in running if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    def left(self, seconds: float = GONE_S) -> list[psutil.Process]:
+        """What still runs after so many seconds; as soon as nothing does, that."""
+        return still_running(self.processes.values(), seconds)
 
     def close(self) -> None:
         if self._popen.poll() is None:
@@ -99,13 +101,39 @@ class Run:
         self._popen.stdout.close()
 
 
+def command_line(process: psutil.Process) -> str:
+    """Its words; "" of one that has ended since it was found."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def still_running(processes: Iterable[psutil.Process], seconds: float = GONE_S) -> list[psutil.Process]:
+    """Those that have not ended within so many seconds. What nobody has waited for is no longer running."""
+    left, until = [p for p in processes if _runs(p)], time.monotonic() + seconds
+    while left and time.monotonic() < until:
+        time.sleep(0.05)
+        left = [p for p in left if _runs(p)]
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return False
+
+
 def _shared_memory(pid: int) -> Iterator[Path]:
-    with suppress(FileNotFoundError):  # it has ended
-        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
-        yield from (
-            Path(path) for path in {line.split(None, 5)[-1] for line in maps} | set(links) if "/dev/shm/" in path
-        )
+    found: set[str] = set()
+    with suppress(OSError):  # it has ended, or ends while it is read
+        found |= {line.split(None, 5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed since; the others count
+                found.add(os.readlink(link))
+    yield from (Path(path) for path in found if "/dev/shm/" in path)
 
 
 @contextmanager

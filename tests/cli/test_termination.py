@@ -59,6 +59,10 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def _is_line(file: Path) -> bool:
+    return file.exists() and file.read_text().endswith("\n")
+
+
 def _alive(pid: str) -> bool:
     try:
         return " (sleep) Z" not in Path(f"/proc/{pid}/stat").read_text()
@@ -86,7 +90,7 @@ def test_sigterm_ends_a_run_cleanly(ignores_ctrl_c: bool, tiny: TinyRun, tmp_pat
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        _wait(lambda: started.exists() or process.poll() is not None, "the reward is not called")
+        _wait(lambda: _is_line(started) or process.poll() is not None, "the reward is not called")
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)  # `timeout` signals the process and then its group
         _, said = process.communicate(timeout=60)
@@ -137,5 +141,5 @@ def test_a_forked_child_dies_of_it() -> None:
         "        os._exit(1)\n"
         "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("-15\n", 0), done.stderr

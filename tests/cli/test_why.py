@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ def test_a_live_run(run_dir, capsys) -> None:
         assert main(["why", str(run_dir)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("rank 0  (pid")
-    assert "alive; rollout_id 12, 0 s ago" in lines[0]
+    assert re.search(r"alive; rollout_id 12, \d+ s ago", lines[0])
     assert "of 60 s" in lines[1]
     assert lines[1].endswith("group 17; then: retried")
     assert lines[2].endswith("reward; then: fails")
@@ -59,7 +60,7 @@ def test_time_since_the_heartbeat_counts(run_dir, capsys) -> None:
     row = _foreign(run_dir, "node9-7", 20.0)
     _foreign(run_dir, "node9-7", 20.0, waits=[{**row, "deadline": 10.0}])
     assert main(["why", str(run_dir)]) == 3
-    assert "     25." in capsys.readouterr().out
+    assert re.search(r"     2[5-9]\.", capsys.readouterr().out)
 
 
 def test_oldest_wait_first_and_silent_processes_are_said_so(run_dir, capsys) -> None:
@@ -68,7 +69,7 @@ def test_oldest_wait_first_and_silent_processes_are_said_so(run_dir, capsys) -> 
     assert main(["why", str(run_dir)]) == 0
     out = capsys.readouterr().out
     assert out.index("rank 2") < out.index("rank 1")
-    assert "SILENT for 45 s" in out
+    assert re.search(r"SILENT for (4[5-9]|5\d) s", out)
 
 
 def test_nothing_is_running(run_dir, capsys) -> None:
@@ -76,7 +77,7 @@ def test_nothing_is_running(run_dir, capsys) -> None:
     assert "nothing is running here" in capsys.readouterr().out
     _foreign(run_dir, "node9-7", 500.0)
     dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait(10)
+    dead.wait(60)
     host = board_module._host()
     row = _foreign(run_dir, f"{host}-{dead.pid}", 3.0, host=host, pid=dead.pid, role="rank 0")
     _foreign(run_dir, f"{host}-{dead.pid}", 3.0, host=host, pid=dead.pid, role="rank 0",
@@ -88,13 +89,14 @@ def test_nothing_is_running(run_dir, capsys) -> None:
 
 
 def test_stacks(run_dir, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("slime_core.cli.why._STACKS_WITHIN", 1.0)
+    monkeypatch.setattr("slime_core.cli.why._STACKS_WITHIN", 2.0)
+    monkeypatch.setattr(board_module, "_TICK", 0.01)
     _foreign(run_dir, "node9-7", 1.0)
     start_board(run_dir, "rank 0")
     assert main(["why", str(run_dir), "--stacks"]) == 0
     out = capsys.readouterr().out
     assert "test_why.py" in out
-    assert "no answer within 1 s: even its board stands still" in out
+    assert "no answer within 2 s: even its board stands still" in out
     assert not list((run_dir / "waits").glob("*.ask"))
 
 

@@ -38,7 +38,7 @@ class Server(threading.Thread):
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
-        self.join(20)
+        self.join(60)
         assert not self.is_alive()
 
 
@@ -51,7 +51,7 @@ class TestHttp(EngineContract):
     def _served(cls) -> Iterator[None]:
         server = Server()
         server.start()
-        assert server.ready.wait(30)
+        assert server.ready.wait(60)
         cls.address = server.address
         yield
         server.stop()

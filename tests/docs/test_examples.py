@@ -38,15 +38,12 @@ def test_every_example_is_tested_here() -> None:
     assert {p.name for p in EXAMPLES.iterdir() if p.name not in text and not p.name.startswith(("__", "."))} == set()
 
 
-def test_rl_loop(tiny: TinyRun, tmp_path: Path) -> None:
+def test_rl_loop(tiny: TinyRun, tmp_path: Path, program: Slime) -> None:
     shutil.copytree(tiny.root / "model", tmp_path / "model")
     shutil.copy(tiny.root / "train.jsonl", tmp_path / "train.jsonl")
     shutil.copy(tiny.root / "eval.jsonl", tmp_path / "heldout.jsonl")
     size = ["--rollouts", "2", "--prompts", "4", "--samples", "4"]
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "rl_loop.py"), "--inputs", str(tmp_path), *size],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = program(EXAMPLES / "rl_loop.py", "--inputs", tmp_path, *size, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "rollout 2/2" in done.stdout
     assert len((EXAMPLES / "rl_loop.py").read_text().splitlines()) < 300
@@ -111,12 +108,9 @@ def test_third_party_plugin_from_its_folder(tiny: TinyRun, slime: Slime, tmp_pat
     assert (reward["distribution"], reward["version"]) == ("slime-reward-digits", "0.1.0")
 
 
-def test_third_party_plugin_keeps_its_own_contract() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "third_party_plugin")],
-        capture_output=True, text=True, timeout=120, cwd=EXAMPLES / "third_party_plugin",
-        env={**os.environ, "SLIME_PLUGIN_DIR": str(EXAMPLES / "third_party_plugin")},
-    )  # fmt: skip
+def test_third_party_plugin_keeps_its_own_contract(program: Slime) -> None:
+    folder = EXAMPLES / "third_party_plugin"
+    done = program("pytest", "-q", "-p", "no:cacheprovider", folder, cwd=folder, SLIME_PLUGIN_DIR=str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 

@@ -75,10 +75,8 @@ def pattern(name: str) -> re.Pattern[str]:
 
 
 @pytest.fixture(scope="module")
-def emitted(tiny: TinyRun, tiny_moe: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names of the metrics of runs that between them switch on what can be."""
-    from tests.conftest import SLIME
-
     root = tmp_path_factory.mktemp("metrics")
     (root / "rm.py").write_text(REWARD)
     (root / "gen.py").write_text(GENERATE)
@@ -118,9 +116,7 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, tmp_path_factory: pytest.TempPathF
     }  # fmt: skip
     names: set[str] = set()
     for name, changes in runs.items():
-        argv = tiny.argv(root / name, num_rollout=2, **changes)
-        done = subprocess.run([SLIME, "train", *argv], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+        slime("train", *tiny.argv(root / name, num_rollout=2, **changes))
         for line in (root / name / "metrics.jsonl").read_text().splitlines():
             names |= json.loads(line).keys() - {"step"}
     servers = HttpEngine(SimpleNamespace()).take_metrics() | Incidents(EventLog(None)).take_metrics()

@@ -6,7 +6,6 @@ import ast
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -79,12 +78,11 @@ def test_plugin_files_have_an_accepted_signature(source: str, name: str, tmp_pat
 
 
 @pytest.mark.parametrize(("source", "name"), [k for k in FILES if k[1].startswith("test_")], ids=lambda v: v[-12:])
-def test_suites_of_a_page_pass(source: str, name: str, tmp_path: Path) -> None:
+def test_suites_of_a_page_pass(source: str, name: str, tmp_path: Path, program: Slime) -> None:
     for (other, file), text in FILES.items():
         if other == source:
             (tmp_path / f"{file}.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{name}.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = program("pytest", "-q", "-p", "no:cacheprovider", f"{name}.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

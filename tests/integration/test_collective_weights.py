@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TinyRun
+from tests.ports import free_port
 
 WORKER = Path(__file__).with_name("collective_worker.py")
 ROOT = Path(__file__).parents[2]
@@ -40,9 +40,7 @@ EXPECTED: dict[str, tuple[str, int, str]] = {
 @pytest.fixture(scope="module")
 def told(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, str(WORKER), str(tiny.root / "model"), str(tmp_path_factory.mktemp("run"))]
     processes = []
     for rank in range(2):

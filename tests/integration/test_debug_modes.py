@@ -25,14 +25,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def saved(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tiny: TinyRun, slime: Slime, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that learned from tokens of several weight versions, with everything saved."""
     root = tmp_path_factory.mktemp("saved")
     argv = tiny.argv(
         root / "run", num_rollout=2, dump_details=root / "details", save_hf=root / "hf" / "{rollout_id}",
         partial_rollout=True, over_sampling_batch_size=6, use_tis=True, n_samples_per_eval_prompt=2,
     )  # fmt: skip
-    subprocess.run([SLIME, "train", *argv], check=True, timeout=120, capture_output=True)
+    slime("train", *argv)
     return root
 
 

@@ -49,11 +49,10 @@ class Environment:
 
 
 @pytest.fixture(scope="module")
-def teacher(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def teacher(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model after it has learned to answer in digits."""
     save = tmp_path_factory.mktemp("teacher") / "run"
-    argv = tiny.argv(save, **{**QUIET, "num_rollout": 12, "save_interval": 12})
-    subprocess.run([SLIME, "train", *argv], check=True, timeout=120, capture_output=True)
+    slime("train", *tiny.argv(save, **{**QUIET, "num_rollout": 12, "save_interval": 12}))
     return save / "checkpoints" / "rollout_0000011"
 
 
@@ -69,7 +68,7 @@ def address(teacher: Path) -> Iterator[str]:
         yield line.split(" on ")[1].strip()
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
         assert process.stdout is not None
         process.stdout.close()
 

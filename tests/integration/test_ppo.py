@@ -48,9 +48,9 @@ def _files(run_dir: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def unkilled(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unkilled(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save = tmp_path_factory.mktemp("unkilled") / "run"
-    subprocess.run([SLIME, "train", *tiny.argv(save, **FLAGS)], check=True, timeout=120, capture_output=True)
+    slime("train", *tiny.argv(save, **FLAGS))
     return save
 
 
@@ -68,7 +68,7 @@ def test_the_critic_learns_first_and_is_in_the_checkpoint(unkilled: Path) -> Non
     assert (_commit(unkilled) / "critic" / "trainer" / "optimizer.safetensors").is_file()
 
 
-def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
     save = tmp_path / "run"
     argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -79,7 +79,7 @@ def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, t
     process.kill()
     process.stdout.close()
     assert process.wait() == -signal.SIGKILL
-    done = subprocess.run(argv, check=True, timeout=120, capture_output=True, text=True)
+    done = slime(*argv[1:])
     assert "2 of 4 rollouts done" in done.stdout
     assert _metrics(save) == _metrics(unkilled)
     assert _files(save) == _files(unkilled)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.conftest import SLIME, TinyRun
+from tests.zygote import Zygote
 
 ROOT = Path(__file__).parents[2]
 
@@ -280,17 +281,24 @@ def test_sft_lowers_the_loss(tiny: TinyRun, tmp_path: Path, slime) -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_two_data_parallel_processes_train_as_one(tiny: TinyRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("starter", ["slime", pytest.param("torchrun", marks=pytest.mark.backends)])
+def test_two_data_parallel_processes_train_as_one(
+    tiny: TinyRun, tmp_path: Path, slime, zygote: Zygote, starter: str
+) -> None:
     flags = {"num_rollout": 3}
-    one = [SLIME, "train", *tiny.argv(tmp_path / "one", **flags)]
-    subprocess.run(one, check=True, timeout=120, capture_output=True)
+    slime("train", *tiny.argv(tmp_path / "one", **flags))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0"}
     for rollouts in (1, 3):  # the second call resumes, on both ranks
         flags |= {"num_rollout": rollouts, "load": tmp_path / "two"}
-        two = [*launcher, SLIME, "train", *tiny.argv(tmp_path / "two", **flags)]
-        done = subprocess.run(two, timeout=120, capture_output=True, text=True, env=environment)
+        if starter == "torchrun":
+            two = [*launcher, SLIME, "train", *tiny.argv(tmp_path / "two", **flags)]
+            done = subprocess.run(two, timeout=120, capture_output=True, text=True, env=environment)
+        else:
+            ranks = tiny.argv(tmp_path / "two", **flags, actor_num_gpus_per_node=2, device="cpu")
+            done = zygote.run(["train", *ranks], dict(os.environ), 120, "tests.forked_ranks:install")
         assert done.returncode == 0, done.stderr[-3000:]
+    assert "resumed from" in done.stdout
     keys = ("train/loss", "train/grad_norm", "rollout/raw_reward", "eval/held")
     for first, second in zip(_lines(tmp_path / "one"), _lines(tmp_path / "two"), strict=True):
         for key in first.keys() & set(keys):
@@ -320,7 +328,7 @@ def test_training_against_a_served_engine(tiny: TinyRun, tmp_path: Path, slime, 
         slime("train", *tiny.argv(tmp_path / "http", **flags))
     finally:
         server.terminate()
-        assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=60) == 0
     slime("train", *tiny.argv(tmp_path / "inline", num_rollout=2))
     over_http, inline = _lines(tmp_path / "http"), _lines(tmp_path / "inline")
     for first, second in zip(over_http, inline, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import write_config, write_weights
+from tests.ports import free_port
 
 WORKER = Path(__file__).with_name("trainer_worker.py")
 VOCAB = 31
@@ -69,9 +69,7 @@ def run(job: dict[str, Any], save: Path, world_size: int, check: bool = True) ->
     save.mkdir(parents=True, exist_ok=True)
     path = save.with_suffix(".job.json")
     path.write_text(json.dumps({**job, "save": str(save)}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     processes = []
     for rank in range(world_size):
         environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}

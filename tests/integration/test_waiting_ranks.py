@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(180)]
 
@@ -41,9 +42,7 @@ WORKER = textwrap.dedent("""
 
 def two_ranks(what: str) -> list[tuple[int, str]]:
     """Exit status and output of both."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-W", "ignore", "-c", WORKER, str(DEADLINE_S), what]
     ranks = []
     for rank in range(2):

@@ -104,7 +104,7 @@ def process(*argv: Any, starts: str) -> Iterator[str]:
             yield line.rsplit(" ", 1)[-1].strip()
         finally:
             running.send_signal(signal.SIGTERM)
-            assert running.wait(timeout=30) == 0
+            assert running.wait(timeout=60) == 0
 
 
 def test_servers_of_ones_own_with_a_puller_beside_them(

@@ -75,7 +75,7 @@ class Fakes:
             "save_interval": None, "eval_in_background": False,
         }  # fmt: skip
         args = SimpleNamespace(**{**defaults, **settings})
-        return asyncio.run(asyncio.wait_for(loop_async.train(args, self.stages, start), 10))
+        return asyncio.run(asyncio.wait_for(loop_async.train(args, self.stages, start), 60))
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_an_evaluation_in_the_background_stops_the_next_push_and_nothing_else(fa
         fakes.evaluating.set()
         await running
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 60))
     pushes = [i for i, word in enumerate(fakes.said) if word == "push"]
     begun, ended = (
         [i for i, word in enumerate(fakes.said) if word.startswith(what)] for what in ("evaluate ", "evaluated ")
@@ -159,7 +159,7 @@ def test_a_commit_remembers_the_evaluation_of_its_weights_and_waits_for_older_on
         fakes.evaluating.set()
         await running
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 60))
     assert fakes.unfinished_at == {0: [], 1: [2], 2: [], 3: [4]}
     assert fakes.stages.unfinished == []
 

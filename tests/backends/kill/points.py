@@ -25,6 +25,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,10 @@ class _Counter:
 
 def _reward_workers() -> list[int]:
     """Processes that compute rewards for this one."""
-    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+    children: list[str] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # that thread has ended; its children are another's
+            children += path.read_text().split()
     return [int(pid) for pid in children if b"slime_core.plugins.workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 

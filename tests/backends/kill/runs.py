@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from slime_core.errors import SlimeError
 from tests.backends.kill.points import kind_of
 from tests.conftest import TinyRun
 from tests.engine_processes import EmbeddedServer
+from tests.ports import free_port
 from tests.zygote import Zygote
 
 ROLLOUTS = 4
@@ -206,7 +206,7 @@ class Kills:
             common["KILL_PID"] = str(slot.server.pid)
         if self.ranks > 1:
             flags |= {"actor_num_gpus_per_node": self.ranks, "device": "cpu"}
-            common |= {"WORLD_SIZE": str(self.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+            common |= {"WORLD_SIZE": str(self.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         argv = ["train", *self.tiny.argv(run_dir, **flags)]
 
         def one(rank: int) -> tuple[int, str]:
@@ -249,10 +249,3 @@ def files(run_dir: Path) -> dict[str, bytes]:
     root = max((run_dir / "checkpoints").glob(f"rollout_{ROLLOUTS - 1:07d}*"))
     paths = [p for p in root.rglob("*") if p.is_file() and p.name not in NOT_COMPARED]
     return {str(p.relative_to(root)): p.read_bytes() for p in paths}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

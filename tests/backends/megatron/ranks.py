@@ -131,7 +131,7 @@ class _Parent:
         if cls.process is not None:
             assert cls.process.stdin is not None
             cls.process.stdin.close()
-            cls.process.wait(timeout=30)
+            cls.process.wait(timeout=START_SECONDS)  # it may still import
             cls.process = None
 
 

@@ -46,7 +46,7 @@ def test_the_demo_learns_as_with_the_embedded_trainer(embedded_demo: Learned) ->
     cwd, name = embedded_demo.directory.parent, "pipeline"
     with running(demo(cwd, name, *MEGATRON, *PIPELINE), cwd, cwd / f"{name}.log") as run:
         run.finish()
-        assert run.left(10) == []
+        assert run.left() == []
     assert run.log.read_text() == "", "a run without anything to say says nothing"
 
     learned = metrics(cwd / name)
@@ -70,7 +70,7 @@ def test_the_demo_learns_with_sglang(embedded_demo: Learned, sglang_python: Path
         run.until("rollout 0/")
         assert len(run.servers()) == 1
         run.finish()
-        assert run.left(10) == []
+        assert run.left() == []
     assert any("sglang_loads" in path.name for path in run.shared)
     assert [path for path in run.shared if path.exists()] == []
     assert "warning" not in run.log.read_text().lower()
@@ -107,8 +107,8 @@ def test_a_killed_rank_ends_the_run_and_leaves_its_last_commit(
     with running([SLIME, "train", *argv], tmp_path, tmp_path / "log") as run:
         run.until(f"rollout {LOST_IN}/")
         assert len(run.servers()) == 1
-        assert run.fail(45) == 1
-        assert run.left(5) == []
+        assert run.fail(120) == 1
+        assert run.left() == []
     said = run.log.read_text()
     assert re.search(r"^slime: error: rank 1 of 2 \(process \d+\) was killed by SIGKILL", said, re.MULTILINE), said
     assert said.count("slime: error:") == 1
@@ -190,7 +190,7 @@ def test_the_example_configuration(embedded_demo: Learned) -> None:
     cwd = embedded_demo.directory.parent
     files = [word for name in ("demo", "demo-megatron") for word in ("--config", str(ROOT / f"configs/{name}.yaml"))]
     argv = [SLIME, "train", *files, "--num-rollout", "1", "--save", "example"]
-    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert (cwd / "example/checkpoints/rollout_0000000/model.safetensors").is_file()
     assert len(list((cwd / "example/ranks").glob("*/attempt_0/1/stderr.log"))) == 1

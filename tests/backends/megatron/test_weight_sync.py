@@ -42,7 +42,7 @@ def puller(sglang_server: Running, tmp_path: Path) -> Iterator[str]:
             yield running.stdout.readline().strip().rsplit("http://", 1)[1]
         finally:
             running.send_signal(signal.SIGTERM)
-            assert running.wait(timeout=30) == 0
+            assert running.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -196,7 +196,7 @@ def test_every_rank_says_what_one_misses(ranks: Callable[[int], RankPool], tmp_p
 
 
 def waits_for_rank_1(directory: str, layout: dict[str, Any]) -> None:
-    ProcessGroups(Layout(**layout), "cpu", timeout_minutes=0.05)
+    ProcessGroups(Layout(**layout), "cpu", timeout_minutes=0.15)
     model = family(Path(directory))
     chunks = chunks_of(model)
     load_hf(chunks, model, directory)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +15,30 @@ from tests.backends.whole_runs import Run, running
 from tests.conftest import SLIME, TinyRun
 
 _OF_THE_PLACE = ("state.json", "manifest.json", "ledger.json")
+HELD = 3
+"""Rollout, counted from 0, that does not reach the trainer of a held run before it is released."""
+_DEADLINE_S = 120.0
+"""For what a test waits for, on a machine with much else to do."""
+_HOLD = """
+import time
+from pathlib import Path
+
+
+def log(rollout_id, args, samples, extra, seconds):
+    end = time.monotonic() + {deadline}
+    while rollout_id == {held} and not Path({go!r}).exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return False
+"""
 
 
 @contextmanager
-def begun(tiny: TinyRun, cluster: str, tmp_path: Path, **changes: Any) -> Iterator[Run]:
-    """A run below `tmp_path` that has done two rollouts."""
+def begun(tiny: TinyRun, cluster: str, tmp_path: Path, *, held: bool = False, **changes: Any) -> Iterator[Run]:
+    """A run below `tmp_path` that has done two rollouts; `held`: it does not come to its end until `struck`."""
+    if held:
+        (tmp_path / "hold.py").write_text(_HOLD.format(deadline=_DEADLINE_S, held=HELD, go=str(tmp_path / "go")))
+        changes["custom_rollout_log_function_path"] = tmp_path / "hold.py"
     argv = [SLIME, "train", *tiny.argv(tmp_path / "run", **changes), "--ray-address", cluster]
     with running(argv, tmp_path, tmp_path / "log") as run:
         run.until("rollout 2/")
@@ -35,6 +56,29 @@ def actors(run_dir: Path) -> dict[str, int]:
         if log.parent == run_dir / "actors" and _is_actor(link.parents[1]):
             found[log.stem] = int(link.parents[1].name)
     return found
+
+
+def struck(run: Run, tmp_path: Path, name: str, anew: set[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """SIGKILL to one actor of a held run, which then goes on; all of them before, and once those `anew` are others."""
+    before = actors(tmp_path / "run")
+    os.kill(before[name], signal.SIGKILL)
+    (tmp_path / "go").touch()
+    until = time.monotonic() + _DEADLINE_S
+    while True:
+        after = actors(tmp_path / "run")
+        if all(after.get(one, before[one]) != before[one] for one in anew):
+            return before, after
+        assert not run.ended, run.said()
+        assert time.monotonic() < until, run.said()
+        time.sleep(0.02)
+
+
+def ended(run_dir: Path) -> None:
+    """No actor is left, soon after the end of a run whose cluster goes on."""
+    until = time.monotonic() + _DEADLINE_S
+    while actors(run_dir):
+        assert time.monotonic() < until, "its actors end with it"
+        time.sleep(0.1)
 
 
 def _is_actor(process: Path) -> bool:

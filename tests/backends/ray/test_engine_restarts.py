@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_core.observability.events import read_events
-from tests.backends.ray.actors import actors, begun, files, metrics, verified
+from tests.backends.ray.actors import begun, files, metrics, struck, verified
 from tests.backends.ray.conftest import ROLLOUTS
 from tests.conftest import TinyRun
 
@@ -23,11 +21,8 @@ def test_it_is_brought_back(mode: str, tiny: TinyRun, inline: Path, cluster: str
     if mode == "full":
         flags |= {"async": True, "async_mode": "full", "update_weight_transport": "disk"}
         flags["check_weight_update_equal"] = True
-    with begun(tiny, cluster, tmp_path, **flags) as run:
-        before = actors(tmp_path / "run")
-        os.kill(before["engine"], signal.SIGKILL)
-        run.until(f"rollout {ROLLOUTS}/")
-        after = actors(tmp_path / "run")
+    with begun(tiny, cluster, tmp_path, held=True, **flags) as run:
+        before, after = struck(run, tmp_path, "engine", {"engine"})
         run.finish()
     assert {name for name in before if before[name] != after[name]} == {"engine"}
     assert "engine on " in run.said()

@@ -22,10 +22,10 @@ ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_t
 args = SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=1, num_gpus_per_node=4, colocate=False,
                        debug_train_only=False, debug_rollout_only=False)
 placement = plan_placement(args, trainer_processes=1, engines=[EngineNeeds("e0", 2)], gpus=True)
-reserved = reserve(placement, "test", 60.0)
+reserved = reserve(placement, "test", 120.0)
 seen = seen_by_tasks(placement, reserved)
 # The trainer's bundle is whole: its actor is asked.
-node, gpus = ray.get(ray.remote(gpu_here).options(**reserved.options(0, 0.0, 1.0)).remote(), timeout=60)
+node, gpus = ray.get(ray.remote(gpu_here).options(**reserved.options(0, 0.0, 1.0)).remote(), timeout=120)
 seen[0] = SeenGpu(node, gpus[0])
 print(json.dumps({"bundles": sorted(seen), "visible": visible_to_servers(placement, seen, node).split(",")}))
 ray.shutdown()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ import pytest
 from ray._private.utils import write_ray_address
 from ray.cluster_utils import Cluster
 
-from tests.backends.ray.actors import actors, begun, files, metrics
+from tests.backends.ray.actors import actors, begun, ended, files, metrics
 from tests.backends.whole_runs import running
 from tests.conftest import SLIME, TinyRun
 
@@ -69,9 +68,7 @@ class Nodes:
 
     def add(self) -> None:
         """One more of the two."""
-        node = self.cluster.add_node(
-            num_cpus=2, object_store_memory=128 << 20, dashboard_agent_listen_port=_free_port()
-        )
+        node = self.cluster.add_node(num_cpus=2, object_store_memory=128 << 20, dashboard_agent_listen_port=0)
         self.workers.append(node)
 
     def remove(self, pid: int) -> Any:
@@ -83,16 +80,11 @@ class Nodes:
         return node
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
+    # Who serves chooses the ports: one that is looked for before may be another's when it is wanted.
     head = {"num_cpus": 0, "object_store_memory": 128 << 20, "include_dashboard": True}
-    head |= {"dashboard_port": _free_port(), "dashboard_agent_listen_port": _free_port()}
+    head |= {"dashboard_port": None, "dashboard_agent_listen_port": 0}
     # Ray hands a job to the cluster that a file in its directory names, and each cluster of this machine writes there
     # when it starts: another worker's cluster got this one's jobs. A short path, for the sockets in it.
     with TemporaryDirectory(prefix="ray-", dir="/tmp") as directory:
@@ -224,15 +216,12 @@ def test_a_job_that_is_stopped(
     assert follow(JobSubmissionClient(nodes.dashboard), "stopped") == 143
     assert "slime: job stopped was stopped" in capsys.readouterr().err
     assert slime("ledger", "verify", tmp_path / "run").returncode == 0
-    until = time.monotonic() + 60
-    while actors(tmp_path / "run"):
-        assert time.monotonic() < until, "its actors end with it"
-        time.sleep(0.2)
+    ended(tmp_path / "run")
 
 
 @pytest.mark.parametrize("of", ["a rank alone", "the engine"])
 def test_a_node_that_goes(of: str, tiny: TinyRun, nodes: Nodes, slime: Any, tmp_path: Path) -> None:
-    restarts = {"max_trainer_restarts": 1, "ray_placement_timeout": 3} if of == "a rank alone" else {}
+    restarts = {"max_trainer_restarts": 1, "ray_placement_timeout": 15} if of == "a rank alone" else {}
     two = {"actor_num_nodes": 2, "actor_num_gpus_per_node": 1, "num_rollout": 10_000}
     with begun(tiny, nodes.address, tmp_path, **two, **restarts) as run:
         pids = actors(tmp_path / "run")
@@ -248,7 +237,7 @@ def test_a_node_that_goes(of: str, tiny: TinyRun, nodes: Nodes, slime: Any, tmp_
     assert f"node {node.node_id[:8]})" in run.said(), "which one"
     if of == "a rank alone":
         assert any("restart 1 of 1 from rollout_" in line for line in lines)
-        assert "a node of the run went, and no other took its place within 3 s" in line
+        assert "a node of the run went, and no other took its place within 15 s" in line
     else:
         assert " died in " in line
     reached = max(line["step"] for line in metrics(tmp_path / "run")) + 1

@@ -10,16 +10,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Slime
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
-def _run(script: str, *words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def run(program: Slime) -> Slime:
+    """`run(script, *words)`."""
+    return lambda script, *words: program(BENCHMARKS / script, *words, cwd=BENCHMARKS.parent)
+
+
+def _run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """In a fresh interpreter."""
     command = [sys.executable, str(BENCHMARKS / script), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=BENCHMARKS.parent)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=BENCHMARKS.parent)
 
 
-def test_overhead() -> None:
-    done = _run("overhead.py", "--samples", "80", "--calls", "200", "--repeats", "1")
+def test_overhead(run: Slime) -> None:
+    done = run("overhead.py", "--samples", "80", "--calls", "200", "--repeats", "1")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines if line.startswith("hook, ")] == [
@@ -28,9 +37,9 @@ def test_overhead() -> None:
     assert sum(line.startswith("stage, ") and line.endswith("x") for line in lines) == 2
 
 
-def test_rollout_overhead() -> None:
+def test_rollout_overhead(run: Slime) -> None:
     words = ["--groups", "20", "--repeats", "1", "--rm-timeout", "0.5", "--rm-workers", "2", "--concurrency", "16"]
-    done = _run("rollout_overhead.py", *words)
+    done = run("rollout_overhead.py", *words)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     kinds = [line.split()[1] for line in lines if line.startswith("stage, ")]
@@ -39,8 +48,8 @@ def test_rollout_overhead() -> None:
     assert "least possible, by waiting alone: async 0.50 s" in done.stdout
 
 
-def test_agents() -> None:
-    done = _run("agents.py", "--samples", "16", "--repeats", "1")
+def test_agents(run: Slime) -> None:
+    done = run("agents.py", "--samples", "16", "--repeats", "1")
     assert done.returncode == 0, done.stderr
     names = [line.split("  ")[0] for line in done.stdout.splitlines()]
     kinds = ["single_turn", "tool_use", "multi_turn", "agent"]
@@ -74,24 +83,24 @@ def test_async_overlap_says_when_it_is_off(monkeypatch: pytest.MonkeyPatch, caps
     assert "off the closed form; 10% is allowed" in capsys.readouterr().err
 
 
-def test_buffer() -> None:
-    done = _run("buffer.py", "--groups", "130", "--state-groups", "20", "--group-size", "2")
+def test_buffer(run: Slime) -> None:
+    done = run("buffer.py", "--groups", "130", "--state-groups", "20", "--group-size", "2")
     assert done.returncode == 0, done.stderr
     sides = ("deque of dicts", "list of dicts", "fifo", "function", "priority", "stratified", "replay", "curriculum")
     lines = [line for line in done.stdout.splitlines() if line.endswith("x")]
     assert [line.split("  ")[0].split(" (")[0] for line in lines] == list(sides)
 
 
-def test_weight_sync() -> None:
-    done = _run("weight_sync.py", "--millions", "0.5", "--repeat", "1")
+def test_weight_sync(run: Slime) -> None:
+    done = run("weight_sync.py", "--millions", "0.5", "--repeat", "1")
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("embedded")]
     assert [row[1] for row in rows] == ["tensor", "disk"]
     assert all(float(row[-1]) > 0 for row in rows)
 
 
-def test_engines_without_sglang() -> None:
-    done = _run("engines.py", "--engine-python", "", "--concurrency", "1", "4", "--tokens", "4", "--repeat", "1")
+def test_engines_without_sglang(run: Slime) -> None:
+    done = run("engines.py", "--engine-python", "", "--concurrency", "1", "4", "--tokens", "4", "--repeat", "1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("SGLang is left out: name its environment with --engine-python")
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("embedded")]

@@ -64,14 +64,14 @@ def test_an_abort_cuts_a_delayed_reply_and_a_pause_holds_the_next() -> None:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         await engine.abort()
-        cut = await asyncio.wait_for(running, 5)
+        cut = await asyncio.wait_for(running, 60)
         assert (cut.text, cut.meta_info["finish_reason"]) == ("abc", {"type": "abort"})
         await engine.pause()
         waiting = asyncio.ensure_future(ask(engine))
         await asyncio.sleep(0.01)
         assert not waiting.done()
         await engine.resume()
-        assert (await asyncio.wait_for(waiting, 5)).text == "next"
+        assert (await asyncio.wait_for(waiting, 60)).text == "next"
 
     asyncio.run(run())
 

@@ -32,7 +32,7 @@ class Trainer:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         self.ranks.parts[self.rank] = tensor
-        self.ranks.barrier.wait(10)
+        self.ranks.barrier.wait(60)
         return sum(self.ranks.parts[1:], self.ranks.parts[0])
 
 

@@ -157,11 +157,11 @@ def test_a_sample_costs_little(tmp_path: Path) -> None:
     timeline, sample = Timeline(tmp_path / FILE), answered(512)
     write(timeline, sample)
     best = float("inf")
-    for _ in range(20):
+    for _ in range(200):
         started = time.perf_counter()
-        for _ in range(100):
+        for _ in range(10):
             write(timeline, sample)
-        best = min(best, (time.perf_counter() - started) / 100)
+        best = min(best, (time.perf_counter() - started) / 10)
     timeline.flush()
     assert best < 200e-6, f"{best * 1e6:.0f} us per sample"
     size = len((tmp_path / FILE).read_bytes()) / 2001

@@ -53,7 +53,7 @@ class Ranks:
     """Data-parallel ranks as threads; `all_reduce` sums what all of them bring."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=20)
+        self.barrier = threading.Barrier(size, timeout=60)
         self.slots: list[torch.Tensor | None] = [None] * size
 
     def all_reduce(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:

@@ -111,7 +111,7 @@ def test_plain_functions_leave_the_event_loop_alone() -> None:
 
 
 def test_two_blocking_rewards_run_side_by_side() -> None:
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=60)
 
     def meet(args: Any, sample: Sample) -> float:
         meeting.wait()

@@ -69,17 +69,18 @@ def test_refused_connections_are_tried_again(free_port: int) -> None:
 
 def test_the_deadline_is_of_all_attempts_and_of_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    with ScriptedService(lambda asked: released.wait(20)) as service:
+    with ScriptedService(lambda asked: released.wait(60)) as service:
         started = time.monotonic()
         with pytest.raises(PluginError, match=r"no answer within 0\.3 s \(attempt 1\)"):
             post(JsonClient(), service.url, timeout=0.3)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 20
         released.set()
     monkeypatch.setattr(json_client, "FIRST_DELAY_S", 60.0)
+    monkeypatch.setattr(json_client, "LONGEST_DELAY_S", 60.0)
     with ScriptedService(lambda asked: (500, {})) as service:
         with pytest.raises(PluginError, match="1 attempts"):
-            post(JsonClient(), service.url, timeout=0.3)
-        assert time.monotonic() - started < 6
+            post(JsonClient(), service.url, timeout=20)
+        assert time.monotonic() - started < 40
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "nonsense", "http://[half"])

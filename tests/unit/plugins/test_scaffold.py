@@ -17,6 +17,7 @@ from slime_core.plugins.kinds import KINDS
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef, Registry
 from slime_core.plugins.scaffold import _TOO_LARGE, compatible_range, plan, template_kinds, write
+from tests.conftest import Slime
 
 ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
@@ -31,10 +32,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run(*command: str | Path, cwd: Path, **env: str) -> None:
-    done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=200, env={**os.environ, **env}
-    )
+def run(*command: str | Path, cwd: Path) -> None:
+    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -42,12 +41,13 @@ def test_every_kind_has_a_template_or_a_reason() -> None:
     assert set(template_kinds()) - {"hooks"} == set(KINDS) - set(_TOO_LARGE)
 
 
-def test_the_tests_of_every_kind_pass_at_once(made: Path) -> None:
+def test_the_tests_of_every_kind_pass_at_once(made: Path, program: Slime) -> None:
     folders = sorted(path.parent for path in made.glob("*/pyproject.toml"))
     assert len(folders) == len(template_kinds())
     tests = [folder / "tests" / "test_contract.py" for folder in folders]
     flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={made}", "-c", os.devnull]
-    run(sys.executable, "-m", "pytest", *flags, *tests, cwd=made, SLIME_PLUGIN_DIR=str(made))
+    done = program("pytest", *flags, *tests, cwd=made, SLIME_PLUGIN_DIR=str(made))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_they_are_tidy(made: Path) -> None:

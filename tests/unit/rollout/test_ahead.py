@@ -73,7 +73,7 @@ def settings(**changes: Any) -> SimpleNamespace:
 
 
 def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test, 10))
+    asyncio.run(asyncio.wait_for(test, 60))
 
 
 async def turns() -> None:

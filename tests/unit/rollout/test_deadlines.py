@@ -16,9 +16,10 @@ from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import RolloutContext, generate_rollout
 from slime_core.types import Sample
 from slime_core.waits import current, start_board, stop_board
+from tests.virtual_time import in_virtual_time
 
 STEP = 0.03
-"""Seconds of the deadlines here; nothing waits for longer."""
+"""Virtual seconds of the deadlines here."""
 
 
 def _args(**changes):
@@ -104,6 +105,7 @@ def _groups(output):
     return [g[0].group_index for g in output.samples]
 
 
+@in_virtual_time
 async def test_substitute_draws_another_prompt() -> None:
     output = await _roll(_args(), Generator(hangs=[1]))
     assert _groups(output) == [1, 2]
@@ -111,6 +113,7 @@ async def test_substitute_draws_another_prompt() -> None:
     assert [v for k, v in output.metrics.items() if k.endswith("group_timeout")] == [1]
 
 
+@in_virtual_time
 async def test_retry_generates_the_same_prompt_afresh() -> None:
     generator = Generator(hangs=[1], times=1)
     output = await _roll(_args(group_timeout_policy="retry"), generator)
@@ -120,6 +123,7 @@ async def test_retry_generates_the_same_prompt_afresh() -> None:
     assert all((s.response_length, s.status) == (1, Sample.Status.COMPLETED) for s in output.samples[0])
 
 
+@in_virtual_time
 async def test_retries_are_bounded() -> None:
     generator = Generator(hangs=[1])
     output = await _roll(_args(group_timeout_policy="retry"), generator)
@@ -127,6 +131,7 @@ async def test_retries_are_bounded() -> None:
     assert generator.calls.count(1) == 3, "--group-timeout-retries 2"
 
 
+@in_virtual_time
 async def test_shrink_goes_on_with_the_samples_that_are_done() -> None:
     output = await _roll(_args(group_timeout_policy="shrink"), Generator(hangs=[1]))
     assert _groups(output) == [0, 1]
@@ -135,23 +140,27 @@ async def test_shrink_goes_on_with_the_samples_that_are_done() -> None:
     assert output.samples[0][1].metadata["failure"]["where"] == "--group-timeout"
 
 
+@in_virtual_time
 async def test_shrink_cuts_off_rewards_too() -> None:
     output = await _roll(_args(group_timeout_policy="shrink"), Generator(), scorer=Scorer(hangs=[1]))
     assert [s.status for s in output.samples[0]] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
 
 
+@in_virtual_time
 async def test_shrink_gives_up_a_group_whose_common_reward_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "CANCEL_GRACE", 0.01)
     scorer = Scorer(hangs=[1], scores_groups=True)
     assert _groups(await _roll(_args(group_timeout_policy="shrink"), Generator(), scorer=scorer)) == [1, 2]
 
 
+@in_virtual_time
 async def test_drop_trains_on_a_group_less() -> None:
     output = await _roll(_args(group_timeout_policy="drop"), Generator(hangs=[1]))
     assert _groups(output) == [1]
     assert output.metrics["rollout/groups_drawn"] == 2
 
 
+@in_virtual_time
 async def test_drop_leaves_whole_optimizer_steps() -> None:
     source = Source()
     args = _args(rollout_batch_size=4, over_sampling_batch_size=4, global_batch_size=4, group_timeout_policy="drop")
@@ -160,12 +169,14 @@ async def test_drop_leaves_whole_optimizer_steps() -> None:
     assert [g[0].group_index for g in source.returned] == [3], "what is too little for a step goes back"
 
 
+@in_virtual_time
 async def test_drop_of_everything_is_an_error() -> None:
     with pytest.raises(RolloutError, match="0 of 2 kept"):
         await _roll(_args(group_timeout_policy="drop"), Generator(hangs=[0, 2]))
 
 
 @pytest.mark.parametrize("policy", ["substitute", "shrink", "drop"])
+@in_virtual_time
 async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
     args, generator = _args(group_timeout_policy=policy), Generator(hangs=[1])
     gated = GatedEngine(Engine(), deterministic=True, places=64)
@@ -180,7 +191,9 @@ async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
         await deadlines.run_group(runner, group, {}, rollout_id=3, evaluation=True)
 
 
+@in_virtual_time
 async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
+    before = set(current())  # what the garbage collector has not yet ended of other tests
     start_board(tmp_path, "rollout")
     try:
         with pytest.raises(RolloutError, match=r"group 0 of rollout 3: not done within 0.03 s .*stalls/.*\.txt"):
@@ -191,9 +204,10 @@ async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
     text = report.read_text()
     assert "generator 'test'" in text
     assert "await self.release.wait()" in text, "the line that hangs"
-    assert current() == []
+    assert set(current()) <= before
 
 
+@in_virtual_time
 async def test_a_task_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "CANCEL_GRACE", 0.01)
     generator, source = Generator(hangs=[1], deaf=True), Source()
@@ -204,6 +218,7 @@ async def test_a_task_that_ignores_its_cancellation_is_left_behind(monkeypatch: 
     await asyncio.sleep(0)
 
 
+@in_virtual_time
 async def test_groups_in_excess_that_ignore_their_cancellation_do_not_hold_the_end(monkeypatch) -> None:
     monkeypatch.setattr(deadlines, "CANCEL_GRACE", 0.01)
     generator, source = Generator(hangs=[1], deaf=True), Source()
@@ -217,6 +232,7 @@ async def test_groups_in_excess_that_ignore_their_cancellation_do_not_hold_the_e
     assert [s.tokens for s in returned] == [[1], [1]], "a late write goes to nobody's samples"
 
 
+@in_virtual_time
 async def test_the_clock_starts_with_a_place() -> None:
     """A queue longer than the deadline is no reason to give groups up."""
 
@@ -229,6 +245,7 @@ async def test_the_clock_starts_with_a_place() -> None:
     assert _groups(await _roll(args, Slow())) == list(range(6))
 
 
+@in_virtual_time
 async def test_hanging_groups_count_as_failures_in_a_row() -> None:
     class AllHang(set):
         def __contains__(self, index):
@@ -240,11 +257,13 @@ async def test_hanging_groups_count_as_failures_in_a_row() -> None:
         await _roll(_args(max_consecutive_failures=4), generator)
 
 
+@in_virtual_time
 async def test_a_rollout_in_which_no_sample_ends_stops_the_run() -> None:
     with pytest.raises(RolloutError, match=r"groups of rollout 3: not done within 0\.03 s"):
         await _roll(_args(group_timeout=None, rollout_stall_timeout=STEP), Generator(hangs=[1, 2]))
 
 
+@in_virtual_time
 async def test_a_rollout_that_moves_on_does_not() -> None:
     class OneByOne(Generator):
         async def call(self, *args, **keywords):

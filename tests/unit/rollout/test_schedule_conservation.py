@@ -129,7 +129,7 @@ def _play(seed: int, pace: int) -> tuple[list[Any], list[int]]:
         for rollout_id in range(ROLLOUTS):
             context = RolloutContext(runner, FilterStage(args, keep, "test"), decided=[])
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(120):
                     out = await generate_rollout(args, rollout_id, source, context=context)
             except RolloutError as error:
                 story.append(str(error))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +30,7 @@ from slime_core.testing import (
     ToolParserContract,
     WeightPostWriteContract,
 )
+from tests.conftest import Slime
 
 SOURCE = """
 import copy
@@ -294,7 +293,7 @@ BAD_COMPONENTS = {
 
 
 @pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """`Class::test` of what failed when the tests in question were run on the bad components in one fresh pytest."""
     folder = tmp_path_factory.mktemp("bad")
     lines = ["from slime_core.testing import *"]
@@ -303,9 +302,9 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         file.write_text(body)
         lines += [f"class Test{name}({contract.__name__}):", f"    component = {str(file)!r}"]
     (folder / "test_bad.py").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider"]
-    command += [f"test_bad.py::Test{name}::{test}" for name, (_, _, test) in BAD_COMPONENTS.items()]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    words = ["-q", "-rf", "--tb=no", "-p", "no:cacheprovider"]
+    words += [f"test_bad.py::Test{name}::{test}" for name, (_, _, test) in BAD_COMPONENTS.items()]
+    result = program("pytest", *words, cwd=folder)
     found = [line.split("::", 1)[1] for line in result.stdout.splitlines() if line.startswith("FAILED ")]
     assert found, result.stdout + result.stderr
     return {entry.split(" - ")[0] for entry in found}

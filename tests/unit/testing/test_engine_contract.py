@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slime_core.testing import EngineContract
+from tests.conftest import Slime
 
 BAD_ENGINES = {
     "OtherTemperature": (
@@ -133,7 +132,7 @@ BAD_ENGINES = {
 
 
 @pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """`Class::test` of what failed when the tests in question were run on the bad engines in one fresh pytest."""
     folder = tmp_path_factory.mktemp("bad")
     lines = ["import torch", "torch.set_num_threads(1)", "from slime_core.testing import EngineContract"]
@@ -143,9 +142,9 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         lines += [f"class Test{name}(EngineContract):", f"    component = {f'{folder}/bad.py:{name}'!r}"]
     (folder / "bad.py").write_text("\n".join(engines))
     (folder / "test_bad.py").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider"]
-    command += [f"test_bad.py::Test{name}::{test}" for name, (test, _) in BAD_ENGINES.items()]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    words = ["-q", "-rfE", "--tb=no", "-p", "no:cacheprovider"]
+    words += [f"test_bad.py::Test{name}::{test}" for name, (test, _) in BAD_ENGINES.items()]
+    result = program("pytest", *words, cwd=folder)
     found = [line.split("::", 1)[1] for line in result.stdout.splitlines() if line.startswith("FAILED ")]
     assert found, result.stdout + result.stderr
     return {entry.split(" - ")[0] for entry in found}

@@ -88,7 +88,7 @@ def test_markers_and_labels(response: str, label: Any, expected: float) -> None:
 def test_what_would_not_fit_in_memory_is_not_evaluated(bomb: str) -> None:
     started = time.monotonic()
     assert not equal(bomb, "5")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
 
 
 def test_an_answer_runs_no_code() -> None:

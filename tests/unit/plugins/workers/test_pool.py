@@ -225,10 +225,10 @@ async def test_a_call_that_overruns_is_killed_with_its_children(pool: WorkerPool
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"no answer within --rm-timeout 1.5 s"):
         await call.score([say(f"hang {tmp_path / 'child'}")])
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert not psutil.pid_exists(first.pid)
     child = int((tmp_path / "child").read_text())
-    gone = time.monotonic() + 10
+    gone = time.monotonic() + 60
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < gone, "the reward's own child lives on"
         time.sleep(0.01)
@@ -236,9 +236,9 @@ async def test_a_call_that_overruns_is_killed_with_its_children(pool: WorkerPool
 
 
 async def test_waiting_for_a_worker_does_not_count(pool: WorkerPool, file: Path) -> None:
-    call = caller(pool, file, rm_timeout=1.0)
-    found = await asyncio.gather(*(call.score([say("sleep 0.4", i)]) for i in range(5)))
-    assert found == [[1.0]] * 5
+    call = caller(pool, file, rm_timeout=2.0)
+    found = await asyncio.gather(*(call.score([say("sleep 0.3", i)]) for i in range(8)))
+    assert found == [[1.0]] * 8
 
 
 async def test_prints_do_not_reach_the_protocol(pool: WorkerPool, file: Path) -> None:
@@ -285,14 +285,14 @@ async def test_a_cancelled_call_frees_its_worker(pool: WorkerPool, file: Path) -
     call = caller(pool, file, rm_timeout=None)
     await call.start()
     task = asyncio.create_task(call.score([say("sleep 600")]))
-    running = time.monotonic() + 10
+    running = time.monotonic() + 60
     while not any(p.cpu_times().user and pool._idle == 0 for p in workers()):
         assert time.monotonic() < running
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.wait_for(call.score([say("add 1")]), 20) == [1.5]
+    assert await asyncio.wait_for(call.score([say("add 1")]), 60) == [1.5]
 
 
 async def test_memory_can_be_bounded(file: Path) -> None:
@@ -314,7 +314,7 @@ async def test_closing_ends_calls_that_run_and_wait(file: Path) -> None:
     tasks = [asyncio.create_task(call.score([say("sleep 600", i)])) for i in range(2)]
     await asyncio.sleep(0.1)
     await asyncio.to_thread(pool.close)
-    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     assert all(isinstance(error, WorkerDied | PluginError) for error in done)
     assert workers() == []
     with pytest.raises(PluginError, match="stopped"):
@@ -356,7 +356,7 @@ def test_no_worker_outlives_its_run(file: Path, end: str) -> None:
         driver.send_signal(signal.SIGKILL)
     driver.wait(timeout=30)
     driver.stdout.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
         assert time.monotonic() < until, f"workers {pids} live on"
         time.sleep(0.01)

@@ -13,7 +13,7 @@ from slime_core.plugins.workers.threads import AbandonableThreadPool
 def test_results_errors_and_the_limit() -> None:
     pool = AbandonableThreadPool(3)
     running, most = 0, 0
-    lock, gate = threading.Lock(), threading.Barrier(3, timeout=10)
+    lock, gate = threading.Lock(), threading.Barrier(3, timeout=60)
 
     def work(value: int) -> int:
         nonlocal running, most
@@ -26,10 +26,10 @@ def test_results_errors_and_the_limit() -> None:
         return value
 
     futures = [pool.submit(work, value) for value in range(12)]
-    assert [future.result(10) for future in futures] == list(range(12))
+    assert [future.result(60) for future in futures] == list(range(12))
     assert most == 3
     with pytest.raises(ZeroDivisionError):
-        pool.submit(lambda: 1 // 0).result(10)
+        pool.submit(lambda: 1 // 0).result(60)
 
 
 def test_a_thread_that_never_returns_is_replaced() -> None:
@@ -42,12 +42,12 @@ def test_a_thread_that_never_returns_is_replaced() -> None:
 
     stuck = pool.submit(hang)
     queued = pool.submit(lambda: "queued")
-    assert started.wait(10)
+    assert started.wait(60)
     pool.abandon(stuck)
-    assert queued.result(10) == "queued"
+    assert queued.result(60) == "queued"
     release.set()
-    stuck.result(10)
-    assert pool.submit(lambda: "later").result(10) == "later"
+    stuck.result(60)
+    assert pool.submit(lambda: "later").result(60) == "later"
 
 
 def test_a_queued_call_that_is_abandoned_never_runs() -> None:
@@ -57,8 +57,8 @@ def test_a_queued_call_that_is_abandoned_never_runs() -> None:
     second = pool.submit(ran.append, 1)
     pool.abandon(second)
     release.set()
-    first.result(10)
-    pool.submit(lambda: None).result(10)
+    first.result(60)
+    pool.submit(lambda: None).result(60)
     assert ran == []
 
 

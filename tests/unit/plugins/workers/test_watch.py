@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 
@@ -59,7 +60,7 @@ async def test_computing_in_a_coroutine_warns_once_with_its_name(caplog: pytest.
     for _ in range(2):
         await watched("reward 'slow'", computes())
     (message,) = caplog.messages
-    assert message.startswith("reward 'slow' has kept the event loop busy for 0.1 s")
+    assert re.match(r"reward 'slow' has kept the event loop busy for \d+\.\d s", message)
     assert "execution = 'process'" in message
 
 
@@ -72,7 +73,7 @@ def test_what_never_returns_is_reported_while_it_runs_with_its_line(monkeypatch:
     said, text = threading.Event(), []
     monkeypatch.setattr(loop_watch.logger, "warning", lambda *a: (text.append(a[0] % a[1:]), said.set()))
     with watching("reward 'stuck'"):
-        assert said.wait(10), "reported only afterwards"
+        assert said.wait(60), "reported only afterwards"
     assert "reward 'stuck'" in text[0]
     assert "now at " in text[0]
 
