@@ -69,14 +69,13 @@ class CommonSettings:
             return torch.bfloat16 if gains else torch.float32
         return DTYPES[self.dtype]
 
-    def trains(self, name: str) -> bool:
-        """Whether the parameter of this HF name is trained."""
-        if self.only_train:
-            return any(re.search(pattern, name) for pattern in self.only_train)
-        return not any(re.search(pattern, name) for pattern in self.freeze)
+    def trains(self, *names: str) -> bool:
+        """Whether the parameter is trained that has these names: HF's, and the trainer's own where that is another."""
+        listed = any(re.search(pattern, name) for pattern in self.only_train or self.freeze for name in names)
+        return listed == bool(self.only_train)
 
-    def check_lists(self, names: Sequence[str]) -> list[str]:
-        """Compare the patterns of what is trained, or not, with the HF names of all that could be.
+    def check_lists(self, parameters: Sequence[tuple[str, ...]]) -> list[str]:
+        """Compare the patterns of what is trained, or not, with the names (see `trains`) of all that could be.
 
         Returns:
             A warning about patterns that are found in no name, where another is.
@@ -88,10 +87,12 @@ class CommonSettings:
         if not patterns:
             return []
         flag = "--only-train-params-name-list" if self.only_train else "--freeze-params-name-list"
-        if not any(map(self.trains, names)):
-            raise ConfigError(f"{flag}: no parameter is left to train; names look like {names[-1]}")
-        idle = [pattern for pattern in patterns if not any(re.search(pattern, name) for name in names)]
-        said = f"{flag} {' '.join(idle)}: no parameter has such a name; names are HF's and look like {names[-1]}"
+        example = " or ".join(parameters[-1])
+        if not any(self.trains(*names) for names in parameters):
+            raise ConfigError(f"{flag}: no parameter is left to train; names look like {example}")
+        known = {name for names in parameters for name in names}
+        idle = [pattern for pattern in patterns if not any(re.search(pattern, name) for name in known)]
+        said = f"{flag} {' '.join(idle)}: no parameter has such a name; names look like {example}"
         if len(idle) == len(patterns):
             raise ConfigError(f"{said}; correct it, or remove it to train all")
         return [said] if idle else []

@@ -140,28 +140,29 @@ def _check_recompute(args: Any) -> list[str]:
 
 
 def _check_lists(settings: MegatronSettings, family: MegatronModel) -> list[str]:
-    """Lists of what is trained, and targets of adapters, against the model's HF names."""
+    """Lists of what is trained, and targets of adapters, against the model's names."""
     parameters = _trainable(settings, family)
-    warnings = settings.check_lists([name for names in parameters for name in names])
-    if problem := next(filter(None, map(settings.divided, parameters)), ""):
+    warnings = settings.check_lists([(name, *own) for names, own in parameters for name in names])
+    if problem := next(filter(None, (settings.divided(names, own) for names, own in parameters)), ""):
         raise ConfigError(problem)
     return warnings
 
 
-def _trainable(settings: MegatronSettings, family: MegatronModel) -> list[tuple[str, ...]]:
-    """HF names of every parameter that could be trained: of the model, or of adapters.
+def _trainable(settings: MegatronSettings, family: MegatronModel) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Every parameter that could be trained, of the model or of adapters: HF's names, and Megatron's (of the model).
 
     Raises:
         ConfigError: Adapters of nothing.
     """
     if settings.lora is None:
-        return [place.hf for place in places(family)]
+        return [(place.hf, (place.megatron,)) for place in places(family)]
     inside = [place.hf for place in places(family) if not place.row.vocabulary]
     # The rank is compared with the shapes when the adapters are made.
     square = (settings.lora.rank, settings.lora.rank)
     chosen = set(settings.lora.select({name: square for names in inside for name in names if is_projection(name)}))
     modules = [tuple(module_of(name) for name in names if name in chosen) for names in inside]
-    return [tuple(f"{name}.{word}" for name in names) for names in modules if names for word in ("lora_A", "lora_B")]
+    words = ("lora_A", "lora_B")
+    return [(tuple(f"{name}.{word}" for name in names), ()) for names in modules if names for word in words]
 
 
 def _check_split(args: Any, settings: MegatronSettings, architecture: Architecture) -> None:

@@ -188,10 +188,10 @@ class Models:
         for parameter in trainable:
             if not isinstance(parameter.parameter, torch.nn.Parameter):
                 continue
-            names = parameter.hf
-            if problem := self._settings.divided(names):
+            names, own = parameter.hf, (parameter.name,) if adapters is None else ()
+            if problem := self._settings.divided(names, own):
                 return problem, trained, names[0]
-            chosen = self._settings.trains(names[0])
+            chosen = self._settings.trains(names[0], *own)
             parameter.parameter.requires_grad_(chosen)
             trained, name = trained or chosen, names[0]
         return "", trained, name

@@ -35,9 +35,14 @@ class MegatronSettings(CommonSettings):
         values = common_values(args, role, "the Megatron trainer")
         return cls(**values, layout=Layout.from_args(args, _layers_of(str(values["hf_checkpoint"]))))
 
-    def divided(self, names: Sequence[str]) -> str:
-        """What is wrong with lists that train some of the HF tensors of one parameter; "" for all or none of them."""
-        chosen = [name for name in names if self.trains(name)]
+    def divided(self, names: Sequence[str], own: Sequence[str]) -> str:
+        """What is wrong with lists that train some of the HF tensors of one parameter; "" for all or none of them.
+
+        Args:
+            names: Of the HF tensors.
+            own: Megatron's name of the parameter; nothing for adapters.
+        """
+        chosen = [name for name in names if self.trains(name, *own)]
         if len(chosen) in (0, len(names)):
             return ""
         flag = "--only-train-params-name-list" if self.only_train else "--freeze-params-name-list"

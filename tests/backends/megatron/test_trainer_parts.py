@@ -67,11 +67,15 @@ def test_ranks_with_other_numbers_of_micro_batches_share_experts(ranks: Ranks, m
     compare(ranks(2).run(f"{jobs.__name__}:megatron", **flags), jobs.embedded(models["experts"]))
 
 
-@pytest.mark.parametrize("chosen", [["lm_head"], ["embed_tokens"]], ids=["last stage", "first stage"])
-def test_only_one_stage_learns(ranks: Ranks, models: dict[str, Path], chosen: list[str]) -> None:
-    flags = {"only_train_params_name_list": chosen}
-    results = ranks(2).run(f"{jobs.__name__}:megatron", model=str(models["dense"]), **flags, **PP2)
-    compare(results, jobs.embedded(models["dense"], **flags))
+@pytest.mark.parametrize(
+    ("chosen", "hf"),
+    [("lm_head", "lm_head"), ("embed_tokens", "embed_tokens"), (r"layers\.3.*linear_qkv\.", r"layers\.3.*[qkv]_proj")],
+    ids=["last stage", "first stage", "Megatron's name"],
+)
+def test_only_one_stage_learns(ranks: Ranks, models: dict[str, Path], chosen: str, hf: str) -> None:
+    listed = {"model": str(models["dense"]), "only_train_params_name_list": [chosen]}
+    results = ranks(2).run(f"{jobs.__name__}:megatron", **listed, **PP2)
+    compare(results, jobs.embedded(models["dense"], only_train_params_name_list=[hf]))
 
 
 @pytest.mark.parametrize("layout", [TP2, PP2, {}], ids=["TP2", "PP2", "DP2"])

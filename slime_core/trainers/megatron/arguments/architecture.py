@@ -130,7 +130,7 @@ def _of_fields(given: Mapping[str, Any], hf: Mapping[str, Any], architecture: Ar
         if not _same(name, given[name], found, architecture.num_layers):
             known_as = f" ({hf_name})" if hf_name else ""
             flag = flag_list().by_name[name].show(_shown(given[name]))
-            yield f"{flag}: the model has {_shown(found)}{known_as}"
+            yield f"{flag}: the model has {'none' if found is None else _shown(found)}{known_as}"
 
 
 def _means_nothing(name: str, architecture: Architecture, latent: bool) -> bool:

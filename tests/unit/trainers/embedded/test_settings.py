@@ -54,3 +54,4 @@ def test_which_parameters_train() -> None:
     assert not settings(freeze_params_name_list=[r"layers\.0\."]).trains("model.layers.0.mlp")
     assert settings(only_train_params_name_list=["norm"]).trains("model.norm.weight")
     assert not settings(only_train_params_name_list=["norm"]).trains("model.embed_tokens.weight")
+    assert settings().trains("model.norm.weight")

@@ -51,13 +51,16 @@ def test_agreeing_flags_pass(directory: Path) -> None:
         ({"moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.1}, "has no such loss"),
         ({"moe_router_bias_update_rate": 0.1}, "have no bias of experts"),
         ({"moe_router_load_balancing_type": "sinkhorn", "use_routing_replay": True}, "chooses experts for all tokens"),
-        ({"moe_router_topk": 2}, "--moe-router-topk 2: the model has None"),
+        ({"moe_router_topk": 2}, "--moe-router-topk 2: the model has none"),
         ({"num_layers_per_virtual_pipeline_stage": 1}, "--num-layers-per-virtual-pipeline-stage: needs"),
         ({"recompute_granularity": "selective", "recompute_num_layers": 1}, "parts of every layer are recomputed"),
         ({"recompute_granularity": "selective", "recompute_modules": ["attn"]}, "attn: allowed: core_attn, moe_act"),
         ({"only_train_params_name_list": ["nothing"]}, "--only-train-params-name-list: no parameter is left to train"),
         ({"freeze_params_name_list": ["."]}, "--freeze-params-name-list: no parameter is left to train"),
-        ({"freeze_params_name_list": ["linear_qkv"]}, "linear_qkv: no parameter has such a name; names are HF's"),
+        (
+            {"freeze_params_name_list": ["linear_x"]},
+            "linear_x: no parameter has such a name; names look like model.norm.weight or decoder.final_layernorm",
+        ),
         ({"only_train_params_name_list": ["q_proj"]}, "Megatron keeps .*q_proj.* trained without the others"),
         ({"lora_rank": 2, "freeze_params_name_list": ["q_proj"]}, "Megatron keeps .*k_proj.lora_A.* in one parameter"),
         ({"lora_rank": 2, "lora_target_modules": ["attention"]}, "attention: no such module in this model; allowed"),
@@ -92,6 +95,7 @@ def test_flags_without_effect_are_one_warning_each(directory: Path) -> None:
     assert run(directory, recompute_granularity="full", recompute_method="block", recompute_num_layers=2) == []
     (said,) = run(directory, freeze_params_name_list=["embed", "lm_head"])
     assert said.startswith("--freeze-params-name-list lm_head: no parameter has such a name")
+    assert run(directory, freeze_params_name_list=[r"decoder\.layers\.0\.", "linear_qkv"]) == [], "Megatron's names"
     assert run(directory, lora_rank=2, lora_target_modules=["q_proj"], only_train_params_name_list=["q_proj"]) == []
 
 
