@@ -48,6 +48,10 @@ class Tool:
             return function
         if not callable(function):
             raise ConfigError(f"{origin}: {type(function).__name__} is no function; a tool is one, or a list of them")
+        called = _called(function)
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            name = getattr(function, "__name__", type(function).__name__)
+            raise ConfigError(f"{origin} ({name}): it yields; a tool returns what the model is to read")
         declared = getattr(function, "schema", None)
         schema = check_tool(declared, origin) if isinstance(declared, Mapping) else schema_of(function, origin)
         return cls(schema, function, frozenset(_given(function)))
@@ -95,9 +99,14 @@ def schema_of(function: Callable[..., Any], origin: str = "tool") -> dict[str, A
     return check_tool({"type": "function", "function": function_schema}, origin)
 
 
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, or what calling an object of a class calls."""
+    called: Callable[..., Any] = function if inspect.isroutine(function) else type(function).__call__
+    return called
+
+
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    target = function if inspect.isroutine(function) else type(function).__call__
-    return typing.get_type_hints(target, include_extras=True)
+    return typing.get_type_hints(_called(function), include_extras=True)
 
 
 def _given(function: Callable[..., Any]) -> list[str]:

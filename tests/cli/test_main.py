@@ -43,16 +43,18 @@ def test_settings_load_no_torch(argv: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("argv", [["--help"], ["config", "show"]])
 def test_answers_in_half_a_second(argv: list[str], tmp_path: Path) -> None:
+    # Compiled, by the first run, as installed modules are.
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-m", "slime_core", *argv]
+
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [sys.executable, "-m", "slime_core", *argv], cwd=tmp_path, check=True, capture_output=True, timeout=60
-        )
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=60)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
     # CPU time, and the best of several: how busy the machine is, is not what is measured.
-    assert min(seconds() for _ in range(3)) < 0.5
+    assert min(seconds() for _ in range(4)) < 0.5
 
 
 def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -118,9 +119,14 @@ def unknown(city: Town) -> str:  # type: ignore[name-defined]  # noqa: F821
     return str(city)
 
 
+def streamed(city: str) -> Iterator[str]:
+    yield city
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (streamed, r"--tools-path 'x' \(streamed\): it yields; a tool returns what the model is to read"),
         (unannotated, "'city' has no annotation"),
         (positional, "passed by name"),
         (opaque, "no JSON schema"),
