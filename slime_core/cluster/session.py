@@ -6,6 +6,7 @@ joined only when `--ray-address` or RAY_ADDRESS names it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import services
 
 from slime_core.cluster.keeper import Keeper
 from slime_core.errors import ConfigError
@@ -87,13 +89,29 @@ def _join(address: str | None, package: Path | None) -> None:
     handlers = _handlers()
     try:
         # In this thread: the kernel ends the cluster's processes with the thread that started them.
-        with waiting(f"joining {where}", deadline=START_DEADLINE, then="the run stops", stop=True):
+        with waiting(f"joining {where}", deadline=START_DEADLINE, then="the run stops", stop=True), _apart():
             ray.init(**keywords)
     except Exception as error:  # Ray raises that class itself where its processes do not come up in time
         raise ConfigError(f"{where}: {error}") from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """What Ray starts meanwhile is in process groups of its own.
+
+    A scheduler, `timeout` and `kill %1` send SIGTERM to all of the command's group. Ray's daemons would end at once
+    (services.py: only SIGINT is kept from them), and the command could not make its last commit.
+    """
+    module: Any = services
+    start = module.ConsolePopen
+    module.ConsolePopen = functools.partial(start, process_group=0)
+    try:
+        yield
+    finally:
+        module.ConsolePopen = start
 
 
 def _handlers() -> dict[int, Any]:

@@ -33,14 +33,16 @@ class Run:
         self.shared: set[Path] = set()
         """Files in shared memory that they had, whenever they were noted."""
         with log.open("w") as errors:
-            self._popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd)
+            self._popen = subprocess.Popen(
+                argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd, process_group=0
+            )
         assert self._popen.stdout is not None
         self._lines = iter(self._popen.stdout.readline, "")
         self.printed: list[str] = []
 
     @property
     def pid(self) -> int:
-        """Of the command."""
+        """Of the command, and of its process group."""
         return self._popen.pid
 
     @property

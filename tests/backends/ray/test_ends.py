@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ def started(tiny: TinyRun, tmp_path: Path):  # type: ignore[no-untyped-def]
         yield run
 
 
-def _signal(run: Run, number: int) -> int:
-    os.kill(run.pid, number)
+def _signal(run: Run, number: int, kill: Callable[[int, int], None] = os.kill) -> int:
+    kill(run.pid, number)
     return run.fail(120)
 
 
@@ -40,8 +41,9 @@ def test_interrupt(started: Run) -> None:
     assert "Traceback" not in started.said()
 
 
-def test_a_scheduler_asks_it_to_end(started: Run, tmp_path: Path) -> None:
-    assert _signal(started, signal.SIGTERM) == 0, started.said()
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["the command", "its process group"])
+def test_a_scheduler_asks_it_to_end(started: Run, tmp_path: Path, kill: Callable[[int, int], None]) -> None:
+    assert _signal(started, signal.SIGTERM, kill) == 0, started.said()
     assert started.left(_GONE_S) == []
     done = json.loads((tmp_path / "run" / "summary.json").read_text())["rollouts"]
     assert 2 <= done < _PLENTY
