@@ -25,8 +25,8 @@ from slime_core.cluster.carried import Carried, root_of
 from slime_core.cluster.fingerprint import Fingerprint, fingerprint
 from slime_core.cluster.shared_paths import check_shared, inputs
 from slime_core.cluster.wait import as_known
-from slime_core.engines.sglang.ports import PortBlock, reserve
 from slime_core.errors import ConfigError, SlimeError
+from slime_core.ports import PortBlock, reserve
 from slime_core.waits import limit_user_code, start_board
 
 if TYPE_CHECKING:

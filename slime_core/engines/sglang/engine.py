@@ -22,7 +22,6 @@ from slime_core.engines.sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_ad
 from slime_core.engines.sglang.incidents import Incidents
 from slime_core.engines.sglang.known_defects import check_model
 from slime_core.engines.sglang.planner import Planned, find_device, make_plan
-from slime_core.engines.sglang.ports import url_host
 from slime_core.engines.sglang.puller_process import PullerProcess
 from slime_core.engines.sglang.recovery import Supervised
 from slime_core.engines.sglang.supervisor import Supervisor
@@ -32,6 +31,7 @@ from slime_core.engines.sglang_api.transport import server_url
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.observability.events import EventLog
+from slime_core.ports import url_host
 from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.engines.sglang.ports import PortBlock
 from slime_core.engines.sglang.service import Service, get_json
+from slime_core.ports import PortBlock
 
 if TYPE_CHECKING:
     import aiohttp

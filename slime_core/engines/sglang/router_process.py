@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.engines.sglang.arguments import router_argv
 from slime_core.engines.sglang.environment import SERVER_SIDE, server_environment
-from slime_core.engines.sglang.ports import PortBlock
 from slime_core.engines.sglang.service import Service, get_json
+from slime_core.ports import PortBlock
 
 if TYPE_CHECKING:
     import aiohttp

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from slime_core.engines.sglang.arguments import to_argv
 from slime_core.engines.sglang.environment import server_environment
 from slime_core.engines.sglang.plan import ServerPlan
-from slime_core.engines.sglang.ports import PortBlock, url_host
 from slime_core.engines.sglang.service import Service, StrangerError, get_json
+from slime_core.ports import PortBlock, url_host
 
 if TYPE_CHECKING:
     import aiohttp

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.engines.sglang.ports import PortBlock, reserve, url_host
 from slime_core.engines.sglang.process import GRACE_S, KeptProcess
 from slime_core.errors import EngineError
+from slime_core.ports import PortBlock, reserve, url_host
 
 if TYPE_CHECKING:
     import aiohttp

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from slime_core.engines.sglang.ports import reserve
 from slime_core.engines.sglang.router_process import RouterProcess
 from slime_core.errors import EngineError
+from slime_core.ports import reserve
 
 
 @pytest.fixture
