@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_core.checkpoint.store import find, read_state
 from tests.backends.whole_runs import Run, running
 from tests.conftest import SLIME, TinyRun
 
@@ -47,7 +48,9 @@ def test_a_scheduler_asks_it_to_end(started: Run, tmp_path: Path, kill: Callable
     assert started.left(_GONE_S) == []
     done = json.loads((tmp_path / "run" / "summary.json").read_text())["rollouts"]
     assert 2 <= done < _PLENTY
-    assert (tmp_path / "run" / "checkpoints" / f"rollout_{done - 1:07d}").is_dir()
+    commit = find(tmp_path / "run")  # the second one of its rollout, where the next was being generated
+    assert commit is not None
+    assert read_state(commit)["rollout_id"] == done - 1
 
 
 def test_killed(started: Run) -> None:
