@@ -69,6 +69,11 @@ class CommonSettings:
             return torch.bfloat16 if gains else torch.float32
         return DTYPES[self.dtype]
 
+    @property
+    def list_flag(self) -> str:
+        """The flag whose patterns say what is trained, where one is given."""
+        return "--only-train-params-name-list" if self.only_train else "--freeze-params-name-list"
+
     def trains(self, *names: str) -> bool:
         """Whether the parameter is trained that has these names: HF's, and the trainer's own where that is another."""
         listed = any(re.search(pattern, name) for pattern in self.only_train or self.freeze for name in names)
@@ -86,13 +91,12 @@ class CommonSettings:
         patterns = self.only_train or self.freeze
         if not patterns:
             return []
-        flag = "--only-train-params-name-list" if self.only_train else "--freeze-params-name-list"
         example = " or ".join(parameters[-1])
         if not any(self.trains(*names) for names in parameters):
-            raise ConfigError(f"{flag}: no parameter is left to train; names look like {example}")
+            raise ConfigError(f"{self.list_flag}: no parameter is left to train; names look like {example}")
         known = {name for names in parameters for name in names}
         idle = [pattern for pattern in patterns if not any(re.search(pattern, name) for name in known)]
-        said = f"{flag} {' '.join(idle)}: no parameter has such a name; names look like {example}"
+        said = f"{self.list_flag} {' '.join(idle)}: no parameter has such a name; names look like {example}"
         if len(idle) == len(patterns):
             raise ConfigError(f"{said}; correct it, or remove it to train all")
         return [said] if idle else []

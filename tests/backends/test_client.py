@@ -105,7 +105,7 @@ async def test_streams_both_ways(direct: HttpEngine, routed: HttpEngine, sglang_
     params = {"max_new_tokens": 96, "ignore_eos": True, "temperature": 1.0}
     for engine in (direct, routed):
         outputs = [output async for output in engine.stream(PROMPT, params)]
-        assert len(outputs) > 1
+        assert len(outputs) > 2
         assert len(outputs[-1].token_ids) == 96
         check_log_probs(sglang_model[1], outputs[-1])
 

@@ -164,8 +164,7 @@ class Models:
         if settings.only_train and settings.freeze:
             raise ConfigError("--only-train-params-name-list and --freeze-params-name-list: give one of the two")
         if settings.only_train or settings.freeze:
-            flag = "--only-train-params-name-list" if settings.only_train else "--freeze-params-name-list"
-            self._freeze_by_name(flag)
+            self._freeze_by_name()
         elif self.adapters is None:
             return
         for chunk in self.chunks:
@@ -173,12 +172,14 @@ class Models:
                 # Recomputed layers, and stages without a trained parameter, need an input that has a gradient.
                 chunk.embedding.register_forward_hook(_with_gradient)
 
-    def _freeze_by_name(self, flag: str) -> None:
+    def _freeze_by_name(self) -> None:
         answers = gathered(self._choose())
         if problems := [problem for problem, _, _ in answers if problem]:
             raise ConfigError(problems[0])
         if not any(trained for _, trained, _ in answers):
-            raise ConfigError(f"{flag}: no parameter is left to train; names look like {answers[-1][2]}")
+            raise ConfigError(
+                f"{self._settings.list_flag}: no parameter is left to train; names look like {answers[-1][2]}"
+            )
 
     def _choose(self) -> tuple[str, bool, str]:
         """On this rank: what is wrong with the choice, whether anything is trained, and a name as an example."""

@@ -45,10 +45,9 @@ class MegatronSettings(CommonSettings):
         chosen = [name for name in names if self.trains(name, *own)]
         if len(chosen) in (0, len(names)):
             return ""
-        flag = "--only-train-params-name-list" if self.only_train else "--freeze-params-name-list"
         return (
-            f"{flag}: Megatron keeps {', '.join(names)} in one parameter, and the list has {', '.join(chosen)} trained"
-            " without the others; choose all of them or none"
+            f"{self.list_flag}: Megatron keeps {', '.join(names)} in one parameter, and the list has"
+            f" {', '.join(chosen)} trained without the others; choose all of them or none"
         )
 
 
