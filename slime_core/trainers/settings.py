@@ -74,32 +74,42 @@ class CommonSettings:
         """The flag whose patterns say what is trained, where one is given."""
         return "--only-train-params-name-list" if self.only_train else "--freeze-params-name-list"
 
-    def trains(self, *names: str) -> bool:
-        """Whether the parameter is trained that has these names: HF's, and the trainer's own where that is another."""
-        listed = any(re.search(pattern, name) for pattern in self.only_train or self.freeze for name in names)
-        return listed == bool(self.only_train)
+    def trained(self, parameters: Sequence[tuple[str, str]]) -> tuple[set[str], list[str]]:
+        """What the lists leave to training.
 
-    def check_lists(self, parameters: Sequence[tuple[str, ...]]) -> list[str]:
-        """Compare the patterns of what is trained, or not, with the names (see `trains`) of all that could be.
+        A pattern means HF's names, so that a list chooses the same with every trainer; one that is found in none of
+        them means the trainer's own.
+
+        Args:
+            parameters: All that could be trained: HF's name, and the trainer's own ("" where it has no other).
 
         Returns:
-            A warning about patterns that are found in no name, where another is.
+            HF's names of what is trained, and a warning about patterns that are found in no name, where another is.
 
         Raises:
             ConfigError: No pattern is found in any name, or nothing is left to train.
         """
+        known = {hf for hf, _ in parameters}
         patterns = self.only_train or self.freeze
         if not patterns:
-            return []
-        example = " or ".join(parameters[-1])
-        if not any(self.trains(*names) for names in parameters):
+            return known, []
+        found = {pattern: _with(pattern, parameters) for pattern in patterns}
+        listed = set[str]().union(*found.values())
+        trained = listed if self.only_train else known - listed
+        example = " or ".join(filter(None, parameters[-1]))
+        if not trained:
             raise ConfigError(f"{self.list_flag}: no parameter is left to train; names look like {example}")
-        known = {name for names in parameters for name in names}
-        idle = [pattern for pattern in patterns if not any(re.search(pattern, name) for name in known)]
+        idle = [pattern for pattern in patterns if not found[pattern]]
         said = f"{self.list_flag} {' '.join(idle)}: no parameter has such a name; names look like {example}"
         if len(idle) == len(patterns):
             raise ConfigError(f"{said}; correct it, or remove it to train all")
-        return [said] if idle else []
+        return trained, [said] if idle else []
+
+
+def _with(pattern: str, parameters: Sequence[tuple[str, str]]) -> set[str]:
+    """HF's names of the parameters that a pattern means."""
+    found = {hf for hf, _ in parameters if re.search(pattern, hf)}
+    return found or {hf for hf, own in parameters if own and re.search(pattern, own)}
 
 
 def value_of(args: Any, name: str, default: Any) -> Any:

@@ -20,14 +20,14 @@ def trained_parameters(model: Decoder, settings: TrainerSettings) -> list[tuple[
     """Names and parameters to optimize; freezes the others. Raises ConfigError when none is left."""
     if settings.only_train and settings.freeze:
         raise ConfigError("--only-train-params-name-list and --freeze-params-name-list: give one of the two")
-    trained, names = [], list[tuple[str]]()
-    for name, parameter in model.named_parameters():
-        if settings.lora is not None and not parameter.requires_grad:
-            continue  # all but the adapters is frozen
-        names.append((name,))
-        parameter.requires_grad_(settings.trains(name))
-        if parameter.requires_grad:
-            trained.append((name, parameter))
-    for warning in settings.check_lists(names):
+    trainable = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if settings.lora is None or parameter.requires_grad  # all but the adapters is frozen
+    }
+    chosen, warnings = settings.trained([(name, "") for name in trainable])
+    for name, parameter in trainable.items():
+        parameter.requires_grad_(name in chosen)
+    for warning in warnings:
         logger.warning("%s", warning)
-    return trained
+    return [(name, parameter) for name, parameter in trainable.items() if name in chosen]

@@ -16,13 +16,13 @@ import torch
 from slime_core.config.role_settings import ROLES, role_args, role_overrides
 from slime_core.errors import ConfigError
 from slime_core.models.config import read_hf_config
-from slime_core.models.lora import is_projection, module_of
-from slime_core.models.megatron_family import Architecture, MegatronModel, load_megatron_model, places
+from slime_core.models.megatron_family import Architecture, load_megatron_model
 from slime_core.trainers.megatron.arguments.architecture import COMPARED, check_architecture
 from slime_core.trainers.megatron.arguments.config import PRECISION_AWARE, padded_vocab_size
 from slime_core.trainers.megatron.arguments.flags import flag_list
 from slime_core.trainers.megatron.arguments.owned import NOT_ON_CPU, REFUSED_ON_CPU
 from slime_core.trainers.megatron.arguments.values import given_fields
+from slime_core.trainers.megatron.chosen import trained_names
 from slime_core.trainers.megatron.installed import check_installed
 from slime_core.trainers.megatron.layout import Layout
 from slime_core.trainers.megatron.settings import MegatronSettings
@@ -79,7 +79,7 @@ def check_run(args: Any) -> list[str]:
                 warnings[f"without effect, since {directory} has no experts: {', '.join(idle)}"] = None
             if settings is not None:
                 with _noted(problems):
-                    warnings |= dict.fromkeys(_check_lists(settings, family))
+                    warnings |= dict.fromkeys(trained_names(settings, family)[1])
                 _check_split(own, settings, architecture)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(map(str, problems))))
@@ -137,32 +137,6 @@ def _check_recompute(args: Any) -> list[str]:
     ]
     without = f"--recompute-granularity {granularity}" if granularity else "no --recompute-granularity"
     return [f"without effect with {without}: {', '.join(idle)}"] if idle else []
-
-
-def _check_lists(settings: MegatronSettings, family: MegatronModel) -> list[str]:
-    """Lists of what is trained, and targets of adapters, against the model's names."""
-    parameters = _trainable(settings, family)
-    warnings = settings.check_lists([(name, *own) for names, own in parameters for name in names])
-    if problem := next(filter(None, (settings.divided(names, own) for names, own in parameters)), ""):
-        raise ConfigError(problem)
-    return warnings
-
-
-def _trainable(settings: MegatronSettings, family: MegatronModel) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Every parameter that could be trained, of the model or of adapters: HF's names, and Megatron's (of the model).
-
-    Raises:
-        ConfigError: Adapters of nothing.
-    """
-    if settings.lora is None:
-        return [(place.hf, (place.megatron,)) for place in places(family)]
-    inside = [place.hf for place in places(family) if not place.row.vocabulary]
-    # The rank is compared with the shapes when the adapters are made.
-    square = (settings.lora.rank, settings.lora.rank)
-    chosen = set(settings.lora.select({name: square for names in inside for name in names if is_projection(name)}))
-    modules = [tuple(module_of(name) for name in names if name in chosen) for names in inside]
-    words = ("lora_A", "lora_B")
-    return [(tuple(f"{name}.{word}" for name in names), ()) for names in modules if names for word in words]
 
 
 def _check_split(args: Any, settings: MegatronSettings, architecture: Architecture) -> None:

@@ -18,6 +18,7 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.models.megatron_family import Architecture, MegatronModel, load_megatron_model
 from slime_core.models.weight_map import critic_of
 from slime_core.trainers.megatron.arguments.config import transformer_config
+from slime_core.trainers.megatron.chosen import trained_names
 from slime_core.trainers.megatron.model.build import build_model
 from slime_core.trainers.megatron.process_groups import ProcessGroups
 from slime_core.trainers.megatron.settings import MegatronSettings
@@ -26,7 +27,7 @@ from slime_core.trainers.megatron.step.heads import Head
 from slime_core.trainers.megatron.step.packed import Packing
 from slime_core.trainers.megatron.weights.load_model import load_weights
 from slime_core.trainers.megatron.weights.lora import Adapters
-from slime_core.trainers.megatron.weights.parameters import gathered, named_global_parameters
+from slime_core.trainers.megatron.weights.parameters import named_global_parameters
 from slime_core.trainers.megatron.weights.weight_sets import WeightSets
 from slime_core.trainers.settings import Role, value_of
 
@@ -173,29 +174,12 @@ class Models:
                 chunk.embedding.register_forward_hook(_with_gradient)
 
     def _freeze_by_name(self) -> None:
-        answers = gathered(self._choose())
-        if problems := [problem for problem, _, _ in answers if problem]:
-            raise ConfigError(problems[0])
-        if not any(trained for _, trained, _ in answers):
-            raise ConfigError(
-                f"{self._settings.list_flag}: no parameter is left to train; names look like {answers[-1][2]}"
-            )
-
-    def _choose(self) -> tuple[str, bool, str]:
-        """On this rank: what is wrong with the choice, whether anything is trained, and a name as an example."""
-        trained, name = False, ""
+        trained, _ = trained_names(self._settings, self.family)
         adapters = self.adapters
         trainable = named_global_parameters(self.chunks, self.family) if adapters is None else adapters.parameters()
         for parameter in trainable:
-            if not isinstance(parameter.parameter, torch.nn.Parameter):
-                continue
-            names, own = parameter.hf, (parameter.name,) if adapters is None else ()
-            if problem := self._settings.divided(names, own):
-                return problem, trained, names[0]
-            chosen = self._settings.trains(names[0], *own)
-            parameter.parameter.requires_grad_(chosen)
-            trained, name = trained or chosen, names[0]
-        return "", trained, name
+            if isinstance(parameter.parameter, torch.nn.Parameter):  # no buffer
+                parameter.parameter.requires_grad_(parameter.hf[0] in trained)
 
 
 def _with_gradient(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ Megatron's configurations is `config.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,21 +33,6 @@ class MegatronSettings(CommonSettings):
         """
         values = common_values(args, role, "the Megatron trainer")
         return cls(**values, layout=Layout.from_args(args, _layers_of(str(values["hf_checkpoint"]))))
-
-    def divided(self, names: Sequence[str], own: Sequence[str]) -> str:
-        """What is wrong with lists that train some of the HF tensors of one parameter; "" for all or none of them.
-
-        Args:
-            names: Of the HF tensors.
-            own: Megatron's name of the parameter; nothing for adapters.
-        """
-        chosen = [name for name in names if self.trains(name, *own)]
-        if len(chosen) in (0, len(names)):
-            return ""
-        return (
-            f"{self.list_flag}: Megatron keeps {', '.join(names)} in one parameter, and the list has"
-            f" {', '.join(chosen)} trained without the others; choose all of them or none"
-        )
 
 
 def _layers_of(directory: str) -> int | None:

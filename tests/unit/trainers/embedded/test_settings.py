@@ -49,9 +49,24 @@ def test_what_cannot_be_honoured_is_refused(flags: dict[str, Any]) -> None:
         settings(**flags)
 
 
-def test_which_parameters_train() -> None:
-    assert settings(freeze_params_name_list=[r"layers\.0\."]).trains("model.layers.1.mlp")
-    assert not settings(freeze_params_name_list=[r"layers\.0\."]).trains("model.layers.0.mlp")
-    assert settings(only_train_params_name_list=["norm"]).trains("model.norm.weight")
-    assert not settings(only_train_params_name_list=["norm"]).trains("model.embed_tokens.weight")
-    assert settings().trains("model.norm.weight")
+PARAMETERS = [
+    ("model.embed_tokens.weight", "embedding.word_embeddings.weight"),
+    ("model.layers.0.mlp.up_proj.weight", "decoder.layers.0.mlp.linear_fc1.weight"),
+    ("model.layers.0.post_attention_layernorm.weight", "decoder.layers.0.pre_mlp_layernorm.weight"),
+    ("model.layers.1.mlp.up_proj.weight", "decoder.layers.1.mlp.linear_fc1.weight"),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"freeze_params_name_list": [r"layers\.0\."]}, {0, 3}),
+        ({"only_train_params_name_list": ["norm", "embed"]}, {0, 2}),
+        ({"only_train_params_name_list": ["mlp"]}, {1, 3}),  # which Megatron's name of a norm has, too
+        ({"only_train_params_name_list": ["pre_mlp", "word_emb"]}, {0, 2}),
+        ({"freeze_params_name_list": ["linear_fc1", r"^model\.embed"]}, {2}),
+    ],
+)
+def test_which_parameters_train(flags: dict[str, Any], expected: set[int]) -> None:
+    assert settings(**flags).trained(PARAMETERS) == ({PARAMETERS[index][0] for index in expected}, [])
