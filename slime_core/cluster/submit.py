@@ -111,10 +111,10 @@ def follow(client: JobSubmissionClient, job_id: str) -> int:
     with waiting(f"job {job_id}", deadline=None, then="as long as the job server answers"):
         while True:
             try:
+                # Asked before: a connection that broke may look like a job's end, with output still to come.
                 status = client.get_job_status(job_id)
                 if status != JobStatus.PENDING:
                     printed = asyncio.run(_tail(client, job_id, printed))
-                    status = client.get_job_status(job_id)
                 since = time.monotonic()
             except (ConnectionError, RuntimeError, OSError) as error:
                 if time.monotonic() - since > _PATIENCE:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slime_core.quickstart.model import write_random_model
-from tests.backends.whole_runs import Run, metrics, running, samples
+from tests.backends.whole_runs import Run, hold, metrics, release, running, samples
 from tests.conftest import SLIME, TinyRun
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]
@@ -25,11 +25,13 @@ import json
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import hold
 from slime_core import get_model_url
 
 
 def log(rollout_id, args, samples, extra, seconds):
     """Where each model answers, and with which weights, at the end of a rollout."""
+    hold.log(rollout_id, args, samples, extra, seconds)
     found = {}
     for name, address in args.sglang_model_routers.items():
         body = json.dumps({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}}).encode()
@@ -95,6 +97,7 @@ def log_probs(model: Path, sample: dict[str, Any]) -> torch.Tensor:
 
 def test_a_frozen_judge_scores_while_the_actor_learns(place: Place) -> None:
     place.second("judge")
+    hold(place.directory, 1)
     (place.directory / "log.py").write_text(LOG)
     rows = [json.loads(line) for line in (place.tiny.root / "train.jsonl").read_text().splitlines()][:16]
     for row in rows[::2]:  # in the loop; the others in a worker process, as the run's reward
@@ -106,6 +109,7 @@ def test_a_frozen_judge_scores_while_the_actor_learns(place: Place) -> None:
     ) as run:  # fmt: skip
         run.until("rollout ")
         assert len(run.servers()) == 2
+        release(place.directory)
         run.finish()
         assert run.left() == []
 
@@ -147,15 +151,19 @@ def test_a_teacher_is_found_by_its_name_also_without_routers(place: Place) -> No
     (place.directory / "models.yaml").write_text((EXAMPLE / "models.yaml").read_text().replace("judge", "teacher"))
     with place.start(
         sglang_config="models.yaml", no_engine_router=True, use_opd=True, opd_type="sglang", custom_rm_path=None,
-        rm_type="on_policy_distillation",
+        rm_type="on_policy_distillation", custom_rollout_log_function_path=hold(place.directory, 1),
     ) as run:  # fmt: skip
         run.until("rollout ")
         assert len(run.servers()) == 2
+        release(place.directory)
         run.finish()
         assert run.left() == []
     for rollout in range(ROLLOUTS):
         for sample in place.samples(rollout):
             expected = log_probs(place.directory / "models/teacher", sample)
             torch.testing.assert_close(torch.tensor(sample["teacher_log_probs"]).double(), expected, atol=1e-4, rtol=0)
-    assert all(line["rollout/opd_reverse_kl"] > 0 for line in metrics(place.directory / "run"))
+    for line in metrics(place.directory / "run"):
+        apart = line["rollout/rollout_log_probs"] - line["rollout/teacher_log_probs"]
+        assert line["rollout/opd_reverse_kl"] == pytest.approx(apart, abs=1e-5)
+        assert apart != 0
     assert set(place.logs()) == {"actor/0.log", "teacher/0.log"}

@@ -22,6 +22,18 @@ ROLLOUTS = 6
 """Of the demo: most of what there is to learn is learned in the first four."""
 GONE_S = 60.0
 """For what a run has started to be gone after it, on a machine with much else to do."""
+_HOLD = """
+import time
+from pathlib import Path
+
+
+def log(rollout_id, args, samples, extra, seconds):
+    end = time.monotonic() + 120
+    while rollout_id == {rollout} and not Path({go!r}).exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return False
+"""
 
 
 class Run:
@@ -145,6 +157,20 @@ def running(argv: list[Any], cwd: Path, log: Path) -> Iterator[Run]:
         yield run
     finally:
         run.close()
+
+
+def hold(directory: Path, rollout: int) -> Path:
+    """A `--custom-rollout-log-function-path`: this rollout, counted from 0, reaches the trainer after `release`.
+
+    What a test looks at while a run goes on, the run has to stay for: on a busy machine it ends before.
+    """
+    file = directory / "hold.py"
+    file.write_text(_HOLD.format(rollout=rollout, go=str(directory / "go")))
+    return file
+
+
+def release(directory: Path) -> None:
+    (directory / "go").touch()
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

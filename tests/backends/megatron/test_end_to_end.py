@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.whole_runs import ROLLOUTS, ROOT, Learned, demo, metrics, running
+from tests.backends.whole_runs import ROLLOUTS, ROOT, Learned, demo, hold, metrics, release, running
 from tests.conftest import SLIME, Slime, TinyRun
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
@@ -103,10 +103,12 @@ def test_a_killed_rank_ends_the_run_and_leaves_its_last_commit(
         save, **common, rollout_engine="sglang", rollout_num_gpus=1, no_engine_router=True, engine_python=sglang_python,
         custom_megatron_before_train_step_hook_path=f"{tmp_path / 'dies.py'}:before_step",
         custom_pg_loss_reducer_function_path=f"{tmp_path / 'dies.py'}:reducer",
+        custom_rollout_log_function_path=hold(tmp_path, LOST_IN),
     )  # fmt: skip
     with running([SLIME, "train", *argv], tmp_path, tmp_path / "log") as run:
         run.until(f"rollout {LOST_IN}/")
         assert len(run.servers()) == 1
+        release(tmp_path)
         assert run.fail(120) == 1
         assert run.left() == []
     said = run.log.read_text()

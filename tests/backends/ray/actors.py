@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.backends.whole_runs import Run, running
+from tests.backends.whole_runs import Run, hold, release, running
 from tests.conftest import SLIME, TinyRun
 
 _OF_THE_PLACE = ("state.json", "manifest.json", "ledger.json")
@@ -19,26 +19,13 @@ HELD = 3
 """Rollout, counted from 0, that does not reach the trainer of a held run before it is released."""
 _DEADLINE_S = 120.0
 """For what a test waits for, on a machine with much else to do."""
-_HOLD = """
-import time
-from pathlib import Path
-
-
-def log(rollout_id, args, samples, extra, seconds):
-    end = time.monotonic() + {deadline}
-    while rollout_id == {held} and not Path({go!r}).exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return False
-"""
 
 
 @contextmanager
 def begun(tiny: TinyRun, cluster: str, tmp_path: Path, *, held: bool = False, **changes: Any) -> Iterator[Run]:
     """A run below `tmp_path` that has done two rollouts; `held`: it does not come to its end until `struck`."""
     if held:
-        (tmp_path / "hold.py").write_text(_HOLD.format(deadline=_DEADLINE_S, held=HELD, go=str(tmp_path / "go")))
-        changes["custom_rollout_log_function_path"] = tmp_path / "hold.py"
+        changes["custom_rollout_log_function_path"] = hold(tmp_path, HELD)
     argv = [SLIME, "train", *tiny.argv(tmp_path / "run", **changes), "--ray-address", cluster]
     with running(argv, tmp_path, tmp_path / "log") as run:
         run.until("rollout 2/")
@@ -62,7 +49,7 @@ def struck(run: Run, tmp_path: Path, name: str, anew: set[str]) -> tuple[dict[st
     """SIGKILL to one actor of a held run, which then goes on; all of them before, and once those `anew` are others."""
     before = actors(tmp_path / "run")
     os.kill(before[name], signal.SIGKILL)
-    (tmp_path / "go").touch()
+    release(tmp_path)
     until = time.monotonic() + _DEADLINE_S
     while True:
         after = actors(tmp_path / "run")
