@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiohttp
 import yaml
-from ray.job_submission import JobStatus, JobSubmissionClient
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from slime_core.cluster.carried import find, stage
 from slime_core.cluster.shell import environment_to_carry
@@ -107,45 +108,50 @@ def follow(client: JobSubmissionClient, job_id: str) -> int:
     Raises:
         SlimeError: The job server does not answer any more.
     """
-    printed, since = 0, time.monotonic()
+    output, since = _Output(client, job_id), time.monotonic()
     with waiting(f"job {job_id}", deadline=None, then="as long as the job server answers"):
         while True:
             try:
                 # Asked before: a connection that broke may look like a job's end, with output still to come.
-                status = client.get_job_status(job_id)
-                if status != JobStatus.PENDING:
-                    printed = asyncio.run(_tail(client, job_id, printed))
+                details = client.get_job_info(job_id)
+                if details.status != JobStatus.PENDING:
+                    asyncio.run(output.print_on())
                 since = time.monotonic()
-            except (ConnectionError, RuntimeError, OSError) as error:
+                if details.status.is_terminal():
+                    return _exit_status(job_id, details)
+            except (ConnectionError, RuntimeError, OSError, aiohttp.ClientError) as error:
                 if time.monotonic() - since > _PATIENCE:
                     note = gave_up(f"job {job_id}", _PATIENCE, "the command ends, and the job may go on")
                     raise SlimeError(f"job {job_id}: the job server does not answer ({error}): {note}") from error
-                status = JobStatus.PENDING
-            if status.is_terminal():
-                return _exit_status(client, job_id, status)
             time.sleep(_LOOK)
 
 
-def _exit_status(client: JobSubmissionClient, job_id: str, status: JobStatus) -> int:
-    if status == JobStatus.SUCCEEDED:
+def _exit_status(job_id: str, details: JobDetails) -> int:
+    if details.status == JobStatus.SUCCEEDED:
         return 0
-    if status == JobStatus.STOPPED:
+    if details.status == JobStatus.STOPPED:
         print(f"slime: job {job_id} was stopped", file=sys.stderr)
         return STOPPED_STATUS
-    details = client.get_job_info(job_id)
     if details.driver_exit_code is None:  # it did not come to run
         raise SlimeError(f"job {job_id} failed: {details.message}")
     return int(details.driver_exit_code)
 
 
-async def _tail(client: JobSubmissionClient, job_id: str, printed: int) -> int:
-    """Print what comes after the first so many characters; how many there are now."""
-    seen = 0
-    async for text in client.tail_job_logs(job_id):
-        new = text[max(0, printed - seen) :]
-        seen += len(text)
-        if new:
-            sys.stdout.write(new)
-            sys.stdout.flush()
-            printed = seen
-    return printed
+class _Output:
+    """Of a job: each call prints what no call before has printed, also where one was cut short."""
+
+    def __init__(self, client: JobSubmissionClient, job_id: str) -> None:
+        self._client, self._job_id = client, job_id
+        self._printed = 0
+        """Characters."""
+
+    async def print_on(self) -> None:
+        """Until the job ends, or the connection does."""
+        seen = 0
+        async for text in self._client.tail_job_logs(self._job_id):
+            new = text[max(0, self._printed - seen) :]
+            seen += len(text)
+            if new:
+                sys.stdout.write(new)
+                sys.stdout.flush()
+                self._printed = seen
