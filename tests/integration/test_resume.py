@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.backends.whole_runs import hold
 from tests.conftest import SLIME, TinyRun
 
 ROLLOUTS = 6
@@ -39,8 +40,14 @@ def unkilled(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory
     return save
 
 
-def _killed(argv: list[str], lines: int, seconds: float) -> bool:
-    """Start the run and SIGKILL it `seconds` after its `lines`-th progress line; False when it ended before."""
+def _killed(argv: list[str], lines: int, seconds: float = 0.0, held: Path | None = None) -> bool:
+    """Start the run and SIGKILL it `seconds` after its `lines`-th progress line; False when it ended before.
+
+    Args:
+        held: Directory for `hold`. The run does not get to its end, however late this process comes to kill it.
+    """
+    if held is not None:
+        argv = [*argv, "--custom-rollout-log-function-path", str(hold(held, ROLLOUTS - 1))]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     for line in process.stdout if lines else ():
@@ -69,7 +76,7 @@ def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_
     save = tmp_path / "run"
     argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save)]
     # The first kill comes long before the end; later ones fall anywhere, start-up and the end included.
-    kills = _killed(argv, rng.randint(1, 3), rng.uniform(0, 0.2))
+    kills = _killed(argv, rng.randint(1, 3), rng.uniform(0, 0.2), held=tmp_path)
     for _ in range(3):
         kills += _killed(argv, rng.randint(0, 3), rng.uniform(0, 0.5))
     done = slime(*argv[1:])
@@ -97,7 +104,7 @@ def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_pat
     else:
         assert sum(line["rollout/curriculum/skipped_hard"] for line in shown) > 0
     argv = [SLIME, "train", *tiny.argv(save, **flags, load=save)]
-    assert _killed(argv, 3, 0.0)
+    assert _killed(argv, 3, held=tmp_path)
     subprocess.run(argv, check=True, timeout=120, capture_output=True)
     assert _metrics(save) == shown
     assert _files(save) == _files(whole)
@@ -111,7 +118,7 @@ def test_with_few_places_runs_repeat_and_resume_bitwise_too(tiny: TinyRun, tmp_p
     for save in runs[:2]:
         subprocess.run([SLIME, "train", *tiny.argv(save, **flags)], check=True, timeout=120, capture_output=True)
     argv = [SLIME, "train", *tiny.argv(runs[2], **flags, load=runs[2])]
-    assert _killed(argv, 3, 0.0)
+    assert _killed(argv, 3, held=tmp_path)
     subprocess.run(argv, check=True, timeout=120, capture_output=True)
     shown = _metrics(runs[0])
     assert sum(line["rollout/groups_given_back"] for line in shown) > 0
@@ -138,7 +145,7 @@ def test_no_prompt_is_skipped_and_none_trained_twice(tiny: TinyRun, tmp_path: Pa
     template = str(tmp_path / "dump" / "{rollout_id}.jsonl")
     flags = {**FLAGS, "load": save, "save_debug_rollout_data": template, "over_sampling_batch_size": None}
     argv = [SLIME, "train", *tiny.argv(save, **flags)]
-    assert _killed(argv, 3, 0.1)
+    assert _killed(argv, 3, 0.1, held=tmp_path)
     slime(*argv[1:])
     trained = [
         {json.loads(line)["group_index"] for line in (tmp_path / "dump" / f"{r}.jsonl").read_text().splitlines()}
