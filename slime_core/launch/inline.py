@@ -25,6 +25,7 @@ from slime_core.launch.offload import make_room, offloading
 from slime_core.launch.preflight import run_preflight
 from slime_core.launch.prepare import Prepared, prepare
 from slime_core.launch.process import is_leader, num_processes
+from slime_core.launch.rank_errors import report
 from slime_core.launch.ranks import is_rank, start_ranks
 from slime_core.launch.resume import commit_to_resume, first_rollout, named_commit, unfinished_evaluations
 from slime_core.launch.trainers import Trainers
@@ -67,6 +68,10 @@ def _train(
     trainers = run.parts.build_trainers(args)
     try:
         return _lead(run, trainers, stage, commit, started) if stage else _follow(run, trainers, commit)
+    except Exception as error:
+        if is_rank():
+            report(error)
+        raise
     finally:
         trainers.close()
 

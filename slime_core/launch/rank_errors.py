@@ -24,12 +24,19 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch's elastic agent."""
 ASKED_TO_END = 128 + signal.SIGTERM
 """Exit status of a rank that ended because it was told to."""
+_REPORTED = "_slime_reported"
 TAIL_LINES = 20
 """Of the output of a rank that ended without a word."""
 
 
 def report(error: Exception) -> None:
-    """Leave the error for the process that started this rank; printed here when nobody reads it."""
+    """Leave the error for the process that started this rank; printed here when nobody reads it.
+
+    Call it before anything is closed: peers fail of that at once, and would report first. Once per error.
+    """
+    if getattr(error, _REPORTED, False):
+        return
+    setattr(error, _REPORTED, True)
     shown = "".join(traceback.format_exception(error))
     path = os.environ.get(ERROR_FILE)
     if not path:

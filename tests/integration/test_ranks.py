@@ -133,7 +133,7 @@ def test_the_first_rank_to_fail_is_named(
     (tmp_path / how).write_text(FAILS.format(how=HOWS[how]))
     started = time.monotonic()
     done = slime("train", *two(rollout_data_postprocess_path=f"{tmp_path / how}:postprocess"), check=False)
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 180  # not the other rank's ten minutes
     assert done.returncode == status
     for part in said:
         assert part in done.stderr

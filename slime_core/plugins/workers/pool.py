@@ -346,9 +346,9 @@ class _Process:
         data = bytearray()
         while len(data) < size:
             rest = _POLL if until is None else min(_POLL, until - time.monotonic())
-            if rest <= 0:
-                raise TimeoutError
-            if not select.select([self._sock], [], [], rest)[0]:
+            if not select.select([self._sock], [], [], max(rest, 0.0))[0]:
+                if rest <= 0:  # only now: after a standstill of this process the answer may be there
+                    raise TimeoutError
                 if self._has_ended():
                     raise ConnectionResetError("the process is gone, though a child of it holds the socket")
                 continue

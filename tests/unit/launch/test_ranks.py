@@ -82,10 +82,20 @@ def failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_earliest_report_counts(failure: Any, tmp_path: Path) -> None:
     broken = failure(error=RuntimeError("connection closed by peer"))
-    cause = failure(error=PluginError("the reward has no answer"), ago=0.01)
+    cause = failure(error=PluginError("the reward has no answer"), ago=10.0)
     found = first_error({0: broken, 1: cause, 2: failure(-15), 3: failure(ASKED_TO_END)}, 4, tmp_path, 30)
     assert type(found) is PluginError
     assert str(found) == "rank 1 of 4: the reward has no answer"
+
+
+def test_a_report_made_before_anything_was_closed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "error.json"
+    monkeypatch.setenv(ERROR_FILE, str(file))
+    cause = PluginError("the reward has no answer")
+    report(cause)
+    first = file.read_text()
+    report(cause)  # on its way out
+    assert file.read_text() == first
 
 
 def test_an_unexpected_error_comes_with_its_traceback(

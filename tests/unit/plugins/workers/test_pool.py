@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.execution import DeadlineExceeded
-from slime_core.plugins.workers.pool import Component, WorkerDied, WorkerError, WorkerPool
+from slime_core.plugins.workers.pool import Component, WorkerDied, WorkerError, WorkerPool, _Process
 from slime_core.types import Sample
 
 REWARD = """
@@ -45,6 +46,9 @@ def do_hang(args, sample, rest):
     with open(rest, "w") as file: file.write(str(child.pid))
     time.sleep(600)
 def do_sleep(args, sample, rest): time.sleep(float(rest)); return 1.0
+def do_wait(args, sample, rest):
+    while not os.path.exists(rest): time.sleep(0.01)
+    return 1.0
 def do_exit(args, sample, rest): os._exit(int(rest))
 def do_sysexit(args, sample, rest): sys.exit(int(rest))
 def do_signal(args, sample, rest): os.kill(os.getpid(), int(rest))
@@ -117,6 +121,26 @@ def workers() -> list[psutil.Process]:
     """Worker processes of this process that live."""
     children = psutil.Process().children(recursive=True)
     return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "workers.main" in " ".join(p.cmdline())]
+
+
+def running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until(found: Callable[[], Any], message: str) -> None:
+    end = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < end, message
+        await asyncio.sleep(0.01)
+
+
+def jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 s pass at once, for the pool and for the event loop."""
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 100)
 
 
 def caller(pool: WorkerPool, spec: Any, **changes: Any) -> RewardCaller:
@@ -218,27 +242,47 @@ async def test_what_goes_wrong_is_the_calls_alone(
         assert "workers/main" not in caught.value.worker_traceback
 
 
-async def test_a_call_that_overruns_is_killed_with_its_children(pool: WorkerPool, file: Path, tmp_path: Path) -> None:
-    call = caller(pool, file, rm_timeout=1.5)
+async def test_a_call_that_overruns_is_killed_with_its_children(
+    pool: WorkerPool, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = caller(pool, file, rm_timeout=60.0)
     await call.start()
     (first,) = workers()
-    started = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"no answer within --rm-timeout 1.5 s"):
-        await call.score([say(f"hang {tmp_path / 'child'}")])
-    assert time.monotonic() - started < 60
+    child = tmp_path / "child"
+    scoring = asyncio.create_task(call.score([say(f"hang {child}")]))
+    await until(lambda: child.exists() and child.read_text(), "the reward never began")
+    jump(monkeypatch)
+    with pytest.raises(DeadlineExceeded, match=r"no answer within --rm-timeout 60.0 s"):
+        async with asyncio.timeout(60):
+            await scoring
     assert not psutil.pid_exists(first.pid)
-    child = int((tmp_path / "child").read_text())
-    gone = time.monotonic() + 60
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < gone, "the reward's own child lives on"
-        time.sleep(0.01)
+    await until(lambda: not running(int(child.read_text())), "the reward's own child lives on")
     assert await call.score([say("add 1")]) == [1.5]
 
 
-async def test_waiting_for_a_worker_does_not_count(pool: WorkerPool, file: Path) -> None:
-    call = caller(pool, file, rm_timeout=2.0)
-    found = await asyncio.gather(*(call.score([say("sleep 0.3", i)]) for i in range(8)))
-    assert found == [[1.0]] * 8
+async def test_waiting_for_a_worker_does_not_count(
+    pool: WorkerPool, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holds, call = caller(pool, file, rm_timeout=None), caller(pool, file, rm_timeout=60.0)
+    await call.start()
+    holder = asyncio.create_task(holds.score([say(f"wait {tmp_path / 'release'}")]))
+    waiting = [asyncio.create_task(call.score([say(f"add {i}", i)])) for i in range(8)]
+    await until(lambda: pool._queue.qsize() == 8, "the worker took no call")
+    jump(monkeypatch)
+    (tmp_path / "release").touch()
+    assert await asyncio.gather(holder, *waiting) == [[1.0], *([i + 0.5] for i in range(8))]
+
+
+def test_an_answer_that_is_there_at_the_deadline_counts() -> None:
+    ours, theirs = socket.socketpair()
+    process = _Process.__new__(_Process)
+    process._sock = ours
+    with ours, theirs:
+        theirs.sendall(b"answer")
+        passed = time.monotonic() - 1
+        assert process._receive(6, passed) == b"answer"
+        with pytest.raises(TimeoutError):
+            process._receive(1, passed)
 
 
 async def test_prints_do_not_reach_the_protocol(pool: WorkerPool, file: Path) -> None:
@@ -357,6 +401,6 @@ def test_no_worker_outlives_its_run(file: Path, end: str) -> None:
     driver.wait(timeout=30)
     driver.stdout.close()
     until = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+    while any(map(running, pids)):
         assert time.monotonic() < until, f"workers {pids} live on"
         time.sleep(0.01)

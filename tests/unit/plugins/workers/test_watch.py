@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,15 @@ from slime_core.plugins.workers.watch import watched, watching
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_watch, "_WATCH", loop_watch._Watch())
     monkeypatch.setattr(loop_watch, "THRESHOLD", 0.05)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """`now` passes as the test says; the thread that looks while a step runs sleeps on."""
+    made = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(loop_watch, "_POLL", 3600.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: made.now)
+    return made
 
 
 async def test_results_exceptions_and_cancellation_pass_through() -> None:
@@ -64,8 +74,15 @@ async def test_computing_in_a_coroutine_warns_once_with_its_name(caplog: pytest.
     assert "execution = 'process'" in message
 
 
-async def test_waiting_is_no_computing(caplog: pytest.LogCaptureFixture) -> None:
-    await watched("reward 'waits'", asyncio.sleep(0.15))
+async def test_waiting_is_no_computing(clock: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    released = asyncio.Event()
+
+    def later() -> None:
+        clock.now += 10
+        released.set()
+
+    asyncio.get_running_loop().call_soon(later)
+    await watched("reward 'waits'", released.wait())
     assert caplog.messages == []
 
 
@@ -78,14 +95,16 @@ def test_what_never_returns_is_reported_while_it_runs_with_its_line(monkeypatch:
     assert "now at " in text[0]
 
 
-async def test_other_rewards_in_between_are_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_other_rewards_in_between_are_not_blamed(
+    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     async def brief():
         for _ in range(5):
             await asyncio.sleep(0)
 
     async def long():
         await asyncio.sleep(0)
-        time.sleep(0.1)
+        clock.now += 0.1
 
     await asyncio.gather(watched("brief", brief()), watched("long", long()))
     assert [m.split(" has")[0] for m in caplog.messages] == ["long"]
