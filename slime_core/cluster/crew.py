@@ -56,7 +56,7 @@ _AT_ONCE = 100_000
 _NUMBERS = itertools.count()
 _ASK = 10.0
 """Seconds for an answer on the way out."""
-_GONE = 10.0
+_GONE = 30.0
 """Seconds for the processes of killed actors on this host to end."""
 
 

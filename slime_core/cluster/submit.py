@@ -14,6 +14,8 @@ import asyncio
 import dataclasses
 import json
 import logging
+import re
+import secrets
 import shlex
 import sys
 import time
@@ -38,8 +40,8 @@ HERE = "@the-job-s-folder@"
 """Stands for the folder's place on the cluster, which only the job knows; `cli/job.py` puts it in."""
 STOPPED_STATUS = 143
 """Of `slime submit` when somebody stopped the job; as of a process ended by SIGTERM."""
-_STARTING = "No available agent"
-"""What the job server of a cluster says that is still coming up."""
+_PASSING = re.compile(r"No available agent|status code 5\d\d")
+"""What the job server says of a cluster that is still coming up, or is too busy."""
 _LOOK = 0.5
 _PATIENCE = 60.0
 """Seconds for the job server to answer again."""
@@ -78,7 +80,7 @@ def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple
     Raises:
         ConfigError: Nobody answers there, or the server refuses.
     """
-    known = flag_specs()
+    known, name, tried = flag_specs(), job_id or f"raysubmit_{secrets.token_hex(8)}", False
     # Settings are in run.yaml; as variables they would lie above it.
     variables = {k: v for k, v in environment_to_carry().items() if k.removeprefix("SLIME_").lower() not in known}
     environment = {"working_dir": str(folder), "env_vars": variables}
@@ -89,9 +91,12 @@ def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple
         while True:
             try:
                 client = JobSubmissionClient(address)
-                name = client.submit_job(entrypoint=entry, runtime_env=environment, submission_id=job_id)
+                client.submit_job(entrypoint=entry, runtime_env=environment, submission_id=name)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                if _STARTING in str(error) and time.monotonic() < until:
+                if tried and f"{name} already exists" in str(error):
+                    return client, name  # a try that seemed to fail came through
+                if _PASSING.search(str(error)) and time.monotonic() < until:
+                    tried = True
                     time.sleep(_LOOK)
                     continue
                 said = str(error).rstrip(". \n")
@@ -99,7 +104,7 @@ def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple
                     f"--address {address}: {said}. It must be the address of the cluster's dashboard, such as"
                     " http://10.0.0.1:8265"
                 ) from error
-            return client, str(name)
+            return client, name
 
 
 def follow(client: JobSubmissionClient, job_id: str) -> int:
@@ -112,13 +117,13 @@ def follow(client: JobSubmissionClient, job_id: str) -> int:
     with waiting(f"job {job_id}", deadline=None, then="as long as the job server answers"):
         while True:
             try:
-                # Asked before: a connection that broke may look like a job's end, with output still to come.
                 details = client.get_job_info(job_id)
+                if details.status.is_terminal():
+                    output.print_rest()
+                    return _exit_status(job_id, details)
                 if details.status != JobStatus.PENDING:
                     asyncio.run(output.print_on())
                 since = time.monotonic()
-                if details.status.is_terminal():
-                    return _exit_status(job_id, details)
             except (ConnectionError, RuntimeError, OSError, aiohttp.ClientError) as error:
                 if time.monotonic() - since > _PATIENCE:
                     note = gave_up(f"job {job_id}", _PATIENCE, "the command ends, and the job may go on")
@@ -146,12 +151,19 @@ class _Output:
         """Characters."""
 
     async def print_on(self) -> None:
-        """Until the job ends, or the connection does."""
+        """As it comes, until the job ends, or the connection does: Ray's server closes it alike."""
         seen = 0
         async for text in self._client.tail_job_logs(self._job_id):
-            new = text[max(0, self._printed - seen) :]
+            self._print(text, seen)
             seen += len(text)
-            if new:
-                sys.stdout.write(new)
-                sys.stdout.flush()
-                self._printed = seen
+
+    def print_rest(self) -> None:
+        """Of a job that has ended."""
+        self._print(self._client.get_job_logs(self._job_id), 0)
+
+    def _print(self, text: str, start: int) -> None:
+        """A part of the output, from that character."""
+        if new := text[max(0, self._printed - start) :]:
+            sys.stdout.write(new)
+            sys.stdout.flush()
+            self._printed = start + len(text)

@@ -20,7 +20,7 @@ from ray._private.utils import write_ray_address
 from ray.cluster_utils import Cluster
 
 from tests.backends.ray.actors import actors, begun, ended, files, metrics
-from tests.backends.whole_runs import running
+from tests.backends.whole_runs import hold, release, running
 from tests.conftest import SLIME, TinyRun
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
@@ -179,17 +179,19 @@ def test_a_job_goes_on_without_its_command(tiny: TinyRun, nodes: Nodes, tmp_path
 
     from slime_core.cluster.submit import follow
 
-    flags = tiny.argv(tmp_path / "run", num_rollout=40, eval_interval=None, eval_prompt_data=None)
+    last = {"num_rollout": 4, "custom_rollout_log_function_path": hold(tmp_path, 3)}
+    flags = tiny.argv(tmp_path / "run", **last, eval_interval=None, eval_prompt_data=None)
     own = ["--address", nodes.dashboard, "--python", sys.executable, "--job-id", "goes-on"]
     with running([SLIME, "submit", *own, "train", *flags], tmp_path, tmp_path / "log") as command:
         command.until("rollout 1/")
         os.kill(command.pid, signal.SIGINT)
         assert command.fail(60) == 130
+    release(tmp_path)
     stop = f"`ray job stop goes-on --address {nodes.dashboard}` stops it"
     assert f"slime: job goes-on goes on; {stop}" in command.said()
     assert "Traceback" not in command.said()
     assert follow(JobSubmissionClient(nodes.dashboard), "goes-on") == 0
-    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 41))
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
 
 
 @pytest.mark.timeout(600)

@@ -1,8 +1,9 @@
-"""Following a job whose server answers badly. Real job servers: `tests/backends/ray/test_nodes.py`."""
+"""Submitting and following a job whose server answers badly. Real job servers: `tests/backends/ray/test_nodes.py`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -10,7 +11,7 @@ import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
 
 from slime_core.cluster import submit
-from slime_core.errors import SlimeError
+from slime_core.errors import ConfigError, SlimeError
 
 LINES = ["job one\n", "rollout 1/2\n", "rollout 2/2\n"]
 BROKEN = [RuntimeError("close code 1006"), aiohttp.ServerDisconnectedError(), ConnectionError("refused")]
@@ -21,6 +22,12 @@ class Server:
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
+        self.submitted: list[str] = []
+
+    def submit_job(self, *, submission_id: str, **_: Any) -> str:
+        self.submitted.append(submission_id)
+        self._next()
+        return submission_id
 
     def _next(self) -> Any:
         answer = self._answers.pop(0)
@@ -33,6 +40,9 @@ class Server:
         return JobDetails(
             type=JobType.SUBMISSION, entrypoint="it", status=status, driver_exit_code=code, message="no such node"
         )
+
+    def get_job_logs(self, job_id: str) -> str:
+        return "".join(self._next())
 
     async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
         for text in self._next():
@@ -59,7 +69,7 @@ RUNS, ENDED = (JobStatus.RUNNING, None), (JobStatus.SUCCEEDED, 0)
     [
         lambda error: [RUNS, [*LINES[:2], error], RUNS, LINES, ENDED, LINES],
         lambda error: [RUNS, [error], error, error, ENDED, LINES],
-        lambda error: [error, RUNS, LINES, ENDED, [error], ENDED, LINES],
+        lambda error: [error, RUNS, LINES[:1], ENDED, error, ENDED, LINES],
     ],
     ids=["between lines", "before them", "at the end"],
 )
@@ -87,3 +97,32 @@ def test_a_server_that_answers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "_PATIENCE", -1.0)
     with pytest.raises(SlimeError, match=r"the job server does not answer \(refused\)"):
         followed(ConnectionError("refused"))
+
+
+BUSY = RuntimeError("Request failed with status code 500: Traceback ... TimeoutError.")
+
+
+def submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Any, job_id: str | None = None) -> Server:
+    server = Server(*answers)
+    monkeypatch.setattr(submit, "JobSubmissionClient", lambda address: server)
+    client, name = submit.submit("http://head:8265", tmp_path, "python", job_id)
+    assert client is server
+    assert set(server.submitted) == {name}, "each try under the same name, so that no job is there twice"
+    assert name == job_id or job_id is None
+    return server
+
+
+def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert len(submitted(monkeypatch, tmp_path, BUSY, RuntimeError("No available agent"), None).submitted) == 3
+
+
+def test_a_try_that_came_through_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    known = RuntimeError("Request failed with status code 400: Job with submission_id mine already exists.")
+    assert len(submitted(monkeypatch, tmp_path, BUSY, known, job_id="mine").submitted) == 2
+    with pytest.raises(ConfigError, match="mine already exists"):
+        submitted(monkeypatch, tmp_path, known, job_id="mine")
+
+
+def test_what_the_server_refuses_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--address http://head:8265: no entrypoint"):
+        submitted(monkeypatch, tmp_path, RuntimeError("no entrypoint"))
