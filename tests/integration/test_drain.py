@@ -46,14 +46,18 @@ def whom():
 
 def sampled(args, sample):
     """Called for each sample, when its response is there."""
-    once()
+    if once() and "RANK_OF_SLIME" in os.environ:  # whoever is to tell this rank may be late, and the run over
+        until_asked()
+
+def until_asked():
+    end = time.monotonic() + 60
+    while not drain.current().asked and time.monotonic() < end:
+        time.sleep(0.01)
 
 def evaluated(args, sample, evaluation):
     """Called for each sample; returns when the signal has been seen."""
     if evaluation and once():
-        end = time.monotonic() + 20
-        while not drain.current().asked and time.monotonic() < end:
-            time.sleep(0.01)
+        until_asked()
 
 def postprocess(args, rollout_id, data):
     """Called in the training step of each rollout."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.backends.whole_runs import hold
 from tests.conftest import SLIME, TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -61,7 +62,8 @@ def test_killed_with_colocate_and_resumed(
     flags = {**FLAGS, **flags, "num_rollout": 4}
     slime_ranks("train", *tiny.argv(whole, **flags), timeout=240)
     argv = [SLIME, "train", *tiny.argv(save, **flags, colocate=True, load=save)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    held = ["--custom-rollout-log-function-path", str(hold(tmp_path, 3))]  # it stays until it is killed
+    process = subprocess.Popen([*argv, *held], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("rollout 2"):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.backends.whole_runs import hold
 from tests.conftest import SLIME, TinyRun
 
 ROLLOUTS = 4
@@ -71,7 +72,8 @@ def test_the_critic_learns_first_and_is_in_the_checkpoint(unkilled: Path) -> Non
 def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
     save = tmp_path / "run"
     argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    held = ["--custom-rollout-log-function-path", str(hold(tmp_path, ROLLOUTS - 1))]  # it stays until it is killed
+    process = subprocess.Popen([*argv, *held], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("rollout 3/"):

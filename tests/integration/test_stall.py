@@ -17,7 +17,7 @@ HANGS = """
 import asyncio
 
 async def reward(args, sample, **kwargs):
-    if sample.index == 5:
+    if sample.index == 1:
         await asyncio.Event().wait()
     return 1.0
 """
@@ -27,7 +27,7 @@ def test_policy_stop_ends_the_run_and_names_the_report(tiny: TinyRun, slime: Sli
     reward = tmp_path / "reward.py"
     reward.write_text(HANGS)
     argv = tiny.argv(
-        tmp_path / "run", group_timeout=4, group_timeout_policy="stop", skip_eval_before_train=True,
+        tmp_path / "run", group_timeout=8, group_timeout_policy="stop", skip_eval_before_train=True,
         custom_rm_path=reward,
     )  # fmt: skip
     done = slime("train", *argv, check=False)
@@ -35,11 +35,11 @@ def test_policy_stop_ends_the_run_and_names_the_report(tiny: TinyRun, slime: Sli
     (report,) = (tmp_path / "run" / "stalls").iterdir()
     said = [line for line in done.stderr.splitlines() if "error" in line]
     assert len(said) == 1, done.stderr
-    assert said[0].startswith("slime: error: group 1 of rollout 0: not done within 4 s (--group-timeout; policy stop)")
+    assert said[0].startswith("slime: error: group 0 of rollout 0: not done within 8 s (--group-timeout; policy stop)")
     assert said[0].endswith(str(report))
     text = report.read_text()
-    assert "group 1 of rollout 0 (deadline 4 s" in text  # what it waited for
-    assert re.search(r"reward .*reward.py' of sample 5 \(deadline 300 s; then: the samples fail\)", text)
+    assert "group 0 of rollout 0 (deadline 8 s" in text  # what it waited for
+    assert re.search(r"reward .*reward.py' of sample 1 \(deadline 300 s; then: the samples fail\)", text)
     assert "slime_core/rollout/reward.py" in text.partition("stacks of this process")[2]
 
 

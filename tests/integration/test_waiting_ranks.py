@@ -14,7 +14,7 @@ from tests.ports import free_port
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 5.0
+DEADLINE_S = 8.0
 """Each is within it although other tests want the processors, and a machine may stand still for a moment."""
 WORKER = textwrap.dedent("""
     import os, sys, threading
@@ -23,7 +23,7 @@ WORKER = textwrap.dedent("""
     from slime_core.launch.data_parallel import ReceivingRollout, SendingRollout
     from slime_core.trainers.embedded.parallel import DataParallel
 
-    minutes, slow, what = float(sys.argv[1]) / 60, 1.6 * float(sys.argv[1]), sys.argv[2]
+    minutes, slow, what = float(sys.argv[1]) / 60, 1.25 * float(sys.argv[1]), sys.argv[2]
     print("imported", flush=True)
     assert sys.stdin.readline() == "meet\\n"
     peers = DataParallel("cpu", minutes)

@@ -11,12 +11,10 @@ import pytest
 
 from slime_core.errors import SlimeError
 from slime_core.testing.contracts import engine_reference as reference
-from slime_core.testing.contracts.engine_case import CUT, GREEDY, PROMPT, SAMPLED, EngineCase
+from slime_core.testing.contracts.engine_case import CUT, GREEDY, LOOKS, PROMPT, SAMPLED, EngineCase
 from slime_core.types import GenerationOutput
 
 PROMPTS = [[*PROMPT, 60 + i] for i in range(4)]
-LOOKS = 20
-"""Times that a test looks for what a machine with much else to do may let it miss."""
 
 
 class EngineControl(EngineCase):

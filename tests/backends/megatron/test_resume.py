@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from tests.backends.whole_runs import hold, running
 from tests.conftest import SLIME, Slime, TinyRun
 
 pytestmark = pytest.mark.backends
@@ -41,14 +41,11 @@ def test_killed_after_a_commit_and_resumed(tiny: TinyRun, slime_ranks: Slime, tm
     dumps = {path: {"save_debug_rollout_data": f"{path}-dump/{{rollout_id}}.jsonl"} for path in (whole, save)}
     slime_ranks("train", *tiny.argv(whole, **FLAGS, **dumps[whole]), timeout=240)
     argv = [SLIME, "train", *tiny.argv(save, **FLAGS, **dumps[save], load=save)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("rollout 2/"):  # the commit after rollout 1, counted from 0, may be half written
-            break
-    process.kill()
-    process.stdout.close()
-    process.wait(timeout=60)
+    held = ["--custom-rollout-log-function-path", hold(tmp_path, 3)]  # it stays until it is killed
+    with running([*argv, *held], tmp_path, tmp_path / "log") as run:
+        run.until("rollout 2/")  # the commit after rollout 1, counted from 0, may be half written
+        run.kill()
+        assert run.left() == []
     assert (save / "checkpoints/rollout_0000000").is_dir()
     assert not (save / "checkpoints/rollout_0000003").is_dir()
     done = slime_ranks(*argv[1:], timeout=240)

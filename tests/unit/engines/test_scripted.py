@@ -9,6 +9,7 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.testing import CharTokenizer, Reply, Request, ScriptedEngine
 from slime_core.types import GenerationOutput
+from tests.virtual_time import in_virtual_time
 
 
 def ask(engine: ScriptedEngine, text: str = "hi", **params: Any) -> Awaitable[GenerationOutput]:
@@ -126,6 +127,7 @@ async def test_what_else_an_engine_says() -> None:
     assert (meta["cached_tokens"], meta["completion_tokens"]) == (5, 2)
 
 
+@in_virtual_time
 async def test_delays_decide_the_order_of_answers() -> None:
     engine, order = ScriptedEngine(lambda request: Reply("x", delay=0.01 * request.input_ids[0])), []
 

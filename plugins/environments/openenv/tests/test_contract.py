@@ -168,8 +168,8 @@ class TestOverWebSocket(_OpenEnv):
         async def run() -> None:
             sample = self.sample()
             session = await self.open(sample)
-            session._step_timeout = 0.5
             await session.reset(sample)
+            session._step_timeout = 2.0
             with pytest.raises(EnvironmentTimeoutError):
                 await session.step("hang", Turn(0, "hang", [], "stop"))
             await session.close()

@@ -12,9 +12,10 @@ from slime_generator_multi_turn import generate
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.environments import places
+from slime_core.environments.session import EnvironmentSession
 from slime_core.errors import ConfigError, DataError, EnvironmentTimeoutError, PluginError
 from slime_core.plugins.loading import import_file
-from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
+from slime_core.testing import CharTokenizer, Reply, Request, ScriptedEngine
 
 FILE = Path(__file__).with_name("guessing.py")
 TOKENIZER = CharTokenizer()
@@ -220,7 +221,20 @@ def test_a_cancellation_during_a_step_is_gone_on_from_before_it(world: Any) -> N
 # -- what goes wrong ---------------------------------------------------------------------------------------
 
 
-def test_a_step_that_hangs_fails_the_sample_and_not_the_loop(world: Any) -> None:
+@pytest.fixture
+def second_step_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes before it has `environment_step_timeout`, since a thread or an interpreter must start."""
+    step = EnvironmentSession.step
+
+    async def limited(self: EnvironmentSession, action: str, turn: Any) -> Any:
+        if self._steps:
+            self._step_timeout = 1.0
+        return await step(self, action, turn)
+
+    monkeypatch.setattr(EnvironmentSession, "step", limited)
+
+
+def test_a_step_that_hangs_fails_the_sample_and_not_the_loop(world: Any, second_step_is_short: None) -> None:
     async def both() -> int:
         turns = 0
 
@@ -231,9 +245,9 @@ def test_a_step_that_hangs_fails_the_sample_and_not_the_loop(world: Any) -> None
                 await asyncio.sleep(0.01)
 
         beat = asyncio.create_task(beats())
-        settings = SimpleNamespace(environment_path=f"{FILE}:Hanging", environment_step_timeout=1.5, plugins={})
+        settings = SimpleNamespace(environment_path=f"{FILE}:Hanging", environment_step_timeout=60.0, plugins={})
         context = GenerateContext(ScriptedEngine(["3", "5"]), TOKENIZER)
-        with pytest.raises(EnvironmentTimeoutError, match=r"step 2 for sample 3: not done within 1\.5 s"):
+        with pytest.raises(EnvironmentTimeoutError, match=r"step 2 for sample 3: not done within 1 s"):
             await generate(settings, row(), {"max_new_tokens": 99}, context=context)
         beat.cancel()
         return turns
@@ -242,21 +256,28 @@ def test_a_step_that_hangs_fails_the_sample_and_not_the_loop(world: Any) -> None
     assert len(places.THREADS.left_behind) == 1
 
 
-def test_at_a_deadline_the_turns_so_far_may_be_kept(world: Any) -> None:
+def test_at_a_deadline_the_turns_so_far_may_be_kept(world: Any, second_step_is_short: None) -> None:
     sample = run(
-        ScriptedEngine(["3", "5"]), row(), "Hanging", own={"on_timeout": "truncate"}, environment_step_timeout=1.5
+        ScriptedEngine(["3", "5"]), row(), "Hanging", own={"on_timeout": "truncate"}, environment_step_timeout=60.0
     )
     assert (sample.status, sample.reward) == (SampleStatus.TRUNCATED, -0.125)
     assert sample.metadata["environment"]["ended"] == "timeout"
     sample.validate()
 
 
-def test_an_episode_has_a_deadline() -> None:
-    engine = ScriptedEngine(["3", Reply("5", delay=60)])
-    sample = run(engine, row(), own={"timeout": 1.5, "on_timeout": "truncate"})
+def test_an_episode_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Request) -> str | Reply:
+        if request.input_ids == row().tokens:
+            return "3"
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        monkeypatch.setattr(loop, "time", lambda: real() + 100)  # in its second turn the deadline passes
+        return Reply("5", delay=600)
+
+    sample = run(ScriptedEngine(answer), row(), own={"timeout": 60, "on_timeout": "truncate"})
     assert (sample.status, sample.metadata["environment"]["turns"]) == (SampleStatus.TRUNCATED, 1)
     with pytest.raises(EnvironmentTimeoutError, match="the episode of sample 3"):
-        run(ScriptedEngine(["3", Reply("5", delay=60)]), row(), own={"timeout": 1.5})
+        run(ScriptedEngine(answer), row(), own={"timeout": 60})
 
 
 def environments_below() -> list[psutil.Process]:
@@ -269,9 +290,9 @@ def environments_below() -> list[psutil.Process]:
     return found
 
 
-def test_a_process_that_hangs_is_killed(world: Any) -> None:
+def test_a_process_that_hangs_is_killed(world: Any, second_step_is_short: None) -> None:
     with pytest.raises(EnvironmentTimeoutError, match="step 2"):
-        run(ScriptedEngine(["3", "5"]), row(), "HangingProcess", environment_step_timeout=6.0)
+        run(ScriptedEngine(["3", "5"]), row(), "HangingProcess", environment_step_timeout=60.0)
     assert psutil.wait_procs(environments_below(), timeout=60)[1] == []
 
 

@@ -35,9 +35,8 @@ def parts(args, sample):
 def broken(args, sample):
     raise ValueError("no idea")
 
-def slow(args, sample):
-    import time
-    time.sleep(20)
+async def slow(args, sample):
+    await asyncio.sleep(20)
 """
 
 

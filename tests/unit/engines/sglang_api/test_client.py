@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -348,17 +349,21 @@ async def test_an_abort_that_overtakes_its_request_is_told_again(monkeypatch: py
         await until(lambda: server.asked("/generate"))
         await engine.abort()
         assert (await asyncio.wait_for(task, 30)).token_ids == [7]
-        assert server.asked("/abort_request") == [{"abort_all": True}, {"rid": server.asked("/generate")[0]["rid"]}]
+        told = server.asked("/abort_request")[:2]  # a third may follow before the answer is here
+        assert told == [{"abort_all": True}, {"rid": server.asked("/generate")[0]["rid"]}]
 
 
-async def test_a_place_is_waited_for_without_losing_time() -> None:
-    async def slow(server: Server, request: Any, body: Any, before: int) -> Any:
-        await asyncio.sleep(0.25)
-        return answer(0)
-
-    settings = {"rollout_timeout": 1.9, "sglang_server_concurrency": 1}
-    async with servers(generating(slow)) as (server,), engine_at(server, **settings) as engine:
-        assert len(await asyncio.gather(*(engine.generate([3], {}) for _ in range(8)))) == 8
+async def test_a_place_is_waited_for_without_losing_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"rollout_timeout": 60.0, "sglang_server_concurrency": 1}
+    async with servers(well) as (server,), engine_at(server, **settings) as engine:
+        client, now = engine._client, time.monotonic
+        assert client is not None
+        await client._slots.acquire()
+        tasks = [asyncio.create_task(engine.generate([3], {})) for _ in range(8)]
+        await until(lambda: len(client._flights._all) == 8)
+        monkeypatch.setattr(time, "monotonic", lambda: now() + 100.0)
+        client._slots.release()
+        assert len(await asyncio.gather(*tasks)) == 8
         assert engine.pool.workers[0].state is WorkerState.READY
 
 

@@ -111,7 +111,7 @@ class WeightServer:
 
     async def init_weights_update_group(self, body: Any) -> Any:
         name, world = body["group_name"], body["world_size"]
-        limit = timedelta(seconds=3)
+        limit = timedelta(seconds=10)
 
         def join() -> ProcessGroupGloo:
             store = TCPStore(body["master_address"], body["master_port"], world, False, timeout=limit)
@@ -137,7 +137,7 @@ class WeightServer:
         def receive() -> None:
             options = BroadcastOptions()
             options.rootRank, options.rootTensor = 0, 0
-            self.groups[body["group_name"]].broadcast([flat], options).wait(timedelta(seconds=3))
+            self.groups[body["group_name"]].broadcast([flat], options).wait(timedelta(seconds=10))
 
         await asyncio.to_thread(receive)
         at = 0
