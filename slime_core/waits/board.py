@@ -121,12 +121,13 @@ class Board:
 def rows(waits: list[Wait]) -> list[dict[str, Any]]:
     """Waits as JSON, oldest first; equal ones are one row with their number, as old as the oldest."""
     found: dict[tuple[str, str, float | None], dict[str, Any]] = {}
+    now = time.monotonic()  # one for all, or a younger wait could look older
     for wait in waits:
         key = (wait.what, wait.then, wait.deadline)
         row = found.setdefault(
             key,
             {
-                "what": wait.what, "age": round(wait.age, 3), "deadline": wait.deadline, "then": wait.then,
+                "what": wait.what, "age": round(now - wait.since, 3), "deadline": wait.deadline, "then": wait.then,
                 "overdue": wait.overdue > 0, "in": "task" if wait.loop else "thread", "number": 0,
             },
         )  # fmt: skip

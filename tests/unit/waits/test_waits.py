@@ -109,6 +109,17 @@ async def test_tasks_and_threads_have_rows_of_their_own() -> None:
     assert current() == []
 
 
+def test_ages_are_as_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes to look at all of them, the oldest is the oldest."""
+    with waiting("first", deadline=None, then="x"), waiting("second", deadline=None, then="x"):
+        waits = [wait for wait in current() if wait.what in ("first", "second")]
+        clock = iter(range(int(time.monotonic()) + 1, 1 << 62))
+        monkeypatch.setattr("slime_core.waits.board.time.monotonic", lambda: float(next(clock)))
+        first, second = rows(waits)
+        monkeypatch.undo()
+    assert first["age"] >= second["age"]
+
+
 def test_a_coroutine_that_is_thrown_away_waits_no_more() -> None:
     async def forgotten() -> None:
         with waiting("forgotten", deadline=1.0, then="-"):
