@@ -80,12 +80,13 @@ def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple
     Raises:
         ConfigError: Nobody answers there, or the server refuses.
     """
-    known, name, tried = flag_specs(), job_id or f"raysubmit_{secrets.token_hex(8)}", False
+    known = flag_specs()
     # Settings are in run.yaml; as variables they would lie above it.
     variables = {k: v for k, v in environment_to_carry().items() if k.removeprefix("SLIME_").lower() not in known}
     environment = {"working_dir": str(folder), "env_vars": variables}
     logging.getLogger("ray").setLevel(logging.ERROR)
     entry = f"exec {shlex.quote(python)} -m slime_core.cli.job"
+    name, tried = job_id or f"raysubmit_{secrets.token_hex(8)}", False
     until = time.monotonic() + _PATIENCE
     with waiting(f"the job server at {address}", deadline=_PATIENCE, then="the command ends"):
         while True:

@@ -24,9 +24,10 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch's elastic agent."""
 ASKED_TO_END = 128 + signal.SIGTERM
 """Exit status of a rank that ended because it was told to."""
-_REPORTED = "_slime_reported"
 TAIL_LINES = 20
 """Of the output of a rank that ended without a word."""
+_REPORTED = "_slime_reported"
+"""Attribute of an error that `report` has seen."""
 
 
 def report(error: Exception) -> None:

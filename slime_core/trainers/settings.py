@@ -87,8 +87,10 @@ class CommonSettings:
             HF's names of what is trained, and a warning about patterns that are found in no name, where another is.
 
         Raises:
-            ConfigError: No pattern is found in any name, or nothing is left to train.
+            ConfigError: Both lists are given, no pattern is found in any name, or nothing is left to train.
         """
+        if self.only_train and self.freeze:
+            raise ConfigError("--only-train-params-name-list and --freeze-params-name-list: give one of the two")
         known = {hf for hf, _ in parameters}
         patterns = self.only_train or self.freeze
         if not patterns:

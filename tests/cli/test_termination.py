@@ -17,6 +17,7 @@ import pytest
 
 from slime_core.cli import main as frame
 from slime_core.cli.termination import Termination
+from slime_core.waits.processes import runs
 from tests.conftest import SLIME, TinyRun
 
 HOOK = """
@@ -63,13 +64,6 @@ def _is_line(file: Path) -> bool:
     return file.exists() and file.read_text().endswith("\n")
 
 
-def _alive(pid: str) -> bool:
-    try:
-        return " (sleep) Z" not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("ignores_ctrl_c", [False, True], ids=["foreground", "background"])
 def test_sigterm_ends_a_run_cleanly(ignores_ctrl_c: bool, tiny: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(HOOK)
@@ -100,9 +94,9 @@ def test_sigterm_ends_a_run_cleanly(ignores_ctrl_c: bool, tiny: TinyRun, tmp_pat
     assert said.startswith("slime: SIGTERM: ending with a commit, within 300 s")
     assert said.count("\n") == 1, said
     assert (tmp_path / "ended").read_text() == "NoneType"
-    children = started.read_text().split()
+    children = [int(pid) for pid in started.read_text().split()]
     assert children
-    _wait(lambda: not any(map(_alive, children)), "what the reward started is still there")
+    _wait(lambda: not any(map(runs, children)), "what the reward started is still there")
 
 
 def test_the_signal_is_a_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

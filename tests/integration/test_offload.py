@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.whole_runs import hold
+from tests.backends.whole_runs import hold, running
 from tests.conftest import SLIME, TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -62,15 +61,11 @@ def test_killed_with_colocate_and_resumed(
     flags = {**FLAGS, **flags, "num_rollout": 4}
     slime_ranks("train", *tiny.argv(whole, **flags), timeout=240)
     argv = [SLIME, "train", *tiny.argv(save, **flags, colocate=True, load=save)]
-    held = ["--custom-rollout-log-function-path", str(hold(tmp_path, 3))]  # it stays until it is killed
-    process = subprocess.Popen([*argv, *held], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("rollout 2"):
-            process.kill()
-            break
-    process.stdout.close()
-    assert process.wait(60) == -signal.SIGKILL
+    held = ["--custom-rollout-log-function-path", hold(tmp_path, 3)]  # it stays until it is killed
+    with running([*argv, *held], tmp_path, tmp_path / "log") as run:
+        run.until("rollout 2")
+        run.kill()
+        assert run.left() == []  # the other rank ends with it
     done = slime_ranks(*argv[1:], timeout=240)
     assert "resumed from" in done.stdout
     assert untimed(save) == untimed(whole)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.backends.whole_runs import hold
+from tests.backends.whole_runs import hold, running
 from tests.conftest import SLIME, TinyRun
 
 ROLLOUTS = 4
@@ -72,15 +71,10 @@ def test_the_critic_learns_first_and_is_in_the_checkpoint(unkilled: Path) -> Non
 def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
     save = tmp_path / "run"
     argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save)]
-    held = ["--custom-rollout-log-function-path", str(hold(tmp_path, ROLLOUTS - 1))]  # it stays until it is killed
-    process = subprocess.Popen([*argv, *held], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("rollout 3/"):
-            break
-    process.kill()
-    process.stdout.close()
-    assert process.wait() == -signal.SIGKILL
+    held = ["--custom-rollout-log-function-path", hold(tmp_path, ROLLOUTS - 1)]  # it stays until it is killed
+    with running([*argv, *held], tmp_path, tmp_path / "log") as run:
+        run.until("rollout 3/")
+        run.kill()
     done = slime(*argv[1:])
     assert "2 of 4 rollouts done" in done.stdout
     assert _metrics(save) == _metrics(unkilled)

@@ -30,9 +30,9 @@ CUT = "length"
 FINISHES = ("stop", CUT, "abort")
 PROMPT = [11, 9, 4, 12, 7]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+SAMPLED = {"temperature": 0.8, "max_new_tokens": 8, "ignore_eos": True}
 LOOKS = 20
 """Times that a test looks for what a machine with much else to do may let it miss."""
-SAMPLED = {"temperature": 0.8, "max_new_tokens": 8, "ignore_eos": True}
 
 CAPABILITIES = {
     "text": "`GenerationOutput.text`",

@@ -9,7 +9,6 @@ import logging
 
 import torch
 
-from slime_core.errors import ConfigError
 from slime_core.models.decoder import Decoder
 from slime_core.trainers.embedded.settings import TrainerSettings
 
@@ -17,9 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def trained_parameters(model: Decoder, settings: TrainerSettings) -> list[tuple[str, torch.nn.Parameter]]:
-    """Names and parameters to optimize; freezes the others. Raises ConfigError when none is left."""
-    if settings.only_train and settings.freeze:
-        raise ConfigError("--only-train-params-name-list and --freeze-params-name-list: give one of the two")
+    """Names and parameters to optimize; freezes the others. Raises as `CommonSettings.trained`."""
     trainable = {
         name: parameter
         for name, parameter in model.named_parameters()

@@ -16,8 +16,7 @@ def trained_names(settings: MegatronSettings, family: MegatronModel) -> tuple[se
     """HF names of what is trained, of the model or of adapters, and warnings; see `CommonSettings.trained`.
 
     Raises:
-        ConfigError: A list fits nothing, leaves nothing, or divides what Megatron keeps in one parameter; or there are
-            adapters of nothing.
+        ConfigError: As there; or a list divides what Megatron keeps in one parameter; or there are adapters of nothing.
     """
     parameters = _trainable(settings, family)
     trained, warnings = settings.trained([(name, own) for names, own in parameters for name in names])

@@ -162,8 +162,6 @@ class Models:
     def freeze(self) -> None:
         """Leave gradients to the parameters that `--only-train-params-name-list` and its counterpart choose."""
         settings = self._settings
-        if settings.only_train and settings.freeze:
-            raise ConfigError("--only-train-params-name-list and --freeze-params-name-list: give one of the two")
         if settings.only_train or settings.freeze:
             self._freeze_by_name()
         elif self.adapters is None:

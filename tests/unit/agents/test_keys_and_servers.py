@@ -12,7 +12,8 @@ import pytest
 from slime_core import Sample
 from slime_core.agents import AgentServer
 from tests.agent_toys import PARAMS, ToyTokenizer
-from tests.unit.engines.sglang_api.servers import Server, answer, engine_at, servers, sse, until, well
+from tests.unit.engines.sglang_api.servers import Server, answer, engine_at, servers, sse, well
+from tests.until import until
 
 ASK: Any = [{"role": "user", "content": "hi"}]
 

@@ -146,10 +146,3 @@ async def engine_at(*made: Server, **args: Any) -> AsyncIterator[HttpEngine]:
         yield engine
     finally:
         await engine.stop()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until it is true."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -25,9 +25,9 @@ from tests.unit.engines.sglang_api.servers import (
     hang,
     servers,
     sse,
-    until,
     well,
 )
+from tests.until import until
 
 
 def first(*given: Any) -> Reaction:

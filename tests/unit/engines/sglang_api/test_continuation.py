@@ -9,7 +9,8 @@ import pytest
 
 from slime_core.engines.sglang_api.continuation import joined, rest_of
 from slime_core.types import GenerationOutput
-from tests.unit.engines.sglang_api.servers import Reaction, Server, answer, engine_at, generating, servers, sse, until
+from tests.unit.engines.sglang_api.servers import Reaction, Server, answer, engine_at, generating, servers, sse
+from tests.until import until
 
 
 def body(**params: Any) -> dict[str, Any]:

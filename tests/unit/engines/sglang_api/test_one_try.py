@@ -10,7 +10,8 @@ import pytest
 
 from slime_core.engines.sglang_api.worker import WorkerState
 from slime_core.errors import EngineError
-from tests.unit.engines.sglang_api.servers import Server, answer, engine_at, generating, hang, servers, sse, until, well
+from tests.unit.engines.sglang_api.servers import Server, answer, engine_at, generating, hang, servers, sse, well
+from tests.until import until
 
 
 async def test_a_stream_of_a_server_that_hangs_before_it_begins_goes_elsewhere() -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,8 @@ from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.execution import DeadlineExceeded
 from slime_core.plugins.workers.pool import Component, WorkerDied, WorkerError, WorkerPool, _Process
 from slime_core.types import Sample
+from slime_core.waits.processes import runs
+from tests.until import until
 
 REWARD = """
 import asyncio, os, random, signal, subprocess, sys, time
@@ -121,20 +123,6 @@ def workers() -> list[psutil.Process]:
     """Worker processes of this process that live."""
     children = psutil.Process().children(recursive=True)
     return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "workers.main" in " ".join(p.cmdline())]
-
-
-def running(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def until(found: Callable[[], Any], message: str) -> None:
-    end = time.monotonic() + 60
-    while not found():
-        assert time.monotonic() < end, message
-        await asyncio.sleep(0.01)
 
 
 def jump(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,13 +238,13 @@ async def test_a_call_that_overruns_is_killed_with_its_children(
     (first,) = workers()
     child = tmp_path / "child"
     scoring = asyncio.create_task(call.score([say(f"hang {child}")]))
-    await until(lambda: child.exists() and child.read_text(), "the reward never began")
+    await until(lambda: child.exists() and child.read_text(), "the reward to begin")
     jump(monkeypatch)
     with pytest.raises(DeadlineExceeded, match=r"no answer within --rm-timeout 60.0 s"):
         async with asyncio.timeout(60):
             await scoring
     assert not psutil.pid_exists(first.pid)
-    await until(lambda: not running(int(child.read_text())), "the reward's own child lives on")
+    await until(lambda: not runs(int(child.read_text())), "the end of the reward's own child")
     assert await call.score([say("add 1")]) == [1.5]
 
 
@@ -267,7 +255,7 @@ async def test_waiting_for_a_worker_does_not_count(
     await call.start()
     holder = asyncio.create_task(holds.score([say(f"wait {tmp_path / 'release'}")]))
     waiting = [asyncio.create_task(call.score([say(f"add {i}", i)])) for i in range(8)]
-    await until(lambda: pool._queue.qsize() == 8, "the worker took no call")
+    await until(lambda: pool._queue.qsize() == 8, "the worker to take the first call")
     jump(monkeypatch)
     (tmp_path / "release").touch()
     assert await asyncio.gather(holder, *waiting) == [[1.0], *([i + 0.5] for i in range(8))]
@@ -401,6 +389,6 @@ def test_no_worker_outlives_its_run(file: Path, end: str) -> None:
     driver.wait(timeout=30)
     driver.stdout.close()
     until = time.monotonic() + 60
-    while any(map(running, pids)):
+    while any(map(runs, pids)):
         assert time.monotonic() < until, f"workers {pids} live on"
         time.sleep(0.01)
