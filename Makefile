@@ -13,7 +13,13 @@ SGLANG_BIN := $(SGLANG_VENV)/bin
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := $(addprefix slime_core/engines/sglang/,requirements-cpu.txt requirements-cpu-no-deps.txt)
 
-.PHONY: install constraints sglang demo demo-tools test test-backends lint types docs benchmarks clean
+# .ci/run has failed tests run again: PYTEST=".venv/bin/python .ci/pytest_again.py".
+PYTEST := $(BIN)/python -m pytest
+# An environment that SLIME_ENGINE_PYTHON names already is taken as it is.
+NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
+ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
+
+.PHONY: install constraints sglang demo demo-tools test test-smoke test-backends lint types docs benchmarks clean
 
 install: $(STAMP)
 
@@ -49,13 +55,30 @@ demo: install
 demo-tools: install
 	$(BIN)/slime train --config configs/demo-tools.yaml $(ARGS)
 
-test: install
-	$(BIN)/python -m pytest -n auto -m "not backends" $(ARGS)
+# A process of the tests has one small thing to do: more threads, and code compiled for it, cost more than they bring.
+test: export OMP_NUM_THREADS := 1
+test: export TORCH_COMPILE_DISABLE := 1
+# Where Python is told to keep no compiled modules, every process compiles the whole of slime_core again.
+test test-smoke test-backends: export PYTHONDONTWRITEBYTECODE :=
 
-# An environment that SLIME_ENGINE_PYTHON names already is taken as it is. Files that share a server or a cluster go to
-# one of the two workers (tests/conftest.py): each test may start several processes, so more cores need no more workers.
-test-backends: install $(if $(SLIME_ENGINE_PYTHON),,sglang)
-	SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python) $(BIN)/python -m pytest -n 2 --dist loadgroup -m backends $(ARGS)
+test: install
+	$(PYTEST) -n auto --dist worksteal --durations=30 --ignore=tests/backends -m "not slow" $(ARGS)
+
+# Files that share a server or a cluster go to one of the two workers (tests/conftest.py): each test may start several
+# processes, so more cores need no more workers.
+test-smoke: install $(NEEDS_SGLANG)
+	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(ARGS)
+
+# The whole, or one part of it: make test-backends PART=ray
+PARTS_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill)
+PARTS_megatron := tests/backends/megatron
+PARTS_ray := tests/backends/ray
+PARTS_kill := tests/backends/kill
+PARTS_slow := --ignore=tests/backends
+CHOSEN = $(if $(PART),$(or $(PARTS_$(PART)),$(error PART=$(PART): one of sglang, megatron, ray, kill, slow)))
+
+test-backends: install $(NEEDS_SGLANG)
+	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m "backends or slow" $(CHOSEN) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

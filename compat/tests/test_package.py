@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import re
 import subprocess
 import sys
 import warnings
@@ -38,24 +36,6 @@ def test_light_import(statement: str) -> None:
     done = python(f"{statement}; import sys; print([m for m in {heavy} if m in sys.modules])")
     assert done.stdout.strip() == "[]"
     assert done.stderr == ""
-
-
-def test_slime_core_never_imports_it() -> None:
-    code = (
-        "import importlib, pkgutil, sys, slime_core\n"
-        "for m in pkgutil.walk_packages(slime_core.__path__, 'slime_core.'):\n"
-        "    if not m.name.startswith('slime_core.testing.') and not m.name.endswith('__main__'):\n"
-        "        importlib.import_module(m.name)\n"
-        "print('slime' in sys.modules, len([m for m in sys.modules if m.startswith('slime_core.')]) > 150)"
-    )
-    assert python(code).stdout.strip() == "False True"
-    for file in (ROOT / "slime_core").rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        # Only files that have such a line at all are worth a tree.
-        for node in ast.walk(ast.parse(text if re.search(r"\b(import|from)\b.*\bslime\b", text) else "")):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert "slime" not in {name.split(".")[0] for name in names}, file
 
 
 def test_every_module_says_what_it_is_and_exports_what_it_has() -> None:

@@ -82,6 +82,7 @@ async def test_what_goes_wrong_is_raised(make_args: MakeArgs) -> None:
         await async_rm(SimpleNamespace(custom_rm_path=None, rm_type=None), done())
 
 
+@pytest.mark.slow
 async def test_settings_are_not_mixed_up(make_args: MakeArgs) -> None:
     first, second = make_args(rm_type="exact"), make_args(rm_type="f1")
     sample = done("the brown fox", "a quick brown fox")

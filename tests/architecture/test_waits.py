@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
 
-CORE = Path(__file__).parents[2] / "slime_core"
+from tests.architecture.trees import CORE, tree
+
 COLLECTIVES = {
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
     "barrier", "broadcast", "broadcast_object_list", "gather_object", "init_process_group", "monitored_barrier", "recv",
@@ -143,7 +144,7 @@ def _accounted(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and _name(node.func) in ("within", "call_within")
 
 
-def _waits(source: str) -> Iterator[tuple[str, int, str]]:
+def _waits(parsed: ast.Module) -> Iterator[tuple[str, int, str]]:
     """(function, line, kind) of every wait that nothing accounts for."""
 
     def visit(node: ast.AST, function: str) -> Iterator[tuple[str, int, str]]:
@@ -156,15 +157,16 @@ def _waits(source: str) -> Iterator[tuple[str, int, str]]:
             for child in ast.iter_child_nodes(node):
                 yield from visit(child, function)
 
-    yield from visit(ast.parse(source), "")
+    yield from visit(parsed, "")
 
 
+@cache
 def _found() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for file in sorted(CORE.rglob("*.py")):
         if file.relative_to(CORE).parts[0] == "testing":  # suites for tests, which have pytest's deadline
             continue
-        for function, line, kind in _waits(file.read_text(encoding="utf-8")):
+        for function, line, kind in _waits(tree(file)):
             place = f"{file.relative_to(CORE)}:{function}"
             found.setdefault(place, []).append(f"{kind} (line {line})")
     return found
@@ -194,9 +196,9 @@ def test_the_list_has_no_entry_for_nothing() -> None:
     ],
 )  # fmt: skip
 def test_a_new_bare_wait_is_found(statement: str) -> None:
-    assert list(_waits(f"async def f():\n    {statement}\n"))
+    assert list(_waits(ast.parse(f"async def f():\n    {statement}\n")))
     with_name = f"async def f():\n    with waiting('x', deadline=1, then='y'):\n        {statement}\n"
-    assert list(_waits(with_name)) == []
+    assert list(_waits(ast.parse(with_name))) == []
 
 
 @pytest.mark.parametrize(
@@ -209,4 +211,4 @@ def test_a_new_bare_wait_is_found(statement: str) -> None:
     ],
 )  # fmt: skip
 def test_what_has_a_deadline_or_is_no_wait_is_left_alone(statement: str) -> None:
-    assert list(_waits(f"async def f():\n    {statement}\n")) == []
+    assert list(_waits(ast.parse(f"async def f():\n    {statement}\n"))) == []

@@ -83,16 +83,21 @@ def test_the_demo_learns_with_two_servers_behind_a_router(embedded_demo: Learned
 # -- killed, resumed, a server lost ----------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_killed_run_leaves_no_server_and_goes_on_also_without_one(
     tiny: TinyRun, sglang_python: Path, tmp_path: Path
 ) -> None:
-    """SIGKILL in the middle of a rollout; resumed, one server is killed and is back before the end."""
+    """SIGKILL in the middle of a rollout; resumed, one server is killed and is back before the end.
+
+    After each update, every tensor that a server has is compared with the one that was trained.
+    """
     save, template = tmp_path / "run", tmp_path / "samples" / "{rollout_id}.jsonl"
     (tmp_path / "rm.py").write_text(GATE.format(first=4 * KILLED_AFTER))
     argv = tiny.argv(
         save, load=save, save_interval=2, num_rollout=TINY_ROLLOUTS, eval_interval=None, eval_prompt_data=None,
         rollout_engine="sglang", device="cpu", rollout_num_gpus=2, engine_python=sglang_python,
         use_fault_tolerance=True, rollout_health_check_interval=2, rollout_health_check_timeout=60,
+        check_weight_update_equal=True,
         custom_rm_path=tmp_path / "rm.py", rm_timeout=900, save_debug_rollout_data=template,
     )  # fmt: skip
     with running([SLIME, "train", *argv], tmp_path, tmp_path / "killed.log") as run:

@@ -45,6 +45,7 @@ def test_a_sound_run_is_ready(slime: Slime, tiny: TinyRun, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists(), "a check writes nothing"
 
 
+@pytest.mark.slow
 def test_a_file_may_stand_first(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     shown = slime("config", "show", "--changed", *tiny.argv()).stdout
     (tmp_path / "run.yaml").write_text(shown)
@@ -69,7 +70,9 @@ REWARDS = {
 }
 
 
-@pytest.mark.parametrize("case", REWARDS)
+@pytest.mark.parametrize(
+    "case", [case if case == "text" else pytest.param(case, marks=pytest.mark.slow) for case in REWARDS]
+)
 def test_a_reward_that_is_no_good(case: str, tiny: TinyRun, tmp_path: Path) -> None:
     code, level, message = REWARDS[case]
     reward = tmp_path / "rm.py"
@@ -83,6 +86,7 @@ def test_a_reward_that_is_no_good(case: str, tiny: TinyRun, tmp_path: Path) -> N
     assert [f for f in findings if f["level"] == "ok" and "work in a fresh process" in f["message"]]
 
 
+@pytest.mark.slow
 def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, tmp_path: Path) -> None:
     """The engine that serves it does not run; a name that no model has is told all the same."""
     reward, models = tmp_path / "rm.py", tmp_path / "models.yaml"
@@ -105,6 +109,7 @@ def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, t
         PROBES["rewards"](bench, resolve("rewards", str(reward)))
 
 
+@pytest.mark.slow
 def test_strict_counts_warnings(tiny: TinyRun, tmp_path: Path) -> None:
     reward = tmp_path / "rm.py"
     reward.write_text(REWARDS["raises"][0])
@@ -128,6 +133,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.slow
 def test_hooks_that_answer_nonsense(tiny: TinyRun, tmp_path: Path) -> None:
     for flag, code in HOOKS.items():
         (tmp_path / f"{flag}.py").write_text(code)
@@ -140,6 +146,7 @@ def test_hooks_that_answer_nonsense(tiny: TinyRun, tmp_path: Path) -> None:
         assert "returned" in message
 
 
+@pytest.mark.slow
 def test_data(tiny: TinyRun, tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text('{"input": "1+1=", "label": null}\n' * 3 + '{"prompt": "2+2=", "label": "4"}\n')
@@ -151,6 +158,7 @@ def test_data(tiny: TinyRun, tmp_path: Path) -> None:
     assert any("is null in 3 of 3 rows" in f["message"] for f in findings)
 
 
+@pytest.mark.slow
 def test_inputs_that_a_recipe_makes_are_left_alone(slime: Slime, tmp_path: Path) -> None:
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
     done = slime("check", "configs/demo.yaml", "--hf-checkpoint", model, "--prompt-data", data, "--save", tmp_path)
@@ -158,6 +166,7 @@ def test_inputs_that_a_recipe_makes_are_left_alone(slime: Slime, tmp_path: Path)
     assert not model.exists()
 
 
+@pytest.mark.slow
 def test_places_that_a_run_would_refuse(tiny: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "metrics.jsonl").write_text("{}\n")
@@ -176,6 +185,7 @@ def test_places_that_a_run_would_refuse(tiny: TinyRun, tmp_path: Path) -> None:
     assert _check(*tiny.argv(run_dir=out, load=out))[0] == 0, "a run that is started again and again names itself"
 
 
+@pytest.mark.slow
 def test_train_checks_first(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     reward = tmp_path / "rm.py"
     reward.write_text(REWARDS["text"][0])

@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import TinyRun
 
 
+@pytest.mark.slow
 def test_there_and_back(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
     hf, megatron, back = tiny.root / "model", tmp_path / "megatron", tmp_path / "back"
     done = slime("convert", "hf-to-megatron", "--hf-checkpoint", hf, "--save", megatron)

@@ -95,6 +95,7 @@ def test_help_and_misspelling() -> None:
             engines.run(argv)
 
 
+@pytest.mark.slow
 def test_other_engines_refuse_models_and_warn_of_placement(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     done = slime("check", *tiny.argv(tmp_path / "run"), "--sglang-config", "m.yaml", check=False)
     assert done.returncode == 2

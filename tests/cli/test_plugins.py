@@ -168,6 +168,7 @@ def test_new_then_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "has that name; choose another" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_runs_the_bare_suite_of_what_has_no_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "acme-good", "good", REWARD)
     write(tmp_path, "acme-bad", "bad", "def reward(args, sample):\n    return float(len(sample.label))\n")

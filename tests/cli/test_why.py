@@ -88,6 +88,7 @@ def test_nothing_is_running(run_dir, capsys) -> None:
     assert "was waiting for:" in out
 
 
+@pytest.mark.slow
 def test_stacks(run_dir, capsys, monkeypatch) -> None:
     monkeypatch.setattr("slime_core.cli.why._STACKS_WITHIN", 2.0)
     monkeypatch.setattr(board_module, "_TICK", 0.01)

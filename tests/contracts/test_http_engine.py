@@ -42,6 +42,7 @@ class Server(threading.Thread):
         assert not self.is_alive()
 
 
+@pytest.mark.slow
 class TestHttp(EngineContract):
     component = "http"
     address: ClassVar[tuple[str, int]]

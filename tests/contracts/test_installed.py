@@ -1,7 +1,8 @@
-"""Every component that is installed or in the checkout, held to the contract of its kind."""
+"""The core's own components, held to the contract of their kind; those of `plugins/` are held to it beside them."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,62 +13,45 @@ from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
 from slime_core.testing import Contract, suite_of
 
+PLUGINS = Path(__file__).parents[2] / "plugins"
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     ("rollouts", "sft"): {"args": {"n_samples_per_prompt": 1}},
 }
 """What a subclass would set, of components that need more than their name."""
-
-ELSEWHERE = {
-    **{
-        ("rewards", name): "plugins/rewards/*/tests/test_*.py"
-        for name in ("on_policy_distillation", "remote", "remote_rm", "llm_judge", "length_penalty", "weighted_sum")
-    },
-    ("losses", "custom_loss"): "tests/contracts/test_policy_loss_parts.py",
-    **{
-        ("megatron_models", name): f"plugins/models/{name}/tests/test_contract.py"
-        for name in ("deepseek_v3", "glm4", "glm4_moe_lite", "kimi_k2", "mimo", "qwen3_next")
-    },
-    **{
-        ("generators", name): f"plugins/generators/{name}/tests/test_contract.py"
-        for name in ("agent", "best_of_n", "multi_agent", "search", "self_consistency")
-    },
-    ("generators", "verifiers"): "plugins/generators/verifiers/tests/test_verifiers.py",
-    ("data_sources", "verifiers"): "plugins/generators/verifiers/tests/test_verifiers.py",
-    **{
-        ("models", name): "plugins/models/vision_language/tests/test_contract.py"
-        for name in ("llava", "qwen2_vl", "qwen2_5_vl")
-    },
-    ("tool_parsers", "plain"): "plugins/tool_parsers/families/tests/test_contract.py",
-    ("generators", "multi_turn"): "plugins/generators/multi_turn/tests/test_contract.py",
-    ("rewards", "reasoning_gym"): "plugins/environments/reasoning_gym/tests/test_contract.py",
-    ("environments", "reasoning_gym"): "plugins/environments/reasoning_gym/tests/test_contract.py",
-    ("environments", "openenv"): "plugins/environments/openenv/tests/test_contract.py",
-    ("engines", "http"): "tests/contracts/test_http_engine.py",
-    ("engines", "sglang"): "tests/backends/test_engine_conformance.py",
-    ("reward_post_processes", "on_policy_distillation"): "tests/contracts/test_examples.py",
-}
-"""Held to the contract by tests which have the settings they cannot do without, or a service to talk to."""
+SLOW = {("trainers", "megatron")}
+ELSEWHERE = {("losses", "custom_loss"), ("engines", "http"), ("engines", "sglang")}
+"""Held by `test_policy_loss_parts.py`, `test_http_engine.py` and `tests/backends/test_engine_conformance.py`, which
+have the settings they cannot do without, or a service to talk to."""
+COMPONENTS = [
+    current_registry().get(kind, name) for kind in [*KINDS, HOOK_GROUP] for name in current_registry().names(kind)
+]
 
 
 def _suites() -> dict[str, type[Contract]]:
     """One subclass per component, as a plugin's author would write it."""
     found = {}
-    for kind in [*KINDS, HOOK_GROUP]:
-        for component in current_registry().names(kind):
-            if (kind, component) not in ELSEWHERE:
-                name = f"Test_{kind.replace('.', '_')}_{component}"
-                facts = {"kind": kind, "component": component, **SETTINGS.get((kind, component), {})}
-                found[name] = type(name, (suite_of(kind),), facts)
+    for ref in COMPONENTS:
+        key = (ref.kind, ref.name)
+        if ref.target.startswith("slime_core.") and key not in ELSEWHERE:
+            name = f"Test_{ref.kind.replace('.', '_')}_{ref.name}"
+            facts = {"kind": ref.kind, "component": ref.name, **SETTINGS.get(key, {})}
+            suite = type(name, (suite_of(ref.kind),), facts)
+            found[name] = pytest.mark.slow(suite) if key in SLOW else suite
     return found
 
 
 globals().update(_suites())
 
 
-@pytest.mark.parametrize(("kind", "name"), sorted(ELSEWHERE))
-def test_those_held_elsewhere_are(kind: str, name: str) -> None:
-    files = Path(__file__).parents[2].glob(ELSEWHERE[kind, name])
-    assert any(f'"{name}"' in file.read_text(encoding="utf-8") for file in files)
+def test_components_of_plugins_are_held_to_their_contract_beside_them() -> None:
+    suites = {}
+    for project in PLUGINS.glob("*/*/pyproject.toml"):
+        files = [file.read_text(encoding="utf-8") for file in project.parent.glob("tests/test_*.py")]
+        name = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"]
+        suites[name] = "".join(files)
+    theirs = [ref for ref in COMPONENTS if not ref.target.startswith("slime_core.")]
+    assert len(theirs) > 60
+    assert [f"{ref.kind}/{ref.name}" for ref in theirs if f'"{ref.name}"' not in suites[ref.distribution]] == []
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -17,6 +17,7 @@ if not (find_spec("openai") and find_spec("anthropic")):
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent_base_url"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not isolation_here().complete, reason=str(isolation_here().missing))
 @pytest.mark.parametrize("client", ["openai", "anthropic"])
 def test_agent_base_url(

@@ -38,6 +38,7 @@ def test_every_example_is_tested_here() -> None:
     assert {p.name for p in EXAMPLES.iterdir() if p.name not in text and not p.name.startswith(("__", "."))} == set()
 
 
+@pytest.mark.slow
 def test_rl_loop(tiny: TinyRun, tmp_path: Path, program: Slime) -> None:
     shutil.copytree(tiny.root / "model", tmp_path / "model")
     shutil.copy(tiny.root / "train.jsonl", tmp_path / "train.jsonl")
@@ -85,6 +86,7 @@ def test_custom_generate_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -
         assert (0 in sample["loss_mask"]) == fed_back
 
 
+@pytest.mark.slow
 def test_custom_filter_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     path = EXAMPLES / "custom_filter.py"
     (tmp_path / "rm.py").write_text("def reward(args, sample):\n    return float(sample.group_index % 2)\n")
@@ -108,6 +110,7 @@ def test_third_party_plugin_from_its_folder(tiny: TinyRun, slime: Slime, tmp_pat
     assert (reward["distribution"], reward["version"]) == ("slime-reward-digits", "0.1.0")
 
 
+@pytest.mark.slow
 def test_third_party_plugin_keeps_its_own_contract(program: Slime) -> None:
     folder = EXAMPLES / "third_party_plugin"
     done = program("pytest", "-q", "-p", "no:cacheprovider", folder, cwd=folder, SLIME_PLUGIN_DIR=str(folder))
@@ -127,7 +130,7 @@ def test_the_judge_is_what_the_page_shows_and_runs_where_it_says() -> None:
         assert RewardCaller(found, SimpleNamespace(), workers=pool, spec=str(folder / spec)).execution == execution
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_third_party_plugin_installed(tiny: TinyRun, tmp_path: Path) -> None:
     """`pip install` of the folder makes the name known, and removing it makes it unknown."""
     site = tmp_path / "site"

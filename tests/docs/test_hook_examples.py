@@ -84,6 +84,7 @@ def test_hooks_of_samples_and_of_the_rollouts_end(tiny: TinyRun, slime: Slime, t
     assert {"sample_hooks", "sample_filters", "all_samples_processes", "rollout_logs", "eval_logs"} <= used
 
 
+@pytest.mark.slow
 def test_custom_config_and_metrics_of_ones_own_alone(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     log = HOOKS / "log_functions.py"
     metrics = train(
@@ -99,6 +100,7 @@ def test_custom_config_and_metrics_of_ones_own_alone(tiny: TinyRun, slime: Slime
     assert re.search(r"rollout_seed: 7  # .*custom_config.yaml", text)
 
 
+@pytest.mark.slow
 def test_rollout_evaluation_and_data_source_of_ones_own(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     own = {
         "rollout_function_path": HOOKS / "rollout_function.py", "data_source_path": HOOKS / "data_source.py",
@@ -138,6 +140,7 @@ def test_rewards_advantages_and_train_data(run_loop: RunLoop, tmp_path: Path) ->
         assert run.steps[0]["rollout/rewards"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_losses(run_loop: RunLoop) -> None:
     file = HOOKS / "policy_loss.py"
     plain = run_loop(1).steps[0]
@@ -152,6 +155,7 @@ def test_losses(run_loop: RunLoop) -> None:
     assert own["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "delta"])
 def test_weights_on_disk(tiny: TinyRun, slime: Slime, tmp_path: Path, mode: str) -> None:
     run_dir, hook = tmp_path / "run", HOOKS / "weights_written.py"
@@ -165,6 +169,7 @@ def test_weights_on_disk(tiny: TinyRun, slime: Slime, tmp_path: Path, mode: str)
     assert "weight_post_writes" in used
 
 
+@pytest.mark.slow
 def test_hooks_of_megatron(run_loop: RunLoop, tmp_path: Path) -> None:
     file = HOOKS / "megatron_hooks.py"
     flags = {"train_backend": "megatron", "kl_coef": 0.01, "data_pad_size_multiplier": 1}

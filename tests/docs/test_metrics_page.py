@@ -123,11 +123,13 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
     return names | servers.keys()
 
 
+@pytest.mark.slow
 def test_every_metric_is_documented(emitted: set[str]) -> None:
     patterns = [pattern(name) for name in documented()]
     assert sorted(name for name in emitted if not any(p.fullmatch(name) for p in patterns)) == []
 
 
+@pytest.mark.slow
 def test_every_documented_metric_is_emitted(emitted: set[str]) -> None:
     missing = [n for n in documented() if not any(pattern(n).fullmatch(name) for name in emitted)]
     # Those of SGLang's own answers and updates are asserted by the tests of its client.

@@ -77,6 +77,7 @@ def test_plugin_files_have_an_accepted_signature(source: str, name: str, tmp_pat
     resolve(KINDS[name], str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "name"), [k for k in FILES if k[1].startswith("test_")], ids=lambda v: v[-12:])
 def test_suites_of_a_page_pass(source: str, name: str, tmp_path: Path, program: Slime) -> None:
     for (other, file), text in FILES.items():

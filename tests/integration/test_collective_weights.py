@@ -60,6 +60,7 @@ def told(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     return [json.loads(output) for output, _ in said]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EXPECTED)
 def test_both_ranks_read_as_often_and_end_alike(told: list[dict[str, Any]], case: str) -> None:
     at_rank_0, passes, at_rank_1 = EXPECTED[case]

@@ -28,7 +28,7 @@ def _lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_a_run_learns_on_samples_that_are_not_too_old(tiny: TinyRun, tmp_path: Path, slime: Slime) -> None:
     save = tmp_path / "run"
     flags = {**FULL, "num_rollout": 12, "save_interval": 12, "eval_interval": 12, "use_tis": True}
@@ -44,6 +44,7 @@ def test_a_run_learns_on_samples_that_are_not_too_old(tiny: TinyRun, tmp_path: P
     assert "the ledger holds" in slime("ledger", "verify", save).stdout
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_groups_of_its_commit_in_the_other_mode(
     tiny: TinyRun, tmp_path: Path, slime: Slime
 ) -> None:
@@ -60,7 +61,7 @@ def test_a_run_goes_on_with_the_groups_of_its_commit_in_the_other_mode(
     assert [line["step"] for line in _lines(save)] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_sigterm_gives_back_what_is_in_flight_and_the_run_goes_on(tiny: TinyRun, tmp_path: Path, slime: Slime) -> None:
     save, hook = tmp_path / "run", tmp_path / "hook.py"
     hook.write_text(SIGTERM_WHILE_TRAINING)

@@ -39,6 +39,7 @@ def saved(tiny: TinyRun, slime: Slime, tmp_path_factory: pytest.TempPathFactory)
 TRAINS = {"num_rollout": 2, "partial_rollout": True, "use_tis": True, "over_sampling_batch_size": 6}
 
 
+@pytest.mark.slow
 def test_training_on_saved_samples_is_bitwise_the_run_that_saved_them(
     tiny: TinyRun, saved: Path, slime: Slime, tmp_path: Path
 ) -> None:
@@ -152,7 +153,7 @@ def log_rollout(rollout_id, args, samples, extra_metrics, rollout_time):
 """
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_two_processes_share_hooks_and_dumps(tiny: TinyRun, saved: Path, tmp_path: Path) -> None:
     """Hooks run on rank 0; the train data of both ranks is in one file, as one process writes it."""
     (tmp_path / "hooks.py").write_text(HOOKS)

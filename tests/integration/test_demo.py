@@ -14,7 +14,7 @@ SCRIPT = ROOT / "benchmarks" / "demo_seeds.py"
 SLIME = str(Path(sys.executable).with_name("slime"))
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("seeds", "rollouts"), [("0", 40), ("1 2 3 4", 12)], ids=["to the end", "the beginning"])
 def test_five_seeds_learn_and_their_controls_do_not(seeds: str, rollouts: int) -> None:
@@ -26,7 +26,7 @@ def test_five_seeds_learn_and_their_controls_do_not(seeds: str, rollouts: int) -
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_asynchronous_demo_learns(tmp_path: Path) -> None:
     files = [word for name in ("demo", "demo-async") for word in ("--config", str(ROOT / "configs" / f"{name}.yaml"))]

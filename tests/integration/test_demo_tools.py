@@ -40,6 +40,7 @@ def reduced(
     return [json.loads(line) for line in lines], read_samples(folder / "1.jsonl")
 
 
+@pytest.mark.slow
 def test_roles_at_a_reduced_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"NUM_PLANS": 448, "NUM_ANSWERS": 224, "NUM_MIXED": 496, "NUM_HELD_OUT": 8}
     steps, samples = reduced(tmp_path, ROLES, monkeypatch, **sizes)
@@ -64,7 +65,7 @@ def learnt(cwd: Path, flags: list[str]) -> tuple[dict[str, Any], list[dict[str, 
     return json.loads(summary.read_text()), [json.loads(line) for line in lines]
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_model_learns_to_call_the_calculator(tmp_path: Path) -> None:
     summary, steps = learnt(tmp_path, TOOLS)
@@ -75,7 +76,7 @@ def test_the_model_learns_to_call_the_calculator(tmp_path: Path) -> None:
     assert calls[-1] >= 0.8
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_planner_learns_to_work_for_the_solver(tmp_path: Path) -> None:
     summary, _ = learnt(tmp_path, ROLES)

@@ -85,6 +85,7 @@ def no_reward(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_local_teacher_is_learned_from(
     tiny: TinyRun, teacher: Path, no_reward: Path, tmp_path: Path, slime: Any
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_local_teacher_is_learned_from(
         assert line["rollout/advantages"] == pytest.approx(-line["rollout/opd_reverse_kl"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_teacher_elsewhere_gives_the_same_run(
     tiny: TinyRun, teacher: Path, address: str, no_reward: Path, tmp_path: Path, slime: Any
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_teacher_elsewhere_gives_the_same_run(
     assert found[-1]["rollout/opd_reverse_kl"] < found[0]["rollout/opd_reverse_kl"]
 
 
+@pytest.mark.slow
 def test_over_several_turns_the_teacher_scores_what_was_sampled(
     tiny: TinyRun, teacher: Path, address: str, tmp_path: Path, slime: Any
 ) -> None:

@@ -101,8 +101,8 @@ def whole(tiny: TinyRun, functions: Path, zygote: Any, tmp_path_factory: pytest.
     ("flag", "call", "done"),
     [
         # 16 samples a rollout: in rollout 2; in rollout 3, so that the commit of rollout 2 is made again
-        pytest.param("rollout_sample_hook_path=sampled", 40, 2, marks=pytest.mark.backends),
-        ("rollout_sample_hook_path=sampled", 50, 3),
+        pytest.param("rollout_sample_hook_path=sampled", 40, 2, marks=pytest.mark.slow),
+        pytest.param("rollout_sample_hook_path=sampled", 50, 3, marks=pytest.mark.slow),
         ("rollout_data_postprocess_path=postprocess", 2, 2),
     ],
     ids=["generating", "generating after a commit", "training"],
@@ -129,7 +129,7 @@ def test_what_was_trained_is_committed_and_goes_on(
     assert _files(save) == _files(whole)
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["parent", "all"])
 def test_rank_0_decides_for_all(tiny: TinyRun, functions: Path, tmp_path: Path, slime: Slime, whom: str) -> None:
     """A scheduler may signal the command, or every process of it."""
@@ -148,14 +148,15 @@ def test_rank_0_decides_for_all(tiny: TinyRun, functions: Path, tmp_path: Path, 
     assert [line["step"] for line in _metrics(save)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "done", "extra"),
     [
         (5, 2, {}),  # of the first evaluation's 8 samples
-        pytest.param(13, 4, {}, marks=pytest.mark.backends),  # after the last rollout
-        pytest.param(5, 0, {"skip_eval_before_train": None}, marks=pytest.mark.backends),  # before the first
-        pytest.param(5, 2, {"async": True}, marks=pytest.mark.backends),
-        pytest.param(5, 2, {"actor_num_gpus_per_node": 2, "device": "cpu"}, marks=pytest.mark.backends),
+        pytest.param(13, 4, {}, marks=pytest.mark.slow),  # after the last rollout
+        pytest.param(5, 0, {"skip_eval_before_train": None}, marks=pytest.mark.slow),  # before the first
+        pytest.param(5, 2, {"async": True}, marks=pytest.mark.slow),
+        pytest.param(5, 2, {"actor_num_gpus_per_node": 2, "device": "cpu"}, marks=pytest.mark.slow),
     ],
     ids=["between", "last", "first", "async", "ranks"],
 )

@@ -24,6 +24,8 @@ __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
 Models = Callable[..., tuple[Path, Any]]
 SERVE = "import sys; from slime_core.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
+pytestmark = pytest.mark.slow  # the contract of engines asks the same of both in tests/contracts
+
 
 @pytest.fixture(scope="module")
 def old(make_text_model: Models) -> tuple[Path, Any]:

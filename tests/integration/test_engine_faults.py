@@ -196,6 +196,7 @@ def rig(weights: Weights, tmp_path: Path) -> Any:
     made.close()
 
 
+@pytest.mark.slow
 async def test_a_server_killed_in_the_middle_of_answers(rig: Rig) -> None:
     async with rig.running():
         await rig.update(1)
@@ -209,6 +210,7 @@ async def test_a_server_killed_in_the_middle_of_answers(rig: Rig) -> None:
         assert rig.supervisor.take_metrics()["engine/restarts"] >= 1
 
 
+@pytest.mark.slow
 async def test_a_server_frozen_in_the_middle_of_answers(rig: Rig) -> None:
     async with rig.running():
         await rig.update(1)
@@ -221,6 +223,7 @@ async def test_a_server_frozen_in_the_middle_of_answers(rig: Rig) -> None:
         assert "restarted" in rig.events()
 
 
+@pytest.mark.slow
 async def test_the_router_killed_in_the_middle_of_answers(rig: Rig) -> None:
     async with rig.running():
         await rig.update(1)
@@ -237,6 +240,7 @@ async def test_the_router_killed_in_the_middle_of_answers(rig: Rig) -> None:
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 async def test_a_server_lost_in_the_middle_of_an_update(rig: Rig, how: str) -> None:
     async with rig.running():
@@ -256,6 +260,7 @@ async def test_a_server_lost_in_the_middle_of_an_update(rig: Rig, how: str) -> N
         assert rig.updates.last.version == 2
 
 
+@pytest.mark.slow
 async def test_an_update_that_every_server_misses(rig: Rig) -> None:
     """Nobody took it, and yet nobody serves the old weights afterwards."""
     async with rig.running():
@@ -272,6 +277,7 @@ async def test_an_update_that_every_server_misses(rig: Rig) -> None:
         assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["2", "2"]
 
 
+@pytest.mark.slow
 async def test_weights_that_every_server_refuses(rig: Rig, tmp_path: Path) -> None:
     """The update fails at once, no server is restarted, and the old weights serve."""
     rig.args.rollout_health_check_timeout = 30.0  # one that is slow is not restarted either
@@ -287,6 +293,7 @@ async def test_weights_that_every_server_refuses(rig: Rig, tmp_path: Path) -> No
         assert rig.pool.version_wanted == 1
 
 
+@pytest.mark.slow
 async def test_a_stranger_at_a_servers_port_answers_nobody(rig: Rig) -> None:
     async with rig.running():
         await rig.update(2)
@@ -299,6 +306,7 @@ async def test_a_stranger_at_a_servers_port_answers_nobody(rig: Rig) -> None:
         await rig.load(20, over=0.1)
 
 
+@pytest.mark.slow
 async def test_weights_changed_behind_our_back(rig: Rig) -> None:
     async with rig.running():
         await rig.update(1)
@@ -314,6 +322,7 @@ async def test_weights_changed_behind_our_back(rig: Rig) -> None:
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_full_disk_ends_no_recovery(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record of events cannot be written; servers come back all the same."""
 
@@ -349,6 +358,7 @@ def _faults(rig: Rig, chance: random.Random) -> Callable[[], object]:
     ])  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_random_faults(rig: Rig, seed: int) -> None:
     """Anything at any moment; a schedule that fails is found again by its seed."""

@@ -120,49 +120,48 @@ async def test_generate_streams_cumulatively(client: httpx.AsyncClient) -> None:
     assert {c["index"] for c in both} == {0, 1}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "word"),
-    [
-        ("/generate", {}, "text or input_ids"),
-        ("/generate", {"text": "a", "input_ids": [1]}, "either"),
-        ("/generate", {"input_ids": "abc"}, "input_ids"),
-        ("/generate", {"input_ids": [[3], 4]}, "mixes"),
-        ("/generate", {"input_ids": [3], "sampling_params": {"top_k": "x"}}, "top_k"),
-        ("/generate", {"input_ids": [3], "sampling_params": []}, "sampling_params"),
-        ("/generate", {"input_ids": [3], "samplingparams": {}}, "sampling_params"),
-        ("/generate", {"input_ids": [3], "stream": "yes"}, "stream"),
-        ("/generate", {"input_ids": [3] * 512}, "512"),
-        ("/generate", {"input_ids": [3] * 512, "stream": True}, "512"),
-        ("/generate", {"input_ids": [3], "return_logprob": True, "logprob_start_len": 5}, "logprob_start_len"),
-        ("/generate", {"input_ids": [3], "sampling_params": {"n": 0}}, "n is 0"),
-        ("/generate", {"input_ids": [3], "sampling_params": {"n": True}}, "n is True"),
-        ("/generate", {"input_ids": [3, -1]}, "-1"),
-        ("/generate", {"input_ids": [[]]}, "empty"),
-        ("/generate", [1, 2], "JSON object"),
-        ("/abort_request", {}, "abort_all"),
-        ("/pause_generation", {"mode": "sideways"}, "in_place"),
-        ("/update_weights_from_disk", {}, "model_path"),
-        ("/update_weights_from_disk", {"model_path": "/nowhere"}, "/nowhere"),
-        ("/update_weights_from_disk", {"model_path": "/nowhere", "flush_cache": False}, "flush_cache"),
-        ("/update_weights_from_tensor", {"serialized_named_tensors": "gASV"}, "update_weights_from_disk"),
-        ("/update_weight_version", {}, "new_version"),
-        ("/weights_checker", {"action": "guess"}, "checksum"),
-        ("/v1/completions", {"prompt": 3}, "prompt"),
-        ("/v1/completions", {"prompt": "a", "max_token": 3}, "max_tokens"),
-        ("/v1/completions", {"prompt": "a", "temperature": -3, "stream": True}, "temperature"),
-        ("/v1/completions", {"prompt": "a", "n": 0}, "n is 0"),
-        ("/v1/completions", {"prompt": "a", "stream_options": {"include_usag": True}}, "include_usage"),
-        ("/v1/chat/completions", {"messages": []}, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "logprobs: true"),
-        ("/v1/chat/completions", {"messages": [{"role": "broken", "content": ""}]}, "no such role"),
-    ],
-)
-async def test_mistakes_are_answered_400_with_the_reason(
-    client: httpx.AsyncClient, path: str, body: Any, word: str
-) -> None:
-    answer = await post(client, path, body, status=400)
-    assert word in answer["error"]["message"]
-    assert (await client.get("/health")).status_code == 200
+MISTAKES: list[tuple[str, Any, str]] = [
+    ("/generate", {}, "text or input_ids"),
+    ("/generate", {"text": "a", "input_ids": [1]}, "either"),
+    ("/generate", {"input_ids": "abc"}, "input_ids"),
+    ("/generate", {"input_ids": [[3], 4]}, "mixes"),
+    ("/generate", {"input_ids": [3], "sampling_params": {"top_k": "x"}}, "top_k"),
+    ("/generate", {"input_ids": [3], "sampling_params": []}, "sampling_params"),
+    ("/generate", {"input_ids": [3], "samplingparams": {}}, "sampling_params"),
+    ("/generate", {"input_ids": [3], "stream": "yes"}, "stream"),
+    ("/generate", {"input_ids": [3] * 512}, "512"),
+    ("/generate", {"input_ids": [3] * 512, "stream": True}, "512"),
+    ("/generate", {"input_ids": [3], "return_logprob": True, "logprob_start_len": 5}, "logprob_start_len"),
+    ("/generate", {"input_ids": [3], "sampling_params": {"n": 0}}, "n is 0"),
+    ("/generate", {"input_ids": [3], "sampling_params": {"n": True}}, "n is True"),
+    ("/generate", {"input_ids": [3, -1]}, "-1"),
+    ("/generate", {"input_ids": [[]]}, "empty"),
+    ("/generate", [1, 2], "JSON object"),
+    ("/abort_request", {}, "abort_all"),
+    ("/pause_generation", {"mode": "sideways"}, "in_place"),
+    ("/update_weights_from_disk", {}, "model_path"),
+    ("/update_weights_from_disk", {"model_path": "/nowhere"}, "/nowhere"),
+    ("/update_weights_from_disk", {"model_path": "/nowhere", "flush_cache": False}, "flush_cache"),
+    ("/update_weights_from_tensor", {"serialized_named_tensors": "gASV"}, "update_weights_from_disk"),
+    ("/update_weight_version", {}, "new_version"),
+    ("/weights_checker", {"action": "guess"}, "checksum"),
+    ("/v1/completions", {"prompt": 3}, "prompt"),
+    ("/v1/completions", {"prompt": "a", "max_token": 3}, "max_tokens"),
+    ("/v1/completions", {"prompt": "a", "temperature": -3, "stream": True}, "temperature"),
+    ("/v1/completions", {"prompt": "a", "n": 0}, "n is 0"),
+    ("/v1/completions", {"prompt": "a", "stream_options": {"include_usag": True}}, "include_usage"),
+    ("/v1/chat/completions", {"messages": []}, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "logprobs: true"),
+    ("/v1/chat/completions", {"messages": [{"role": "broken", "content": ""}]}, "no such role"),
+]
+
+
+async def test_mistakes_are_answered_400_with_the_reason(client: httpx.AsyncClient) -> None:
+    """One server for all: it goes on after each."""
+    for path, body, word in MISTAKES:
+        answer = await post(client, path, body, status=400)
+        assert word in answer["error"]["message"], (path, body)
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_a_body_that_is_no_json(client: httpx.AsyncClient) -> None:

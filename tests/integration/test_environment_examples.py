@@ -33,6 +33,7 @@ def scores(run_dir: Path, name: str) -> list[float]:
     return [line[f"eval/{name}"] for line in lines if f"eval/{name}" in line]
 
 
+@pytest.mark.slow
 def test_signs_are_followed_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -45,6 +46,7 @@ def test_signs_are_followed_more_often(tmp_path: Path, monkeypatch: pytest.Monke
     assert after > before + 0.1
 
 
+@pytest.mark.slow
 def test_the_recipe_of_words_at_reduced_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("reasoning_gym")
     monkeypatch.chdir(tmp_path)
@@ -72,6 +74,7 @@ def test_the_recipe_of_words_at_reduced_size(tmp_path: Path, monkeypatch: pytest
     assert stamp["recipe"] == "spell_backward"
 
 
+@pytest.mark.slow
 def test_an_environment_of_verifiers_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verifiers")
     monkeypatch.setattr(sys, "path", list(sys.path))

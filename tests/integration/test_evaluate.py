@@ -147,6 +147,7 @@ def write(path: Path, datasets: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_data_sets_environments_and_samplers_at_once(tiny: TinyRun, tmp_path: Path, slime) -> None:
     (tmp_path / "world.py").write_text(WORLD)
     worth = str(tmp_path / "worth.py")
@@ -197,6 +198,7 @@ def test_data_sets_environments_and_samplers_at_once(tiny: TinyRun, tmp_path: Pa
     assert [v["n"] for v in votes] == [4] * 4
 
 
+@pytest.mark.slow
 def test_tools_agents_and_tasks_at_once(tiny: TinyRun, tmp_path: Path, slime) -> None:
     """Generators that talk in turns, each with its own reward: scores, the table, and what the record keeps."""
     pytest.importorskip("openai")
@@ -244,6 +246,7 @@ def test_tools_agents_and_tasks_at_once(tiny: TinyRun, tmp_path: Path, slime) ->
     assert [row[5].strip() for row in table if row[4].strip() == "pass@2"] == ["1.0000"] * 3
 
 
+@pytest.mark.slow
 def test_ended_by_signals_and_resumed_is_as_never_ended(tiny: TinyRun, tmp_path: Path, slime) -> None:
     """By ctrl-C, which tells how to go on, and by SIGKILL, which cannot."""
     (tmp_path / "held.py").write_text(HELD)

@@ -55,6 +55,7 @@ def check_whole(samples: list[Any], groups: int) -> None:
     assert [len(e) for e in members] == [e[0].index % 4 + 1 for e in members]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "settings",
@@ -81,6 +82,7 @@ def test_a_run_is_as_without_fan_out(mode: str, settings: dict[str, Any], tmp_pa
     assert problems(found) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partial", [False, True])
 def test_full_async_keeps_executions_whole_over_an_interruption_and_a_restart(partial: bool, tmp_path: Path) -> None:
     settings = {
@@ -97,6 +99,7 @@ def test_full_async_keeps_executions_whole_over_an_interruption_and_a_restart(pa
     assert problems(first) == []
 
 
+@pytest.mark.slow
 def test_what_a_partial_rollout_gives_back_goes_on_whole(tmp_path: Path) -> None:
     """Groups in excess wait in the buffer with all their siblings, over a commit."""
     settings = {"partial_rollout": True, "over_sampling_batch_size": 7, "save_interval": 1}

@@ -17,7 +17,7 @@ import pytest
 from slime_core.checkpoint.store import find
 from tests.conftest import TinyRun
 
-SLOW = pytest.mark.backends
+SLOW = pytest.mark.slow
 """Runs in `make test-backends`: the same paths as the others."""
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 FLAGS: dict[str, Any] = {
@@ -56,7 +56,12 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("full 100000", {}, "cannot save to {run}/checkpoints/rollout_0000001: "),
         pytest.param("full 4000", {}, "cannot save to {run}/checkpoints/rollout_0000001: ", marks=SLOW),
-        ("metrics", {"save_interval": 3}, "{run}/metrics.jsonl: no space for a step's metrics. Checkpoints are intact"),
+        pytest.param(
+            "metrics",
+            {"save_interval": 3},
+            "{run}/metrics.jsonl: no space for a step's metrics. Checkpoints are intact",
+            marks=SLOW,
+        ),
         pytest.param(
             "full 2500",
             {"save_interval": 3, "save_debug_train_data": "{run}/debug/{{rollout_id}}.jsonl"},
@@ -120,6 +125,7 @@ def test_a_run_directory_of_somebody_else(tiny: TinyRun, tmp_path: Path, slime: 
     assert "Permission denied" in done.stderr
 
 
+@pytest.mark.slow
 def test_data_that_change_between_commit_and_resume(tiny: TinyRun, tmp_path: Path, slime: Slime) -> None:
     data, run = tmp_path / "data.jsonl", tmp_path / "run"
     text = (tiny.root / "train.jsonl").read_text()

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -19,6 +20,7 @@ from tests.zygote import Zygote
 WEIGHTS = "checkpoints/rollout_000000{}/model.safetensors"
 
 
+@pytest.mark.slow
 def test_from_rows_to_a_run_that_was_killed_in_a_rollout(tmp_path: Path, zygote: Zygote) -> None:
     write_inputs(tmp_path)
     whole, save = tmp_path / "whole", tmp_path / "run"

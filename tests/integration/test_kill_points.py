@@ -10,14 +10,10 @@ from tests.zygote import Zygote
 
 POINTS = [
     "engine_step.step:begin#12",
-    "optimizer.step:end#3",
-    "push_tensor.named_weights:item#70",
-    "commit_file.describe:end#14",
     "commit_rename.rename:end#3",
     "metrics.slime_log_metrics:end#4",
 ]
-"""In the middle of a rollout, an update, a weight push and a commit; between a commit and the pointer to it; between
-the metrics of a step and its commit."""
+"""In the middle of a rollout; between a commit and the pointer to it; between the metrics of a step and its commit."""
 
 
 def test_killed_at_an_event_and_resumed(tiny: TinyRun, tmp_path: Path, zygote: Zygote) -> None:

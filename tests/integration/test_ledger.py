@@ -15,6 +15,8 @@ import pytest
 from slime_core.cli.main import main
 from tests.conftest import TinyRun
 
+pytestmark = pytest.mark.slow
+
 ROLLOUTS = 4
 FILTER = """
 def keep(args, samples, **kwargs):

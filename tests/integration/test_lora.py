@@ -25,6 +25,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
 
 
+@pytest.mark.slow
 def test_engines_serve_the_merged_weights_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     run = tmp_path / "run"
     slime("train", *tiny.argv(run, **LORA, true_on_policy_mode=True, check_weight_update_equal=True))
@@ -38,6 +39,7 @@ def test_engines_serve_the_merged_weights_bit_for_bit(slime: Slime, tiny: TinyRu
     assert (config["r"], config["base_model_name_or_path"]) == (8, str(tiny.root / "model"))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     slime("train", *tiny.argv(tmp_path / "straight", **LORA, num_rollout=4))
     half = tmp_path / "half"

@@ -42,6 +42,7 @@ def test_stale_tokens_are_weighed_and_fresh_ones_are_not(tiny: TinyRun, tmp_path
     assert all(line["perf/log_probs_time"] > 0 for line in lines)
 
 
+@pytest.mark.slow
 def test_interpolation_costs_no_pass_and_knows_what_is_fresh(tiny: TinyRun, tmp_path: Path, slime) -> None:
     slime("train", *tiny.argv(tmp_path / "run", **STALE, proximal_policy="interpolate"))
     lines = _lines(tmp_path / "run")
@@ -56,6 +57,7 @@ def test_interpolation_costs_no_pass_and_knows_what_is_fresh(tiny: TinyRun, tmp_
     assert all(line["train/tis_abs"] < 1e-6 for line in stale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["my_tis", "centred_tis"])
 def test_the_functions_of_the_page(tiny: TinyRun, tmp_path: Path, slime, name: str) -> None:
     path = tmp_path / f"{name}.py"
@@ -67,6 +69,7 @@ def test_the_functions_of_the_page(tiny: TinyRun, tmp_path: Path, slime, name: s
     assert any(value != values[0] for value in values)
 
 
+@pytest.mark.slow
 def test_a_neutral_correction_trains_the_same_weights(tiny: TinyRun, tmp_path: Path, slime) -> None:
     """On fresh data of the embedded pair w is 1 up to rounding, and so is its effect."""
     flags = {"num_rollout": 1, "eval_prompt_data": None, "eval_interval": None}
@@ -78,7 +81,7 @@ def test_a_neutral_correction_trains_the_same_weights(tiny: TinyRun, tmp_path: P
     assert torch.isfinite(torch.tensor(tis["train/ois"]))
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_two_ranks_correct_like_one(tiny: TinyRun, tmp_path: Path, slime) -> None:
     """Stale tokens, weights normalised over the step, rejection and sequence masking, on one process and on two."""
     flags = {

@@ -32,6 +32,7 @@ def files(run_dir: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name not in skipped}
 
 
+@pytest.mark.slow
 def test_the_same_run_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     plain, offloaded = tmp_path / "plain", tmp_path / "offloaded"
     assert slime("train", *tiny.argv(plain, **FLAGS)).returncode == 0
@@ -48,7 +49,7 @@ def test_the_same_run_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path: Path) -
     assert not any(times & line.keys() for line in metrics(plain))
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [{}, {"true_on_policy_mode": True, "partial_rollout": None}, {"actor_num_gpus_per_node": 2, "device": "cpu"}],

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import TinyRun
 
-pytestmark = pytest.mark.backends
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS = (

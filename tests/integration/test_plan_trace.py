@@ -14,6 +14,7 @@ from slime_core.observability.timeline import read_timeline
 from tests.conftest import TinyRun
 
 
+@pytest.mark.slow
 def test_a_recorded_run_is_predicted(
     tiny: TinyRun, slime: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_the_critic_learns_first_and_is_in_the_checkpoint(unkilled: Path) -> Non
     assert (_commit(unkilled) / "critic" / "trainer" / "optimizer.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
     save = tmp_path / "run"
     argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save)]
@@ -81,7 +82,7 @@ def test_killed_and_resumed_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, t
     assert _files(save) == _files(unkilled)
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_two_processes_train_as_one(tiny: TinyRun, unkilled: Path, tmp_path: Path, free_port: int) -> None:
     save = tmp_path / "run"
     argv = [SLIME, "train", *tiny.argv(save, **{**FLAGS, "num_rollout": 2}, distributed_timeout_minutes=1)]
@@ -104,6 +105,7 @@ def test_two_processes_train_as_one(tiny: TinyRun, unkilled: Path, tmp_path: Pat
     assert (_commit(save, 1) / "critic" / "trainer" / "rng_1.json").is_file()
 
 
+@pytest.mark.slow
 def test_what_a_critic_needs_is_said_before_anything_starts(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
     done = slime("train", *tiny.argv(tmp_path / "a", num_critic_only_steps=2), check=False)
     assert "'grpo' has no critic to train; type --advantage-estimator ppo" in done.stderr
@@ -118,6 +120,7 @@ def test_what_a_critic_needs_is_said_before_anything_starts(tiny: TinyRun, tmp_p
     assert "everything else starts afresh" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_critic_goes_on_from_another_runs(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
     critic = _commit(unkilled) / "critic"
     flags = {**FLAGS, "num_rollout": 1, "critic_load": critic, "eval_interval": None, "eval_prompt_data": None}

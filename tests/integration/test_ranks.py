@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import SLIME, TinyRun
 
-SLOW = pytest.mark.backends
+SLOW = pytest.mark.slow
 """Starts interpreters for many seconds; `make test` has one such test."""
 PLACES = ("perf/",)
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -58,7 +58,7 @@ def two(tiny: TinyRun, tmp_path: Path) -> Callable[..., list[str]]:
     return argv
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_they_train_as_those_of_torchrun_do(two: Callable[..., list[str]], tmp_path: Path) -> None:
     done = subprocess.run([SLIME, "train", *two("ours")], timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -100,7 +100,7 @@ def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_los
 
 @SLOW
 @pytest.mark.parametrize("which", ["loss", "reducer"])
-@pytest.mark.backends
+@pytest.mark.slow
 def test_a_users_loss_works_on_every_rank(tiny: TinyRun, tmp_path: Path, slime: Slime, which: str) -> None:
     (tmp_path / "users.py").write_text(USERS)
     own = {"loss_type": "custom_loss", "custom_loss_function_path": f"{tmp_path / 'users.py'}:loss"}

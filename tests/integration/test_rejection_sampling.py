@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slime_core.data.sampled_rows import KEY
 from tests.conftest import TinyRun
 
@@ -18,6 +20,7 @@ TRAINING = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_rounds(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
     model, scores = tiny.root / "model", []
     for number in range(3):

@@ -62,6 +62,7 @@ def _killed(argv: list[str], lines: int, seconds: float = 0.0, held: Path | None
     return process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_same_command_twice_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, tmp_path: Path) -> None:
     """The second time in an interpreter of its own, with other hashes."""
     subprocess.run([SLIME, "train", *tiny.argv(tmp_path / "again", **FLAGS)], check=True, timeout=120)
@@ -69,6 +70,7 @@ def test_same_command_twice_is_bitwise_the_same(tiny: TinyRun, unkilled: Path, t
     assert _files(tmp_path / "again") == _files(unkilled)
 
 
+@pytest.mark.slow
 def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any) -> None:
     seed = time.time_ns() % 1_000_000
     print(f"kill points from seed {seed}")
@@ -87,7 +89,7 @@ def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_
 
 
 @pytest.mark.parametrize("buffer", ["replay", "curriculum"])
-@pytest.mark.backends
+@pytest.mark.slow
 def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_path: Path, buffer: str) -> None:
     """Over-sampling leaves partial and finished groups; the data are few, so their pass rates soon matter."""
     flags = {
@@ -110,7 +112,7 @@ def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_pat
     assert _files(save) == _files(whole)
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_with_few_places_runs_repeat_and_resume_bitwise_too(tiny: TinyRun, tmp_path: Path) -> None:
     """Who gets a place next must depend on no reward's speed: a few at a time, in places that wait for each other."""
     flags = {**FLAGS, "sglang_server_concurrency": 5, "eval_interval": None, "eval_prompt_data": None}
@@ -127,7 +129,7 @@ def test_with_few_places_runs_repeat_and_resume_bitwise_too(tiny: TinyRun, tmp_p
         assert _files(save) == _files(runs[0])
 
 
-@pytest.mark.parametrize("stop_after", [2, 4])
+@pytest.mark.parametrize("stop_after", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_resume_from_each_commit(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any, stop_after: int) -> None:
     """As if killed right after that commit, with everything later lost."""
     save = tmp_path / "run"
@@ -139,6 +141,7 @@ def test_resume_from_each_commit(tiny: TinyRun, unkilled: Path, tmp_path: Path, 
     assert _files(save) == _files(unkilled)
 
 
+@pytest.mark.slow
 def test_no_prompt_is_skipped_and_none_trained_twice(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
     """With one sample dump per rollout, the groups trained over a killed and resumed run are those of the epoch."""
     save = tmp_path / "run"
@@ -180,6 +183,7 @@ def test_a_used_run_directory_is_not_overwritten_by_accident(tiny: TinyRun, unki
     assert _files(unkilled) == before
 
 
+@pytest.mark.slow
 def test_changed_settings_are_said_on_resume(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime) -> None:
     save = tmp_path / "run"
     shutil.copytree(unkilled, save)
@@ -220,6 +224,7 @@ def test_load_takes_an_hf_directory(tiny: TinyRun, unkilled: Path, tmp_path: Pat
     assert all((after[name] == before[name]).all() for name in before)
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_write_into_one_directory(tiny: TinyRun, tmp_path: Path, slime) -> None:
     save = tmp_path / "run"
     argv = [SLIME, "train", *tiny.argv(save, **{**FLAGS, "num_rollout": 500}, overwrite=True)]

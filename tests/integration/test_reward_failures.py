@@ -37,6 +37,7 @@ def reward(args, sample, **kwargs):
 REASONS = ["no answer within --rm-timeout", "no gold answer", "returned str", "nan", "exit status 3", "SIGSEGV"]
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_and_every_failure_can_be_replayed(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(BAD)
     run = tmp_path / "run"
@@ -69,6 +70,7 @@ def test_the_run_goes_on_and_every_failure_can_be_replayed(slime: Slime, tiny: T
     assert [p for p in psutil.process_iter() if _is_worker(p) and _is_of(tmp_path, p)] == []
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_driver_that_is_killed(tiny: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\n\ndef reward(args, sample, **kwargs):\n    time.sleep(1000)\n")
     argv = tiny.argv(tmp_path / "run", custom_rm_path=tmp_path / "slow.py", rm_workers=2)

@@ -42,6 +42,7 @@ def weighted(tiny: TinyRun, tmp_path: Path) -> Path:
     return tmp_path / "run.yaml"
 
 
+@pytest.mark.slow
 def test_a_weighted_sum_keeps_its_terms(tiny: TinyRun, slime: Slime, tmp_path: Path, weighted: Path) -> None:
     argv = tiny.argv(tmp_path / "run", **SHORT, rm_type="weighted_sum", reward_key="score")
     done = slime("rollout", *argv, "--config", weighted)
@@ -55,6 +56,7 @@ def test_a_weighted_sum_keeps_its_terms(tiny: TinyRun, slime: Slime, tmp_path: P
         assert terms["score"] == pytest.approx(terms["digits"] + 2.0 * terms["boxed_math"] + 0.5 * penalty)
 
 
+@pytest.mark.slow
 def test_a_weighted_sum_trains_and_names_the_code_of_its_terms(
     tiny: TinyRun, slime: Slime, tmp_path: Path, weighted: Path
 ) -> None:

@@ -30,6 +30,7 @@ def test_the_engines_experts_are_replayed_in_every_rollout(slime: Slime, tiny_mo
     assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in rows)
 
 
+@pytest.mark.slow
 def test_without_the_engines_the_log_prob_pass_is_replayed(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
     slime("train", *tiny_moe.argv(tmp_path / "two", use_routing_replay=True, num_rollout=2))
     rows = _rows(tmp_path / "two")
@@ -39,11 +40,13 @@ def test_without_the_engines_the_log_prob_pass_is_replayed(slime: Slime, tiny_mo
     assert _rows(tmp_path / "one")[0]["train/routing_mismatch"] == 0.0, "one step trains the weights that recorded"
 
 
+@pytest.mark.slow
 def test_bitwise_on_policy_with_experts(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
     slime("train", *tiny_moe.argv(tmp_path / "run", true_on_policy_mode=True, use_rollout_routing_replay=True))
     assert [row["train/train_rollout_logprob_abs_diff_max"] for row in _rows(tmp_path / "run")] == [0.0] * 4
 
 
+@pytest.mark.slow
 def test_partial_samples_keep_their_experts_over_a_resume(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
     """Continued samples, some of them from a checkpoint, still know every token's experts."""
     generate = tmp_path / "gen.py"
@@ -69,6 +72,7 @@ def test_partial_samples_keep_their_experts_over_a_resume(slime: Slime, tiny_moe
     assert [row["rollout/routing_replay_fraction"] for row in rows] == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_a_dump_trains_as_the_rollout_did(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
     dumps = tmp_path / "dump" / "{rollout_id}.jsonl"
     flags = {"use_rollout_routing_replay": True, "num_rollout": 1, "eval_interval": None, "eval_prompt_data": None}
@@ -80,6 +84,7 @@ def test_a_dump_trains_as_the_rollout_did(slime: Slime, tiny_moe: TinyRun, tmp_p
         assert first[name] == second[name], name
 
 
+@pytest.mark.slow
 def test_tool_tokens_route_freely_until_they_are_read(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
     generate = tmp_path / "gen.py"
     generate.write_text(

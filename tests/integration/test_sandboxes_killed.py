@@ -32,6 +32,7 @@ def sleepers(seconds: int) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", str(seconds)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["agent", "code_sandbox"])
 def test_programs_end_with_a_driver_that_is_killed(kind: str, tiny: TinyRun, tmp_path: Path) -> None:
     marker = 1_000_000 + int.from_bytes(tmp_path.name.encode()[-3:], "big") % 900_000

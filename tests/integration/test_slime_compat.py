@@ -49,6 +49,7 @@ def test_a_generate_function_and_its_reward(tiny: TinyRun, slime: Slime, tmp_pat
     assert last["rollout/failed_ratio"] == 0
 
 
+@pytest.mark.slow
 def test_a_rollout_of_ones_own_with_filter_hook_and_evaluation(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     hook = tmp_path / "note.py"
     hook.write_text("def note(args, sample, rollout_id=None):\n    sample.metadata['seen'] = rollout_id\n")
@@ -75,6 +76,7 @@ def test_a_rollout_of_ones_own_with_filter_hook_and_evaluation(tiny: TinyRun, sl
         assert all(a != b for a, b in zip(rewards[::2], rewards[1::2]))
 
 
+@pytest.mark.slow
 def test_a_data_source_a_buffer_filter_and_the_default_rollout_wrapped(
     tiny: TinyRun, slime: Slime, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_data_source_a_buffer_filter_and_the_default_rollout_wrapped(
     assert len(state["buffer"]) == rollouts[-1]["rollout/buffer/waiting_groups"]
 
 
+@pytest.mark.slow
 def test_a_loss_and_the_names_of_its_launch_scripts(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     metrics = train(
         slime, tiny, tmp_path, loss_type="custom_loss", custom_loss_function_path="own_loss.loss_function",
@@ -116,6 +119,7 @@ def test_a_loss_and_the_names_of_its_launch_scripts(tiny: TinyRun, slime: Slime,
     assert max(rewards[3:]) > rewards[0]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     flags = {
         "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout",

@@ -23,6 +23,7 @@ async def reward(args, sample, **kwargs):
 """
 
 
+@pytest.mark.slow
 def test_policy_stop_ends_the_run_and_names_the_report(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text(HANGS)
@@ -68,6 +69,7 @@ class Engine(EmbeddedEngine):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "flags", "wait", "place"),
     [
@@ -78,7 +80,7 @@ class Engine(EmbeddedEngine):
     ],
     ids=["trainer", "engine"],
 )  # fmt: skip
-@pytest.mark.parametrize("mode", [{}, pytest.param({"async": True}, marks=pytest.mark.backends)], ids=["sync", "async"])
+@pytest.mark.parametrize("mode", [{}, pytest.param({"async": True}, marks=pytest.mark.slow)], ids=["sync", "async"])
 def test_a_trainer_or_engine_that_hangs_ends_the_run(
     tiny: TinyRun, slime: Slime, tmp_path: Path, program: str, flags: dict[str, Any], wait: str, place: str,
     mode: dict[str, Any],

@@ -50,6 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_at_reduced_size(name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "code_sandbox" and not isolation_here().complete:

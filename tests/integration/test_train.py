@@ -69,6 +69,7 @@ def test_the_same_seed_is_bitwise_the_same_and_another_is_not(tiny: TinyRun, tmp
     assert weights["a"] == weights["b"] != weights["c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["tensor", "disk"])
 def test_weight_transports_serve_what_was_trained(tiny: TinyRun, tmp_path: Path, slime, transport: str) -> None:
     flags = {"num_rollout": 2, "check_weight_update_equal": True, "update_weight_transport": transport}
@@ -92,7 +93,13 @@ def test_estimators_kl_and_filters_run(tiny: TinyRun, tmp_path: Path, slime) -> 
 
 
 @pytest.mark.parametrize(
-    "estimator", ["dr_grpo", "gspo", "cispo", "dapo", "rloo", "max_rl", "reinforce_plus_plus_baseline"]
+    "estimator",
+    [
+        "dapo",
+        "rloo",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("dr_grpo", "gspo", "cispo", "max_rl")),
+        pytest.param("reinforce_plus_plus_baseline", marks=pytest.mark.slow),
+    ],
 )
 def test_every_estimator_trains(tiny: TinyRun, tmp_path: Path, slime, estimator: str) -> None:
     save = tmp_path / "run"
@@ -104,6 +111,7 @@ def test_every_estimator_trains(tiny: TinyRun, tmp_path: Path, slime, estimator:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_greedy_baseline_survives_partial_rollouts_and_resume(tiny: TinyRun, tmp_path: Path, slime) -> None:
     flags = {
         "advantage_estimator": "remax", "n_samples_per_prompt": 2, "partial_rollout": True, "eval_interval": None,
@@ -123,6 +131,7 @@ def test_a_greedy_baseline_survives_partial_rollouts_and_resume(tiny: TinyRun, t
         )
 
 
+@pytest.mark.slow
 def test_saved_rollouts_carry_the_greedy_baseline(tiny: TinyRun, tmp_path: Path, slime) -> None:
     """`slime rollout` leaves it in the samples it writes, and training on those samples gets it from there."""
     saved = tmp_path / "rollout_{rollout_id}.jsonl"
@@ -264,6 +273,7 @@ def test_rollout_and_eval_commands(tiny: TinyRun, tmp_path: Path, slime) -> None
     assert json.loads((tmp_path / "ev" / "eval.json").read_text())["metrics"]["eval/held"] == 0.0
 
 
+@pytest.mark.slow
 def test_sft_lowers_the_loss(tiny: TinyRun, tmp_path: Path, slime) -> None:
     from slime_core.quickstart import task
 
@@ -281,7 +291,8 @@ def test_sft_lowers_the_loss(tiny: TinyRun, tmp_path: Path, slime) -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-@pytest.mark.parametrize("starter", ["slime", pytest.param("torchrun", marks=pytest.mark.backends)])
+@pytest.mark.slow
+@pytest.mark.parametrize("starter", ["slime", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_two_data_parallel_processes_train_as_one(
     tiny: TinyRun, tmp_path: Path, slime, zygote: Zygote, starter: str
 ) -> None:
@@ -305,6 +316,7 @@ def test_two_data_parallel_processes_train_as_one(
             assert first[key] == pytest.approx(second[key], rel=1e-3, abs=1e-5), (key, first["step"])
 
 
+@pytest.mark.slow
 def test_training_against_a_served_engine(tiny: TinyRun, tmp_path: Path, slime, free_port: int) -> None:
     """The same run with the engine in another process, behind HTTP."""
     serve = [
@@ -355,6 +367,7 @@ def test_a_post_process_that_raises_is_named(tiny: TinyRun, tmp_path: Path, slim
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_hook_plugins_are_recorded_and_their_loss_is_said(tiny: TinyRun, tmp_path: Path, slime) -> None:
     plugin = tmp_path / "plugins" / "acme"
     (plugin / "acme_hooks").mkdir(parents=True)

@@ -91,7 +91,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     return load_file(directory / "model.safetensors")
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_resume(job: dict[str, Any], tmp_path: Path) -> None:
     one, two, halves = tmp_path / "one", tmp_path / "two", tmp_path / "halves"
     run(job, one, 1)

@@ -38,6 +38,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_custom_loss_trains_like_the_built_in(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
     (tmp_path / "mine.py").write_text(LOSS)
     flags = {**QUIET, "use_dynamic_batch_size": True, "max_tokens_per_gpu": 200, "adam_eps": "1e-3"}

@@ -20,6 +20,7 @@ def _gaps(run: Path) -> list[float]:
     return [row[GAP] for row in rows if GAP in row]
 
 
+@pytest.mark.slow
 def test_every_rollout_is_bitwise_on_policy(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     flags = {"rollout_max_response_len": 100, "rollout_temperature": 0.8, "use_dynamic_batch_size": True}
     argv = tiny.argv(tmp_path / "exact", true_on_policy_mode=True, max_tokens_per_gpu=600, **flags)
@@ -36,6 +37,7 @@ def test_a_kept_actor_is_the_one_that_sampled(slime: Slime, tiny: TinyRun, tmp_p
     assert _gaps(tmp_path / "kept") == [0.0] * 3
 
 
+@pytest.mark.slow
 def test_tokens_changed_after_sampling_end_the_run(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     hook = tmp_path / "hook.py"
     hook.write_text(

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from slime_core.data.dumps import read_samples
 from slime_core.provenance import Source
 from tests.conftest import TinyRun
@@ -42,6 +44,7 @@ def add(a: int, b: int) -> int:
 '''
 
 
+@pytest.mark.slow
 def test_engine_and_trainer_agree_on_every_sampled_token_of_every_turn(
     slime: Slime, tiny: TinyRun, tmp_path: Path
 ) -> None:

@@ -24,6 +24,8 @@ from slime_core.rollout.stage import RolloutStage
 from slime_core.testing.tiny import tiny_model
 from tests.integration import loaded
 
+pytestmark = pytest.mark.slow
+
 GROUPS, GROUP_SIZE = 64, 8
 DEADLINE = 2.0
 """Of a call and of a step; what hangs has ended long before the test's own."""

@@ -11,7 +11,7 @@ import pytest
 
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.backends, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 8.0

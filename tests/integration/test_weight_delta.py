@@ -51,7 +51,7 @@ def reference(tiny: TinyRun, zygote: Any, tmp_path_factory: pytest.TempPathFacto
     return run_dir
 
 
-@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("encoding", ["xor", pytest.param("overwrite", marks=pytest.mark.slow)])
 def test_the_same_bits_as_in_memory(
     tiny: TinyRun, slime: Slime, tmp_path: Path, reference: Path, encoding: str
 ) -> None:
@@ -65,6 +65,7 @@ def test_the_same_bits_as_in_memory(
     assert all(row["perf/update_weights_wire_bytes"] > 0 for row in rows[-1:])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_starts_a_chain_of_its_own(tiny: TinyRun, slime: Slime, tmp_path: Path, reference: Path) -> None:
     run_dir = tmp_path / "run"
     flags = {**DELTA, "update_weight_disk_keep_files": True}
@@ -83,6 +84,7 @@ def test_a_resumed_run_starts_a_chain_of_its_own(tiny: TinyRun, slime: Slime, tm
     assert weights_of(run_dir) == weights_of(reference)
 
 
+@pytest.mark.slow
 def test_the_directory_of_another_run_is_refused(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     slime("train", *tiny.argv(tmp_path / "one", **DELTA, num_rollout=1, update_weight_disk_dir=shared))
@@ -107,6 +109,7 @@ def process(*argv: Any, starts: str) -> Iterator[str]:
             assert running.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 def test_servers_of_ones_own_with_a_puller_beside_them(
     tiny: TinyRun, slime: Slime, tmp_path: Path, reference: Path
 ) -> None:
@@ -131,6 +134,7 @@ def test_servers_of_ones_own_with_a_puller_beside_them(
     assert state.version == max(versions_in(shared)) == 5
 
 
+@pytest.mark.slow
 def test_an_engine_without_pullers_takes_no_deltas(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     with process("serve", "--hf-checkpoint", tiny.root / "model", "--port", 0, starts="serving") as engine:
         flags = {"rollout_engine": "http", "rollout_external_engine_addrs": engine.removeprefix("http://")}

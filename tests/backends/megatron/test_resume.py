@@ -35,6 +35,7 @@ def _groups(directory: Path) -> list[int]:
     return sorted({(i, json.loads(line)["group_index"]) for i, f in enumerate(files) for line in f.open()})
 
 
+@pytest.mark.smoke
 def test_killed_after_a_commit_and_resumed(tiny: TinyRun, slime_ranks: Slime, tmp_path: Path) -> None:
     """Every group once, the same metrics and weights; then the run directory serves as a reference, by its step."""
     whole, save = tmp_path / "whole", tmp_path / "run"
@@ -52,6 +53,8 @@ def test_killed_after_a_commit_and_resumed(tiny: TinyRun, slime_ranks: Slime, tm
     assert f"resumed from {save}" in done.stdout
     assert "weights, optimizer, data cursor, buffer and RNG restored" in done.stdout
     assert _metrics(save) == _metrics(whole)
+    # The engine serves what the two ranks have trained.
+    assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-5 for line in _metrics(save))
     assert _groups(Path(f"{save}-dump")) == _groups(Path(f"{whole}-dump"))
     assert len({group for _, group in _groups(Path(f"{save}-dump"))}) == len(_groups(Path(f"{save}-dump"))) == 16
     last = "checkpoints/rollout_0000003/model.safetensors"

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 _TWICE = {"num_rollout": ROLLOUTS, "max_trainer_restarts": 2}
 
 
+@pytest.mark.smoke
 def test_the_run_ends_as_if_nothing_had_been(
     tiny: TinyRun, inline: Path, cluster: str, slime: Any, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_the_garbage_collector_runs_less_often_but_stays_off_or_rarer(before, af
         gc.set_threshold(*kept)
 
 
+@pytest.mark.slow
 def test_building_a_model_does_not_load_the_compiler() -> None:
     code = """
 import sys, torch

@@ -37,6 +37,7 @@ def test_overhead(run: Slime) -> None:
     assert sum(line.startswith("stage, ") and line.endswith("x") for line in lines) == 2
 
 
+@pytest.mark.slow
 def test_rollout_overhead(run: Slime) -> None:
     words = ["--groups", "20", "--repeats", "1", "--rm-timeout", "0.5", "--rm-workers", "2", "--concurrency", "16"]
     done = run("rollout_overhead.py", *words)
@@ -48,6 +49,7 @@ def test_rollout_overhead(run: Slime) -> None:
     assert "least possible, by waiting alone: async 0.50 s" in done.stdout
 
 
+@pytest.mark.slow
 def test_agents(run: Slime) -> None:
     done = run("agents.py", "--samples", "16", "--repeats", "1")
     assert done.returncode == 0, done.stderr
@@ -66,6 +68,7 @@ def _overlap(monkeypatch: pytest.MonkeyPatch, words: str) -> int:
     return int(importlib.import_module("async_overlap").main())
 
 
+@pytest.mark.slow
 def test_async_overlap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert _overlap(monkeypatch, "--rho 0.5 --rollouts 10 --modes one-step") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -83,6 +86,7 @@ def test_async_overlap_says_when_it_is_off(monkeypatch: pytest.MonkeyPatch, caps
     assert "off the closed form; 10% is allowed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_buffer(run: Slime) -> None:
     done = run("buffer.py", "--groups", "130", "--state-groups", "20", "--group-size", "2")
     assert done.returncode == 0, done.stderr
@@ -91,6 +95,7 @@ def test_buffer(run: Slime) -> None:
     assert [line.split("  ")[0].split(" (")[0] for line in lines] == list(sides)
 
 
+@pytest.mark.slow
 def test_weight_sync(run: Slime) -> None:
     done = run("weight_sync.py", "--millions", "0.5", "--repeat", "1")
     assert done.returncode == 0, done.stderr
@@ -116,7 +121,7 @@ def test_end_to_end_says_how_to_get_trl() -> None:
     assert "--trl-python" in done.stderr
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_end_to_end_of_slime_alone() -> None:
     words = ["--only", "slime", "--prompts", "2", "--group-size", "4", "--new-tokens", "4", "--rollouts", "1"]
     done = _run("end_to_end.py", *words, "--repeats", "1", "--micro-batch", "8")
@@ -125,7 +130,7 @@ def test_end_to_end_of_slime_alone() -> None:
     assert "bound: matrix products alone" in done.stdout
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_startup() -> None:
     done = _run("startup.py", "--repeats", "1")
     assert done.returncode == 0, done.stderr
@@ -134,7 +139,7 @@ def test_startup() -> None:
     assert "engine started, first rollout" in done.stdout
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_trainers() -> None:
     names = ["hf sdpa, padded", "embedded", "megatron, 1 rank", "megatron, TP2"]
     done = _run("trainers.py", "--quick", "--sides", *names)

@@ -37,6 +37,7 @@ def command() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
             left.kill()
 
 
+@pytest.mark.slow
 def test_a_kill(command: tuple[subprocess.Popen[str], list[psutil.Process]]) -> None:
     process, below = command
     process.kill()

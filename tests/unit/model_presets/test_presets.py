@@ -222,6 +222,7 @@ def test_the_class_of_transformers_reads_the_same_numbers(name: str) -> None:
         assert config.layer_types.count("full_attention") == n.softmax_layers
 
 
+@pytest.mark.slow
 @every
 def test_parameters_are_those_of_the_model_that_transformers_builds(name: str) -> None:
     _, _, config = hf_config(name)

@@ -26,12 +26,14 @@ print(before - resident())
 """
 
 
+@pytest.mark.slow
 def test_the_system_has_the_memory_back() -> None:
     """In a process of its own: what else lives in this one, and its allocators, would count too."""
     done = subprocess.run([sys.executable, "-c", RESIDENT], capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) > 0.9 * (64 << 20)
 
 
+@pytest.mark.slow
 def test_the_memory_is_given_back_and_views_live_on() -> None:
     size = 64 << 20
     whole = torch.ones(size, dtype=torch.uint8)

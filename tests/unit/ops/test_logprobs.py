@@ -164,5 +164,6 @@ def peak_kib(kind: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_peak_memory_is_at_most_a_quarter_of_the_naive_one_at_a_large_vocabulary() -> None:
     assert peak_kib("chunked") <= peak_kib("naive") / 4

@@ -88,6 +88,7 @@ def test_commands_without_an_algorithm_take_no_preset() -> None:
     assert settings.args.eps_clip_high == 0.2
 
 
+@pytest.mark.slow
 def test_only_a_run_with_a_preset_loads_torch() -> None:
     code = (
         "import sys; from slime_core.cli.main import main; main(['config', 'show', '--json', *sys.argv[1:]]);"

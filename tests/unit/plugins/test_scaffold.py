@@ -41,6 +41,7 @@ def test_every_kind_has_a_template_or_a_reason() -> None:
     assert set(template_kinds()) - {"hooks"} == set(KINDS) - set(_TOO_LARGE)
 
 
+@pytest.mark.slow
 def test_the_tests_of_every_kind_pass_at_once(made: Path, program: Slime) -> None:
     folders = sorted(path.parent for path in made.glob("*/pyproject.toml"))
     assert len(folders) == len(template_kinds())
@@ -55,7 +56,7 @@ def test_they_are_tidy(made: Path) -> None:
     run(BIN / "ruff", "format", "--check", ".", cwd=made)
 
 
-@pytest.mark.backends
+@pytest.mark.slow
 def test_they_are_typed(made: Path) -> None:
     packages = sorted(str(path.parent) for path in made.glob("*/slime_*/py.typed"))
     assert len(packages) == len(template_kinds())

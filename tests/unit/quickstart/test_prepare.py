@@ -66,6 +66,7 @@ def test_what_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture
     assert printed.count("quick start: wrote") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_is_done_again_with_the_same_result(
     tmp_path: Path, short_warmup: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_the_models_seed_is_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert made == [0, 0, 1, 1]  # two phases each, and none for the second run of a seed
 
 
+@pytest.mark.slow
 def test_the_warm_up_is_one_process_also_under_torchrun(
     tmp_path: Path, short_warmup: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_tokenizer(directory)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60))
 def test_every_text_survives(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text

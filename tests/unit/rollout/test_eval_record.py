@@ -47,6 +47,7 @@ def test_groups_come_back_as_they_were(tmp_path: Path) -> None:
     assert (state["finished"], state["plan"]) == (True, {"a": 1})
 
 
+@pytest.mark.slow
 def test_wherever_the_file_is_torn_the_groups_before_are_kept_and_it_goes_on(tmp_path: Path) -> None:
     path = written(tmp_path)
     whole = path.read_bytes()

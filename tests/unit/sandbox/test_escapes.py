@@ -304,6 +304,7 @@ def bombed(limits: SandboxLimits, attempt: Callable[[Shared], str]) -> str:
         shared.close()
 
 
+@pytest.mark.slow
 def test_a_fork_bomb() -> None:
     marker = f"slime-test-{os.getpid()}-{time.monotonic_ns()}"
 
@@ -361,6 +362,7 @@ def test_a_disk_bomb() -> None:
     assert said.count("No space left") >= 2 or "cannot create" in said
 
 
+@pytest.mark.slow
 def test_a_cpu_bomb_that_nobody_waits_for() -> None:
     shared = Shared(SandboxLimits(cpu_seconds=1))
     try:

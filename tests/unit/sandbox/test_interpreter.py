@@ -62,6 +62,7 @@ def test_a_lost_interpreter_is_replaced() -> None:
     inside(body)
 
 
+@pytest.mark.slow
 def test_endless_output_and_forged_marks_harm_nobody_else() -> None:
     async def body(python: Interpreter) -> None:
         ran = await python.run("while True: print('x' * 1000)", timeout=1.0)
@@ -91,6 +92,7 @@ def test_the_least_recently_used_gives_way_and_is_rebuilt() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_calls_wait_for_a_place_and_give_up() -> None:
     async def run() -> None:
         pool = InterpreterPool(1, SandboxLimits(), "require")

@@ -88,6 +88,7 @@ def test_requests_run_side_by_side() -> None:
     inside(body)
 
 
+@pytest.mark.slow
 def test_time_is_up_and_the_tree_goes() -> None:
     async def body(box: LocalSandbox) -> None:
         # The shell must start within it as well.
@@ -106,6 +107,7 @@ def test_a_command_is_over_though_its_child_holds_the_output() -> None:
     inside(body)
 
 
+@pytest.mark.slow
 def test_endless_output_is_cut() -> None:
     async def body(box: LocalSandbox) -> None:
         result = await box.exec("yes", timeout=6.0)

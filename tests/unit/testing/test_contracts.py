@@ -310,6 +310,7 @@ def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[st
     return {entry.split(" - ")[0] for entry in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_COMPONENTS)
 def test_a_bad_component_fails(name: str, failures: set[str]) -> None:
     assert f"Test{name}::{BAD_COMPONENTS[name][2]}" in failures

@@ -150,6 +150,7 @@ def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[st
     return {entry.split(" - ")[0] for entry in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_ENGINES)
 def test_a_bad_engine_fails(name: str, failures: set[str]) -> None:
     assert f"Test{name}::{BAD_ENGINES[name][0]}" in failures

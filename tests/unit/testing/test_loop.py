@@ -31,6 +31,7 @@ def test_what_a_run_leaves(run_loop: Callable[..., LoopRun], tmp_path: Path) -> 
     assert run.evaluations == []
 
 
+@pytest.mark.slow
 def test_runs_are_equal_bit_for_bit_and_learn(run_loop: Callable[..., LoopRun]) -> None:
     one, other = run_loop(steps=8, seed=5), run_loop(steps=8, seed=5)
     assert one.run_dir != other.run_dir

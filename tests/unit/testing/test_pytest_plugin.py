@@ -42,6 +42,7 @@ def test_a_good_one_passes(contracts: Callable[..., subprocess.CompletedProcess[
     assert " passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_several_with_settings_and_a_bad_one(contracts: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = contracts(
         *("--slime-component", "rewards:my_rm.py:scaled", "--slime-component", "reward:./my_rm.py:bad"),
@@ -64,6 +65,7 @@ def test_several_with_settings_and_a_bad_one(contracts: Callable[..., subprocess
     assert done.stdout.count("no filters plugin 'no_such'") <= 2, "a component that cannot be loaded is one failure"
 
 
+@pytest.mark.slow
 def test_a_failure_shows_values(tmp_path: Path, contracts: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     (tmp_path / "filter.py").write_text("def dynamic_filter(args, samples):\n    samples.pop()\n    return True\n")
     done = contracts("--slime-component", "filters:filter.py")
@@ -99,6 +101,7 @@ def test_wrong_options_are_errors_of_usage(words: list[str], message: str, monke
     assert message in str(raised.value)
 
 
+@pytest.mark.slow
 def test_without_components_there_is_a_hint(contracts: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = contracts()
     assert done.returncode != 0

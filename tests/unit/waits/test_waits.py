@@ -120,6 +120,7 @@ def test_ages_are_as_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first["age"] >= second["age"]
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_is_thrown_away_waits_no_more() -> None:
     async def forgotten() -> None:
         with waiting("forgotten", deadline=1.0, then="-"):

@@ -319,6 +319,7 @@ def _flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_of_a_delta_is_refused_and_changes_nothing(setting: Setting) -> None:
     setting.write(setting.weights, 1)
     setting.apply(1)
@@ -444,6 +445,7 @@ def _count(action: Callable[[], Any]) -> int:
     return counter["calls"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["seed", "delta", "full"])
 def test_a_writer_killed_at_any_call_leaves_versions_whole(tmp_path: Path, kind: str) -> None:
     def prepared(name: str) -> tuple[Setting, Tensors, int]:
@@ -481,6 +483,7 @@ def test_a_writer_killed_at_any_call_leaves_versions_whole(tmp_path: Path, kind:
         assert not [p for p in s.source.iterdir() if p.name.startswith((".partial", ".replaced"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "full"])
 def test_a_disk_that_fills_up_anywhere_costs_one_push(tmp_path: Path, kind: str) -> None:
     def prepared(name: str) -> Setting:
@@ -515,6 +518,7 @@ def test_a_disk_that_fills_up_anywhere_costs_one_push(tmp_path: Path, kind: str)
     assert failures > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["seed", "delta", "full"])
 @pytest.mark.parametrize("error", [Killed, lambda: OSError(errno.ENOSPC, "No space left on device")])
 def test_apply_cut_at_any_call_is_made_good(tmp_path: Path, kind: str, error: Callable[[], BaseException]) -> None:

@@ -143,6 +143,7 @@ async def test_an_engine_that_hangs_costs_no_more_than_the_deadline(
         assert "no answer within" in answer["engines"][hung]["message"]
 
 
+@pytest.mark.slow
 async def test_a_slow_disk_ends_at_the_deadline_and_is_waited_for(
     tmp_path: Path, writer: DeltaWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ class TestOverWebSocket(_OpenEnv):
         with pytest.raises(PluginError, match="OpenEnv server"):
             self.play(("a",))
 
+    @pytest.mark.slow
     def test_a_step_that_hangs_ends_and_its_session_too(self) -> None:
         async def run() -> None:
             sample = self.sample()

@@ -75,6 +75,7 @@ def test_tasks_that_depend_on_the_hash_seed_are_refused_without_one(monkeypatch:
     check_hash_seed({"name": "word_ladder", "config": {}})
 
 
+@pytest.mark.slow
 def test_they_do_depend_on_it_and_others_do_not() -> None:
     names = ["isomorphic_strings", "ransom_note", "word_ladder", "chain_sum", "leg_counting"]
     shown = []

@@ -72,6 +72,7 @@ def test_a_script_in_the_sandbox_asks_and_is_tested(tmp_path: Path) -> None:
     assert sample.non_generation_time > 0
 
 
+@pytest.mark.slow
 @needs_isolation
 def test_a_program_that_hangs_is_killed_with_its_children_and_tested_as_it_stands(tmp_path: Path) -> None:
     script = tmp_path / "agent.sh"

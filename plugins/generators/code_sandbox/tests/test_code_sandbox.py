@@ -62,6 +62,7 @@ def test_what_code_raises_is_shown() -> None:
     assert sample.metadata[STATS]["python"]["errors"] == 1
 
 
+@pytest.mark.slow
 def test_code_that_never_ends_costs_its_state_and_says_so() -> None:
     script = [
         "<code>x = 1</code>",

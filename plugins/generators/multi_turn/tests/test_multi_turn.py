@@ -290,6 +290,7 @@ def environments_below() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_killed(world: Any, second_step_is_short: None) -> None:
     with pytest.raises(EnvironmentTimeoutError, match="step 2"):
         run(ScriptedEngine(["3", "5"]), row(), "HangingProcess", environment_step_timeout=60.0)

@@ -106,6 +106,7 @@ def test_an_episode_that_fails_is_a_failed_sample() -> None:
     assert "a reward that raises" in json.dumps(sample.metadata)
 
 
+@pytest.mark.slow
 def test_tools_of_a_task_are_called() -> None:
     call = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
     (sample,) = play(ScriptedEngine([call, "42"]), index=0, env="digit_tools")

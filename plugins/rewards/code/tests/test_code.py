@@ -62,6 +62,7 @@ def test_forms(program: str, label: Any, metadata: dict[str, Any], expected: flo
     assert score(program, label, **metadata) == expected
 
 
+@pytest.mark.slow
 def test_fraction() -> None:
     share = {"score": "fraction"}
     assert score(ADD, [f"assert add(1, 2) == {n}" for n in (3, 4, 3, 5)], share) == 0.5
@@ -190,6 +191,7 @@ def test_a_cheat_does_not_pass(cheat: str) -> None:
     assert score(cheat, tests, {"score": "fraction"}) == 0.0
 
 
+@pytest.mark.slow
 def test_a_cheat_does_not_pass_calls_and_programs() -> None:
     for cheat in CHEATS.values():
         assert score(cheat, {"inputs": [[1]], "outputs": [[1]], "fn_name": "f"}) == 0.0
@@ -211,7 +213,13 @@ RUNAWAYS = {
 }
 
 
-@pytest.mark.parametrize("program", RUNAWAYS.values(), ids=RUNAWAYS)
+@pytest.mark.parametrize(
+    "program",
+    [
+        RUNAWAYS["own session"],
+        *(pytest.param(p, marks=pytest.mark.slow) for n, p in RUNAWAYS.items() if n != "own session"),
+    ],
+)
 def test_a_runaway_is_ended_with_all_it_started(program: str) -> None:
     started, before = time.monotonic(), below(os.getpid())
     assert score(program, {"inputs": [""], "outputs": [""]}, {"timeout": 0.4}) == 0.0
@@ -219,6 +227,7 @@ def test_a_runaway_is_ended_with_all_it_started(program: str) -> None:
     assert set(below(os.getpid())) <= set(before)
 
 
+@pytest.mark.slow
 def test_the_time_of_all_tests_stays_below_the_deadline_of_the_score() -> None:
     args = SimpleNamespace(rm_timeout=1.0, plugins={"code": {"timeout": 60.0, "score": "fraction"}})
     sample = Sample(response="```python\nwhile True: pass\n```", label={"inputs": [""] * 3, "outputs": [""] * 3})
@@ -283,6 +292,7 @@ def test_large_input_and_output_do_not_block_each_other() -> None:
     assert ran(program, text, max_output_kb=4000, max_file_mb=16) == text
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.text(max_size=80))
 def test_odd_programs_never_raise(text: str) -> None:

@@ -82,6 +82,7 @@ def test_an_answer_of_another_shape_is_an_error() -> None:
             asyncio.run(LlmJudge(args)(args, Sample(response="r")))
 
 
+@pytest.mark.slow
 def test_the_service_is_asked_again_and_the_deadline_kept() -> None:
     answers = iter([(503, {}), {"choices": [{"message": {"content": "Score: 10"}}]}])
     with ScriptedService(lambda asked: next(answers)) as service:

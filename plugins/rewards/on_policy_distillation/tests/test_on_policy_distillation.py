@@ -35,6 +35,7 @@ def test_the_response_gets_the_teachers_log_probs(teacher: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_path_in_the_url_is_kept_and_a_busy_teacher_asked_again(teacher: Any) -> None:
     teacher.failures = 2
     sample = make_sample()

@@ -376,6 +376,7 @@ def test_prompt_log_probs_reuse_the_prefix_before_them(make_model: MakeModel) ->
     assert_parity(model, group)
 
 
+@pytest.mark.slow
 def test_random_interleavings_give_the_tokens_of_one_request_at_a_time(make_model: MakeModel) -> None:
     directory, _ = make_model("qwen3", max_position_embeddings=256)
     rng = random.Random(0)

@@ -130,6 +130,7 @@ def test_a_temperature_that_would_overflow_is_greedy() -> None:
     assert log_probs.tolist() == pytest.approx([torch.log_softmax(LOGITS, -1)[4].item()] * 5, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_penalties_are_subtracted_before_the_temperature_divides(temperature: float) -> None:
     items = [sequence(s, temperature=temperature, frequency_penalty=0.5, presence_penalty=0.75) for s in range(20_000)]

@@ -137,6 +137,7 @@ async def test_a_model_path_that_moves_without_an_update(server: Any, http: Http
     assert await beat.look(server.pool, server.worker) is HEALTHY
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("answer", ["nonsense", [], {}])
 async def test_an_answer_that_is_none(server: Any, http: Http, answer: Any) -> None:

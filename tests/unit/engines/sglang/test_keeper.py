@@ -104,6 +104,7 @@ def parent(tmp_path: Path) -> Iterator[Callable[..., Started]]:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_nothing_outlives_a_parent_ended_by_a_signal(parent: Callable[..., Started], number: int) -> None:
     process, _, pids = parent()
@@ -111,6 +112,7 @@ def test_nothing_outlives_a_parent_ended_by_a_signal(parent: Callable[..., Start
     assert gone_within(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["raise", "_exit", "return"])
 def test_nothing_outlives_a_parent_that_ends(parent: Callable[..., Started], word: str) -> None:
     process, _, pids = parent()
@@ -127,12 +129,14 @@ def test_nothing_outlives_a_killed_keeper(parent: Callable[..., Started], which:
     assert gone_within(pids)
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_terminated_keeper(parent: Callable[..., Started]) -> None:
     _, keeper, pids = parent("deaf")
     os.kill(keeper, signal.SIGTERM)
     assert gone_within(pids)
 
 
+@pytest.mark.slow
 def test_nothing_outlives_keeper_and_parent_killed_together(parent: Callable[..., Started]) -> None:
     process, keeper, pids = parent("deaf")
     process.kill()
@@ -163,6 +167,7 @@ def stubborn(tmp_path: Path) -> Iterator[tuple[KeptProcess, list[int]]]:
     process.kill()
 
 
+@pytest.mark.slow
 def test_stop_returns_when_nothing_runs(stubborn: tuple[KeptProcess, list[int]]) -> None:
     process, pids = stubborn
     assert shared_file(pids[0]).exists()
@@ -199,6 +204,7 @@ def test_it_runs_only_once_at_a_time_and_again_afterwards(stubborn: tuple[KeptPr
     assert "server, start 2: " in text
 
 
+@pytest.mark.slow
 def test_one_that_was_retired_does_not_start_again(stubborn: tuple[KeptProcess, list[int]]) -> None:
     process, pids = stubborn
     process.retire()

@@ -106,6 +106,7 @@ async def test_a_server_that_ends_is_not_waited_for(make_server: Make) -> None:
     assert rest[-1].strip() == "bye"
 
 
+@pytest.mark.slow
 async def test_a_frozen_server_is_alive_and_not_ready(make_server: Make) -> None:
     server = make_server()
     await server.launch()

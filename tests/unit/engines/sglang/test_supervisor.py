@@ -114,6 +114,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> No
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_restarted_and_brought_to_the_current_version(fleet: Callable[..., Fleet]) -> None:
     it = fleet()
     it.update(4)
@@ -134,6 +135,7 @@ def test_a_killed_server_is_restarted_and_brought_to_the_current_version(fleet: 
     assert set(it.supervisor.take_metrics().values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_a_frozen_server_is_found_killed_and_replaced(fleet: Callable[..., Fleet]) -> None:
     it = fleet(rollout_health_check_timeout=1.5)
     it.supervisor.start()
@@ -144,6 +146,7 @@ def test_a_frozen_server_is_found_killed_and_replaced(fleet: Callable[..., Fleet
     assert "--rollout-health-check-timeout" in it.records()[0]["reason"]
 
 
+@pytest.mark.slow
 def test_a_server_with_other_weights_is_replaced(fleet: Callable[..., Fleet]) -> None:
     it = fleet()
     it.update(7)
@@ -154,6 +157,7 @@ def test_a_server_with_other_weights_is_replaced(fleet: Callable[..., Fleet]) ->
     assert it.servers[1].get("/model_info")["weight_version"] == "7"
 
 
+@pytest.mark.slow
 def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(
     fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +191,7 @@ def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(
     until(lambda: it.servers[0].starts >= 2 and it.workers[0].state is READY, "the paused server to be found hung")
 
 
+@pytest.mark.slow
 def test_an_answer_to_a_client_is_a_sign_of_life(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1, rollout_health_check_timeout=1.5)
     it.servers[0].post("/pause_generation", {"mode": "in_place"})
@@ -198,6 +203,7 @@ def test_an_answer_to_a_client_is_a_sign_of_life(fleet: Callable[..., Fleet]) ->
     assert it.events() == []
 
 
+@pytest.mark.slow
 def test_the_first_wait_holds_after_every_start(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1, rollout_health_check_first_wait=2.0)
     it.update(1)
@@ -213,6 +219,7 @@ def test_the_first_wait_holds_after_every_start(fleet: Callable[..., Fleet]) -> 
     assert out["time"] - back["time"] >= 1.9
 
 
+@pytest.mark.slow
 def test_restarts_are_bounded_and_the_reason_is_kept(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1, rollout_max_engine_restarts=2)
     it.supervisor.start()
@@ -225,6 +232,7 @@ def test_restarts_are_bounded_and_the_reason_is_kept(fleet: Callable[..., Fleet]
     assert it.events() == ["quarantined", "restart_failed", "restart_failed", "lost"]
 
 
+@pytest.mark.slow
 def test_without_fault_tolerance_a_dead_server_is_only_taken_out(fleet: Callable[..., Fleet]) -> None:
     it = fleet(use_fault_tolerance=False)
     it.supervisor.start()
@@ -236,6 +244,7 @@ def test_without_fault_tolerance_a_dead_server_is_only_taken_out(fleet: Callable
     assert it.pool.acquire() is it.workers[1]
 
 
+@pytest.mark.slow
 def test_an_external_server_is_never_restarted_and_comes_back_with_the_wanted_version(
     fleet: Callable[..., Fleet],
 ) -> None:
@@ -254,6 +263,7 @@ def test_an_external_server_is_never_restarted_and_comes_back_with_the_wanted_ve
     until(lambda: it.events() == ["quarantined", "readmitted"], "the event")
 
 
+@pytest.mark.slow
 def test_an_external_server_that_a_cut_update_left_paused_comes_back(fleet: Callable[..., Fleet]) -> None:
     it = fleet(owned=False, rollout_health_check_timeout=3.0)
     it.update(3)
@@ -265,6 +275,7 @@ def test_an_external_server_that_a_cut_update_left_paused_comes_back(fleet: Call
     assert not it.servers[0].get("/server_info")["paused"]
 
 
+@pytest.mark.slow
 def test_a_restart_between_two_beats_is_seen_by_its_version(fleet: Callable[..., Fleet]) -> None:
     it = fleet(owned=False, rollout_health_check_interval=1.5, rollout_health_check_timeout=60.0)
     it.update(3)
@@ -277,6 +288,7 @@ def test_a_restart_between_two_beats_is_seen_by_its_version(fleet: Callable[...,
     assert it.servers[0].get("/model_info")["weight_version"] == "3"
 
 
+@pytest.mark.slow
 def test_a_model_that_is_never_updated_is_restarted_as_it_is(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1, frozen=True)
     it.supervisor.start()
@@ -285,6 +297,7 @@ def test_a_model_that_is_never_updated_is_restarted_as_it_is(fleet: Callable[...
     assert it.caught_up == []
 
 
+@pytest.mark.slow
 def test_readmission_waits_for_an_update_that_is_under_way(fleet: Callable[..., Fleet]) -> None:
     it = fleet()
     it.update(1)
@@ -300,6 +313,7 @@ def test_readmission_waits_for_an_update_that_is_under_way(fleet: Callable[..., 
     assert it.servers[0].get("/model_info")["weight_version"] == "2"
 
 
+@pytest.mark.slow
 def test_stop_ends_the_thread_in_the_middle_of_a_recovery(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1)
     it.supervisor.start()
@@ -330,6 +344,7 @@ def test_a_dead_router_comes_back_at_its_address_and_knows_every_ready_server(fl
     assert it.pool.ready == it.workers
 
 
+@pytest.mark.slow
 def test_a_frozen_router_is_found(fleet: Callable[..., Fleet]) -> None:
     it = fleet(routed=True, rollout_health_check_timeout=1.5)
     assert it.router is not None
@@ -338,6 +353,7 @@ def test_a_frozen_router_is_found(fleet: Callable[..., Fleet]) -> None:
     until(lambda: it.router.starts >= 2 and "router_restarted" in it.events(None), "the router to be back")
 
 
+@pytest.mark.slow
 def test_the_router_never_has_a_server_that_is_out(fleet: Callable[..., Fleet]) -> None:
     it = fleet(routed=True)
     assert it.router is not None
@@ -352,6 +368,7 @@ def test_the_router_never_has_a_server_that_is_out(fleet: Callable[..., Fleet]) 
     assert it.workers[0].state is READY
 
 
+@pytest.mark.slow
 def test_the_routers_list_is_corrected_at_a_beat(fleet: Callable[..., Fleet]) -> None:
     it = fleet(routed=True)
     assert it.router is not None
@@ -372,6 +389,7 @@ def companion(it: Fleet) -> EmbeddedServer:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_companion_that_died_or_hangs_is_restarted_and_nobody_quarantined(
     fleet: Callable[..., Fleet], how: int
@@ -386,6 +404,7 @@ def test_a_companion_that_died_or_hangs_is_restarted_and_nobody_quarantined(
     assert it.supervisor.take_metrics()["engine/restarts"] == 1
 
 
+@pytest.mark.slow
 def test_a_companion_is_given_up_like_a_server(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1, rollout_max_engine_restarts=1)
     encoder = companion(it)
@@ -396,6 +415,7 @@ def test_a_companion_is_given_up_like_a_server(fleet: Callable[..., Fleet]) -> N
     assert it.events(1) == ["companion_failed", "restart_failed", "lost"]
 
 
+@pytest.mark.slow
 def test_without_fault_tolerance_a_dead_companion_is_told_of(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1, use_fault_tolerance=False)
     encoder = companion(it)

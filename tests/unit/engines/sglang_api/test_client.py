@@ -81,6 +81,7 @@ async def test_refusals_are_final_and_patience_ends(status: int, calls: int) -> 
         assert len(server.asked("/generate")) == calls
 
 
+@pytest.mark.slow
 async def test_waiting_ends_at_the_timeout() -> None:
     async with servers(generating(hang)) as (server,), engine_at(server, rollout_timeout=1.0) as engine:
         with pytest.raises(EngineError, match=r"no answer within 1 s \(--rollout-timeout\)"):

@@ -82,6 +82,7 @@ async def test_all_failures_are_named_and_an_abort_takes_nobody_out() -> None:
         assert len(engine.pool.ready) == 3
 
 
+@pytest.mark.slow
 async def test_the_cache_is_flushed_when_the_requests_are_done() -> None:
     async with servers(at("/flush_cache", (400, b"busy"), (400, b"busy"))) as (server,), engine_at(server) as engine:
         await engine.flush_cache()

@@ -33,6 +33,7 @@ print(bucket["flattened_tensor"].tolist(), bucket["metadata"][0].name)
 """
 
 
+@pytest.mark.slow
 def test_another_process_reads_it_and_nothing_is_left() -> None:
     strategy = torch.multiprocessing.get_sharing_strategy()
     buffer = SharedBuffer(3)
@@ -76,6 +77,7 @@ def test_memory_that_is_not_there_is_an_error_before_it_is_touched(monkeypatch: 
         SharedBuffer(11)
 
 
+@pytest.mark.slow
 def test_a_pipe_that_reads_our_output_ends_with_us(tmp_path: Path) -> None:
     """torch's manager process lives on while a reader is alive; holding our output, it would keep the pipe open."""
     script = (
@@ -107,6 +109,7 @@ time.sleep(120)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manager_too", [False, True])
 def test_memory_of_a_killed_process_goes_at_once_or_with_the_next_run(manager_too: bool) -> None:
     """torch's manager removes it; when everything was killed, as by a batch system, the next run does."""

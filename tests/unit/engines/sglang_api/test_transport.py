@@ -73,6 +73,7 @@ async def test_a_refused_connection_reached_nobody() -> None:
         assert client.repeated == {"/x": 3}
 
 
+@pytest.mark.slow
 async def test_a_deadline_covers_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     async with servers(hang) as (server,), http(timeout=0.2) as client:
         with pytest.raises(EngineError, match=r"/x: no answer within 0.2 s \(--rollout-timeout\)"):

@@ -88,6 +88,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes(), data=st.data(), bucket=st.sampled_from([1, 100, 10**9]))
 async def test_any_layout_is_read_back_and_any_element_that_differs_is_found(

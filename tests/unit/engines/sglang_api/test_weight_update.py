@@ -121,7 +121,7 @@ async def test_only_the_last_bucket_bears_the_version() -> None:
 
 
 @ALL
-@pytest.mark.parametrize("failure", [die, hang])
+@pytest.mark.parametrize("failure", [die, pytest.param(hang, marks=pytest.mark.slow)])
 async def test_one_server_that_fails_is_quarantined_and_the_other_is_updated(transport: str, failure: Any) -> None:
     broken = WeightServer(**{f"update_weights_from_{transport}": failure})
     limit = 20.0 if failure is die else 6.0
@@ -341,6 +341,7 @@ async def test_an_update_waits_for_the_server_that_is_being_brought_back() -> No
         assert not s.pool.update_lock.locked()
 
 
+@pytest.mark.slow
 async def test_one_group_for_all_servers_loses_only_the_one_that_died() -> None:
     """The layout that nccl gets: the others are sent the bucket again in a new group."""
 

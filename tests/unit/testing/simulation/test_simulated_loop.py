@@ -100,6 +100,7 @@ def test_a_wait_without_an_end_is_a_deadlock_that_names_who_waits_where(loop: Si
         loop.run(main())
 
 
+@pytest.mark.slow
 def test_tasks_that_nobody_holds_are_ended_by_discard_and_by_nobody_else(loop: SimulatedLoop) -> None:
     ended: list[str] = []
 

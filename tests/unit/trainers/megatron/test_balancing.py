@@ -79,6 +79,7 @@ def nothing(output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return output.log_probs.sum() * 0, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [None, "full"])
 @pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
 def test_losses_are_means_over_the_steps_tokens(make: Any, kind: str, recompute: str | None) -> None:

@@ -18,7 +18,7 @@ from slime_core.trainers.megatron.trainer import MegatronTrainer
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.megatron_models import save_tiny
 
-pytestmark = pytest.mark.backends
+pytestmark = pytest.mark.slow
 
 Make = Callable[..., MegatronTrainer]
 

@@ -23,7 +23,7 @@ from tests.backends.megatron import trainer_jobs as jobs
 from tests.backends.megatron.lora_jobs import LORA, MICRO_BATCHES, adapters_of, compare_adapters, three_steps
 from tests.megatron_models import save_tiny
 
-pytestmark = pytest.mark.backends
+pytestmark = pytest.mark.slow
 
 Make = Callable[..., MegatronTrainer]
 ADAPTER, MODEL = "adapter/adapter_model.safetensors", "model.safetensors"

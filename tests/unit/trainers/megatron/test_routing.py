@@ -92,6 +92,7 @@ def free(trainer: MegatronTrainer) -> Any:
 KINDS = ["qwen3-moe", "qwen3-moe-mixed", "deepseek-v3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", KINDS)
 def test_its_own_experts_change_nothing(make: Make, model: str) -> None:
     """A pass records; the next one and a step, which follow it, are bit for bit the free ones."""
@@ -114,6 +115,7 @@ def _sparse(layer: Any) -> bool:
     return hasattr(layer.mlp, "router")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", KINDS)
 def test_other_experts_give_other_log_probs(make: Make, model: str) -> None:
     trainer = make(model)

@@ -169,6 +169,7 @@ def test_a_loss_without_gradient(make: Make) -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(trainer).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [{"use_stateless_adam": True}, {"reset_optimizer_states": True}])
 def test_moments_are_forgotten_as_the_embedded_trainer_does(
     make: Make, models: dict[str, Path], flags: dict[str, Any]
@@ -231,6 +232,7 @@ def test_processes_that_hold_no_whole_copies() -> None:
         MegatronTrainer.processes(SimpleNamespace(args=args, is_given={"actor_num_gpus_per_node"}.__contains__))
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_float32_weights_to_learn(make: Make) -> None:
     """Steps smaller than a bfloat16 can show still add up."""
     trainer = make(
