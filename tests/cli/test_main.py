@@ -13,7 +13,7 @@ import pytest
 from slime_core import __version__
 from slime_core.cli import main as frame
 from slime_core.errors import CheckpointError, ConfigError, PluginNotFoundError, SlimeError
-from tests.cli.start_up import least_seconds
+from tests.cli.start_up import cost
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "numpy", "fastapi", "ray")
@@ -41,9 +41,9 @@ def test_settings_load_no_torch(argv: list[str], tmp_path: Path) -> None:
     assert modules.isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["config", "show"]])
-def test_answers_in_half_a_second(argv: list[str], tmp_path: Path) -> None:
-    assert least_seconds([sys.executable, "-m", "slime_core", *argv], tmp_path) < 0.5
+@pytest.mark.parametrize(("argv", "most"), [(["--help"], 1), (["config", "show"], 6)], ids=["help", "config show"])
+def test_answers_at_once(argv: list[str], most: float, tmp_path: Path) -> None:
+    assert cost(["-m", "slime_core", *argv], tmp_path) < most
 
 
 def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from slime_core.cli.main import main
 from slime_core.plugins.manager import forget_registry
-from tests.cli.start_up import least_seconds
+from tests.cli.start_up import cost
 from tests.conftest import TinyRun
 
 
@@ -268,4 +268,4 @@ def test_list_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
         "heavy = {'torch', 'numpy', 'pydantic', 'transformers', 'math_verify', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    assert least_seconds([sys.executable, "-c", code], tmp_path) < 0.5
+    assert cost(["-c", code], tmp_path) < 3
