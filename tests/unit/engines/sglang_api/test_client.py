@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from slime_core.engines.sglang_api import client as client_module
 from slime_core.engines.sglang_api import router_choice, transport
 from slime_core.engines.sglang_api.client import Client
+from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.engines.sglang_api.router import Router
 from slime_core.engines.sglang_api.transport import Http
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
@@ -692,3 +694,9 @@ async def test_prefill_and_decode_servers_are_never_asked_directly() -> None:
         with pytest.raises(EngineError, match=r"custom_params.*cannot be asked directly"):
             await client.generate([3], {"custom_params": {"a": 1}})
         assert worker.asked("/generate") == []
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    engine = HttpEngine(SimpleNamespace(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
+        await engine.start()
