@@ -58,7 +58,7 @@ def some_calls(draw: st.DrawFn) -> list[ToolCall]:
 
 
 @pytest.mark.parametrize("parser", NAMED, ids=lambda p: p.__name__)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(calls=some_calls(), before=st.sampled_from(["", "I look it up.\n", "<think>hm</think>\n"]))
 def test_what_is_written_is_read(parser: type[ToolParserBase], calls: list[ToolCall], before: str) -> None:
     if parser in (Llama3, Glm4) and not before.startswith("<"):
