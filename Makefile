@@ -62,7 +62,7 @@ test: export TORCH_COMPILE_DISABLE := 1
 test test-smoke test-backends: export PYTHONDONTWRITEBYTECODE :=
 
 test: install
-	$(PYTEST) -n auto --dist worksteal --durations=30 --ignore=tests/backends -m "not slow" $(ARGS)
+	$(PYTEST) -n auto --dist worksteal --durations=30 --ignore=tests/backends -m "not backends and not slow" $(ARGS)
 
 # Files that share a server or a cluster go to one of the two workers (tests/conftest.py): each test may start several
 # processes, so more cores need no more workers.
