@@ -3,11 +3,11 @@
     python benchmarks/async_learning.py [--seeds 0 1 2] [--modes sync one-step "full 4"] [--flags "--lr 3e-5"]
 
 Same model, problems, rollouts and optimizer for all (configs/demo.yaml, fewer rollouts). "full K" is --async-mode full
-with --max-staleness K and room for K rollouts in --async-buffer-size, so that samples do become that old: the column of
-the measured staleness says whether they did. Prints a Markdown table after every seed, of all seeds so far. Exits with
-1 when a run failed, was older than its limit, or a mode's mean accuracy did not rise by at least 0.2. What a reader
-would get wrong: this is about learning; trainer and engine share the same processor cores here, so the seconds say
-nothing about what asynchrony gains. `async_overlap.py` is about that.
+with --max-staleness K and room for K rollouts in --async-buffer-groups, so that samples do become that old: the column
+of the measured staleness says whether they did. Prints a Markdown table after every seed, of all seeds so far. Exits
+with 1 when a run failed, was older than its limit, or a mode's mean accuracy did not rise by at least 0.2. What a
+reader would get wrong: this is about learning; trainer and engine share the same processor cores here, so the seconds
+say nothing about what asynchrony gains. `async_overlap.py` is about that.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def mode_flags(mode: str) -> list[str]:
     if name == "one-step":
         return ["--async", "--async-mode", name, "--max-staleness", "1"]
     flags = ["--async", "--async-mode", "full", "--max-staleness", limit]
-    return [*flags, "--async-buffer-size", str(BATCH * int(limit))]
+    return [*flags, "--async-buffer-groups", str(BATCH * int(limit))]
 
 
 def limit_of(mode: str) -> int:

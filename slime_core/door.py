@@ -9,6 +9,7 @@ The invariants, of tokens [prompt + response]:
 
 1. Spans add up to the tokens.
 2. A sampled token of the response has a finite log-prob <= 0, if log-probs are known, and every other token has 0.0.
+   Those of a response that came as text (`take_text`) are not known, and the trainer's own stand in for them.
 3. It has a weight version, if versions are known, and every other token has `NOT_SAMPLED`; versions never decrease.
 4. A loss mask holds 0 and 1, and 1 only where a token was sampled or given as a demonstration. What it withholds
    beyond the spans is kept in them; what the spans withhold, it cannot give back.
@@ -44,18 +45,26 @@ class Drawn(NamedTuple):
     num_tokens: int
     """Of prompt and the response so far."""
     spans: Spans | None
+    messages: Any
+    """The prompt itself."""
+    num_messages: int
 
     @classmethod
     def of(cls, sample: Sample) -> Drawn:
         """Before the call."""
-        return cls(sample.prompt_tokens, len(sample.tokens), list(sample.spans) if sample.spans is not None else None)
+        spans = list(sample.spans) if sample.spans is not None else None
+        return cls(sample.prompt_tokens, len(sample.tokens), spans, sample.prompt, len(sample.prompt))
+
+    def has_prompt_of(self, sample: Sample) -> bool:
+        """Whether the sample's text or messages are still those that were given."""
+        return sample.prompt is self.messages and len(sample.prompt) == self.num_messages
 
     def problem(self, sample: Sample, *, same: bool) -> str | None:
         """What is wrong with what came back; None where it is settled what its spans say, and its prompt.
 
         Code that knows no spans leaves them as they were while it sets the tokens: they are forgotten then, as far as
-        they cannot be true any more. Where it knows them, what was sampled must not stand after another prompt than it
-        was sampled after; `Trajectory.replace_lossy` says so where that is meant.
+        they cannot be true any more. Where it knows them, what was sampled must stand after the prompt that it was
+        appended to, which may be one of the code's own; `Trajectory.replace_lossy` says so where another one is meant.
 
         Args:
             sample: What came back.
@@ -74,10 +83,42 @@ class Drawn(NamedTuple):
             return None
         if kept_prompt or not same or sample.spans is None or "lossy" in sample.metadata:
             return None
+        if sample.sampled_after == provenance.digest(sample.prompt_tokens):
+            return None
         return (
-            "the prompt's tokens are not those that were drawn; what was sampled would be trained on after another"
-            " prompt. Start a new Sample for another prompt, or use Trajectory.replace_lossy"
+            "the prompt's tokens are neither those that were drawn nor those that the response was appended to; what"
+            " was sampled would be trained on after another prompt. Set sample.tokens to a prompt of your own before"
+            " append_response_tokens, or use Trajectory.replace_lossy"
         )
+
+
+def is_text(sample: Sample) -> bool:
+    """Whether the response is there as text only."""
+    return bool(sample.response) and sample.response_length == 0 and sample.status != SampleStatus.FAILED
+
+
+def take_text(sample: Sample, response: list[int]) -> str | None:
+    """Give a sample whose response is text its ids, which count as `Source.TEXT`; what is wrong with it, else None.
+
+    Its log-probs are not known; a mask of its own has an entry for each id. One that is still PENDING is COMPLETED.
+    """
+    mask = list(sample.loss_mask) if sample.loss_mask is not None else []
+    if mask and len(mask) != len(response):
+        return (
+            f"loss_mask has {len(mask)} entries and the response, given as text, has {len(response)} tokens; leave the"
+            " mask out, give one entry for each token, or append ids by append_response_tokens"
+        )
+    prompt, spans = list(sample.tokens), sample.told_spans()
+    if provenance.num_tokens(spans) != len(prompt):
+        sample.spans = None
+        spans = sample.told_spans()
+    provenance.add_span(spans, Source.TEXT, len(response))
+    sample.tokens, sample.spans, sample.response_length = prompt + response, spans, len(response)
+    sample.loss_mask, sample.rollout_log_probs, sample.token_weight_versions = mask or None, None, []
+    sample.sampled_after = provenance.digest(prompt)
+    if sample.status == SampleStatus.PENDING:
+        sample.status = SampleStatus.COMPLETED
+    return None
 
 
 def admit(samples: Iterable[Sample], image_token: int | None = None) -> list[Sample]:

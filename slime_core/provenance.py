@@ -39,9 +39,11 @@ class Source(StrEnum):
     """By the policy: has a log-prob and a weight version."""
     DEMONSTRATION = "demonstration"
     """An assistant's text that the data gave: trained on in supervised fine-tuning, context elsewhere."""
+    TEXT = "text"
+    """Of a response that a generate function returned as text: tokenised again, so its log-probs are not known."""
 
 
-TRAINABLE = frozenset({Source.SAMPLED, Source.DEMONSTRATION})
+TRAINABLE = frozenset({Source.SAMPLED, Source.DEMONSTRATION, Source.TEXT})
 """Sources a loss mask may be 1 on."""
 
 
@@ -61,6 +63,11 @@ class Span(NamedTuple):
 
 
 Spans = list[Span]
+
+
+def digest(tokens: Iterable[int]) -> int:
+    """A number that tells token sequences apart, the same in every process."""
+    return hash(tuple(tokens))
 
 
 def num_tokens(spans: Iterable[Span]) -> int:

@@ -120,6 +120,8 @@ class Sample:
     spans: list[Span] | None = None
     """Who wrote each of `tokens`, prompt included. None, or spans of the prompt only: nobody told, and `door.settled`
     derives the rest from the other fields."""
+    sampled_after: int | None = None
+    """Digest of the prompt's ids that the response was appended to; None where nobody appended."""
 
     Status = SampleStatus
     SpecInfo = SpecInfo
@@ -195,6 +197,10 @@ class Sample:
         new_log_probs, versions = self._checked_extension(list(tokens), log_probs, trainable, meta_info)
         total = len(self.tokens) + len(tokens)
         routed = routed_experts_after_call(self.rollout_routed_experts, meta_info if trainable else {}, total, args)
+        if not self.response_length:  # a prompt of the caller's own is what the response comes after
+            self.sampled_after = provenance.digest(self.tokens)
+            if self.spans is not None and provenance.num_tokens(self.spans) != len(self.tokens):
+                self.spans = None
         spans = self.told_spans()
         if self.loss_mask is None:
             self.loss_mask = [1] * self.response_length
@@ -350,7 +356,7 @@ class Sample:
         told = provenance.part(self.spans or (), 0, len(self.tokens))
         complete = provenance.num_tokens(told) == len(self.tokens)
         self.spans = told if complete and told != self._untold_prompt(len(self.tokens)) else None
-        self.response, self.response_length, self.reward = "", 0, None
+        self.response, self.response_length, self.reward, self.sampled_after = "", 0, None, None
         self.loss_mask = self.rollout_log_probs = self.teacher_log_probs = None
         self.rollout_top_p_token_ids = self.rollout_top_p_token_offsets = self.rollout_routed_experts = None
         self.weight_versions, self.token_weight_versions = [], []

@@ -279,6 +279,7 @@ class Trajectory:
         self._write_top_p(sample, start)
         sample.tokens, sample.spans, sample.response_length = self.tokens, self.spans, length
         sample.loss_mask = provenance.loss_mask(self._spans, start)
+        sample.sampled_after = provenance.digest(self._tokens[:start])
         sample.rollout_log_probs = self._log_probs[start:] if self._told_log_probs else None
         sample.token_weight_versions = self._versions[start:]
         sample.rollout_routed_experts = self._routed

@@ -14,12 +14,13 @@ from slime_core.errors import ConfigError
 _ASYNC_ONLY = (
     "async_mode",
     "async_buffer_size",
+    "async_buffer_groups",
     "max_staleness",
     "staleness_policy",
     "staleness_max_retries",
     "eval_in_background",
 )
-_FULL_ONLY = ("async_buffer_size", "staleness_max_retries")
+_FULL_ONLY = ("async_buffer_groups", "staleness_max_retries")
 _SHARE_DEVICES = ("colocate", "offload", "offload_train", "offload_rollout")
 
 
@@ -48,6 +49,8 @@ def asynchrony(s: Settings) -> None:
         )
     if a.eval_in_background and a.eval_interval is None:
         _without_effect(s, ("eval_in_background",), "without --eval-interval")
+    if a.async_buffer_size is not None and a.async_buffer_size > 1 and not s.is_given("async_mode"):
+        s.derive("async_mode", "full", f"async_buffer_size {a.async_buffer_size}")
     if a.max_staleness is None:
         _without_effect(s, ("staleness_policy", "staleness_max_retries"), "without --max-staleness")
     (_full if a.async_mode == "full" else _one_step)(s)
@@ -81,6 +84,11 @@ def _one_step(s: Settings) -> None:
     """Whole rollouts, one ahead."""
     a = s.args
     _without_effect(s, _FULL_ONLY, "with --async-mode one-step; it is of mode full")
+    if a.async_buffer_size is not None and a.async_buffer_size > 1:
+        raise ConfigError(
+            f"{s.cite('async_buffer_size')}: {s.cite('async_mode')} has one rollout ahead; choose --async-mode full, or"
+            " leave --async-mode out."
+        )
     if a.max_staleness == 0:
         raise ConfigError(
             f"{s.cite('max_staleness')}: --async-mode one-step trains on rollouts of the version before, so 1 is the"
@@ -107,5 +115,8 @@ def _full(s: Settings) -> None:
             f" {s.cite('rollout_function_path')} would have no effect; choose --async-mode one-step, which calls it for"
             " every rollout."
         )
-    if a.async_buffer_size is None and a.rollout_batch_size is not None:
-        s.derive("async_buffer_size", a.rollout_batch_size, "rollout_batch_size")
+    if a.async_buffer_groups is not None and a.async_buffer_size is not None:
+        raise ConfigError(f"{s.cite('async_buffer_size')} and {s.cite('async_buffer_groups')} are both set; use one.")
+    if a.async_buffer_groups is None and a.rollout_batch_size is not None:
+        rollouts, shown = a.async_buffer_size or 1, "async_buffer_size * " if a.async_buffer_size else ""
+        s.derive("async_buffer_groups", rollouts * a.rollout_batch_size, f"{shown}rollout_batch_size")

@@ -88,7 +88,8 @@ def _add_flag(group: Any, spec: FlagSpec) -> None:
         shape |= {"action": "append"}
     elif spec.is_list:
         shape |= {"action": "extend", "nargs": "+"}
-    group.add_argument(spec.flag, dest=spec.name, default=argparse.SUPPRESS, help=text, **shape)
+    options = [spec.flag, *(f"--{name}" for name in spec.spelling.also)]
+    group.add_argument(*options, dest=spec.name, default=argparse.SUPPRESS, help=text, **shape)
 
 
 def _foreign_shape(flag: ForeignFlag) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from slime_core.config.deadline_rules import group_deadline
 from slime_core.config.debug_rules import dumps, half_a_loop, second_export
 from slime_core.config.distillation_rules import distillation
 from slime_core.config.eval_config import resolve_eval_datasets
+from slime_core.config.length_rules import context_lengths, context_of_model, response_is_bounded
 from slime_core.config.objective_rules import (
     clipping,
     group_statistics,
@@ -107,6 +108,11 @@ def data_is_named(s: Settings) -> None:
     brings_own = a.data_source_path or a.rollout_function_path or not a.rollout_global_dataset or a.debug_train_only
     if s.command in ("train", "sft", "rollout") and not a.prompt_data and not brings_own:
         raise ConfigError("--prompt-data is required: a JSONL or parquet file.")
+    if a.streaming_data and a.rollout_shuffle:
+        s.warnings.append(
+            f"{s.cite('streaming_data')} has no effect with {s.cite('rollout_shuffle')}, which orders all rows."
+        )
+        s.derive("streaming_data", False, "rollout_shuffle")
 
 
 def batch_sizes(s: Settings) -> None:
@@ -215,43 +221,7 @@ def schedule(s: Settings) -> None:
         raise ConfigError(f"{s.cite('min_lr')} must not exceed {s.cite('lr')}.")
 
 
-# -- generation and reward -------------------------------------------------------------------------------
-
-
-def context_lengths(s: Settings) -> None:
-    """A prompt must leave room for at least one token."""
-    a = s.args
-    for kind in ("rollout", "eval"):
-        context, prompt = f"{kind}_max_context_len", f"{kind}_max_prompt_len"
-        if kind == "eval" and a.eval_max_context_len is None and a.rollout_max_context_len is not None:
-            s.derive(context, a.rollout_max_context_len, "rollout_max_context_len")
-        limit = getattr(a, context)
-        if limit is None:
-            continue
-        if getattr(a, prompt) is None:
-            s.derive(prompt, limit - 1, f"{context} - 1")
-        elif getattr(a, prompt) > limit - 1:
-            raise ConfigError(f"{s.cite(prompt)} must be smaller than {s.cite(context)}.")
-    if a.engine_max_context_len is None and a.rollout_max_context_len and a.eval_max_context_len:
-        longest = max(a.rollout_max_context_len, a.eval_max_context_len)
-        s.derive("engine_max_context_len", longest, "the longer of rollout_max_context_len and eval_max_context_len")
-
-
-def response_is_bounded(s: Settings) -> None:
-    """Without a limit an untrained model may never stop; the context is one, too."""
-    a = s.args
-    if a.rollout_max_response_len is None and a.rollout_max_context_len is not None:
-        s.derive("rollout_max_response_len", a.rollout_max_context_len - 1, "rollout_max_context_len - 1")
-    if s.command == "eval" and not a.eval_function_path:
-        for d in a.eval_datasets:
-            if d.max_response_len is None and d.max_context_len is None:
-                raise ConfigError(
-                    f"evaluation of {d.name!r} needs --eval-max-response-len N or --eval-max-context-len N."
-                )
-    if s.command not in ("train", "rollout") or a.rollout_function_path or a.debug_train_only:
-        return
-    if a.rollout_max_response_len is None and a.rollout_max_context_len is None:
-        raise ConfigError("--rollout-max-response-len N or --rollout-max-context-len N is required.")
+# -- reward and evaluation ----------------------------------------------------------------------------------
 
 
 def reward_is_named(s: Settings) -> None:
@@ -292,7 +262,10 @@ def evaluation(s: Settings) -> None:
     if datasets or a.eval_function_path:
         return
     if a.eval_interval is not None:
-        raise ConfigError(f"{s.cite('eval_interval')} needs --eval-prompt-data NAME PATH or --eval-config FILE.")
+        s.warnings.append(
+            f"{s.cite('eval_interval')}: no data: give --eval-prompt-data NAME PATH or --eval-config FILE."
+        )
+        s.derive("eval_interval", None, "no evaluation data")
     if s.command == "eval":
         raise ConfigError("nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE.")
 
@@ -391,6 +364,7 @@ RULES: tuple[Rule, ...] = (
     schedule,
     trained_parameters,
     adapters,
+    context_of_model,
     context_lengths,
     inherited_names,
     evaluation,

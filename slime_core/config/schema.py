@@ -5,7 +5,8 @@ defaults are THUDM/slime's; a default that differs says so here:
 
 - `update_weight_transport` is "auto" (THUDM/slime: "nccl", which colocated runs turn into tensor handles);
 - `distributed_backend` is "auto" (nccl on CUDA, gloo on CPU);
-- `rollout_function_path`, `data_source_path` are None, which means the built-in stage.
+- `rollout_function_path`, `data_source_path` are None, which means the built-in stage;
+- `use_tensorboard` is None, which means where tensorboard is installed.
 
 `Args` alone checks single values. Files, environment, flags and rules between values are `settings.load_settings`.
 """

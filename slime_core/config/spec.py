@@ -139,8 +139,10 @@ def switched_off() -> dict[str, str]:
 
 @cache
 def respelled() -> dict[str, str]:
-    """Key or variable -> attribute, for settings that are not spelled as their attribute is."""
-    return {s.spelling.name.replace("-", "_"): s.name for s in flag_specs().values() if s.spelling.name}
+    """Key or variable -> attribute, for settings that are not spelled as their attribute is, or not only so."""
+    specs = flag_specs().values()
+    others = [(name, s.name) for s in specs for name in (s.spelling.name, *s.spelling.also) if name]
+    return {name.replace("-", "_"): attribute for name, attribute in others}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

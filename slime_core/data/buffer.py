@@ -13,12 +13,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from slime_core.buffer import BufferBase
+from slime_core.data.reuse import Reuse
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.fan_out import executions
 from slime_core.plugins.boundary import user_code
+from slime_core.plugins.signatures import construct, positional_names, signature_of
 from slime_core.protocols import BufferFilter, GroupBuffer
 from slime_core.types import Group, Sample, SampleStatus
 
+_THREE = ("args", "buffer", "num_samples")
 TERMINAL = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.FAILED)
 
 
@@ -32,15 +35,16 @@ def is_finished(group: Group) -> bool:
 
 def resolve_buffer(args: Any) -> BufferFilter | GroupBuffer:
     """The `buffers` plugin of `--buffer-filter-path`, "fifo" without one; a class is built. Raises PluginError."""
+    from slime_core.plugins.options import option_name
     from slime_core.plugins.resolve import resolve
-    from slime_core.plugins.signatures import construct
 
     name = _name(args)
-    found = resolve("buffers", name, origin="--buffer-filter-path").obj
+    resolved = resolve("buffers", name, origin="--buffer-filter-path")
+    found = resolved.obj
     if not inspect.isclass(found):
         return found  # type: ignore[no-any-return]
     with _blamed(name):
-        return construct(found, args)  # type: ignore[no-any-return]
+        return construct(found, args, name=option_name(resolved.ref))  # type: ignore[no-any-return]
 
 
 class SampleBuffer:
@@ -51,8 +55,9 @@ class SampleBuffer:
         self._name = _name(args)
         self._group_size = group_size
         whole: Any = plugin
-        is_buffer = not inspect.isfunction(whole) and callable(getattr(whole, "take", None))
-        self._plugin: Any = whole if is_buffer else FilteredList(args, whole, self._name)
+        self._plugin: Any = whole
+        if inspect.isfunction(whole) or not callable(getattr(whole, "take", None)):
+            self._plugin = _around_function(args, whole, self._name)
 
     def __len__(self) -> int:
         return len(self._plugin)
@@ -160,6 +165,14 @@ class SampleBuffer:
 
     def _calling(self) -> AbstractContextManager[None]:
         return _blamed(self._name)
+
+
+def _around_function(args: Any, function: Callable[..., Any], name: str) -> BufferBase:
+    """A function with `rollout_id` chooses among groups that wait; one of three arguments, samples to use again."""
+    signature = signature_of(function)
+    if signature is None or len(positional_names(signature)) != len(_THREE):
+        return FilteredList(args, function, name)
+    return Reuse(args, function, f"--buffer-filter-path {name!r}")
 
 
 class FilteredList(BufferBase):

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import weakref
+from array import array
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
 
 from slime_core.errors import DataError
 
@@ -63,12 +65,13 @@ def split_path(spec: str) -> tuple[Path, slice]:
     return Path(match["path"]), slice(bounds[0], bounds[1])
 
 
-def open_rows(spec: str | Path, origin: str = "--prompt-data") -> Rows:
+def open_rows(spec: str | Path, origin: str = "--prompt-data", *, stream: bool = False) -> Rows:
     """Open `path.jsonl`, `path.parquet` or a slice `path@[a:b]` of one, and check its first and last row.
 
     Args:
         spec: One file; several files are joined beforehand (`cat a.jsonl b.jsonl`).
         origin: The setting that named the file, for messages.
+        stream: Look through a JSONL file only as far as rows are asked for; its last row is not checked.
 
     Raises:
         DataError: No such file, no rows, a format that is not read, or a malformed first or last row.
@@ -88,12 +91,21 @@ def open_rows(spec: str | Path, origin: str = "--prompt-data") -> Rows:
         raise DataError(
             f"{origin} {spec}: cannot read {path.suffix or 'a file without suffix'}; use .jsonl or .parquet"
         )
+    if stream and reader is JsonlRows:
+        if rows_slice != slice(None):
+            raise DataError(f"{origin} {spec}: --streaming-data reads whole files; leave one of the two out")
+        reader = StreamedRows
     rows = reader(path, rows_slice)
-    if len(rows) == 0:
+    if not has_row(rows, 0):
         raise DataError(f"{origin} {spec}: no rows")
-    for index in {0, len(rows) - 1}:
+    for index in {0} if isinstance(rows, StreamedRows) else {0, len(rows) - 1}:
         rows[index]
     return rows
+
+
+def has_row(rows: Rows, index: int) -> bool:
+    """Whether there is a row of that number; looks no further into a file that is streamed."""
+    return rows.reaches(index) if isinstance(rows, StreamedRows) else index < len(rows)
 
 
 class JsonlRows:
@@ -105,7 +117,7 @@ class JsonlRows:
         start, stop, _ = rows_slice.indices(len(starts) - 1)
         self._starts = starts[start : max(start, stop) + 1].copy()
         self._file = os.open(path, os.O_RDONLY)
-        self._close = weakref.finalize(self, os.close, self._file)
+        self._close = weakref.finalize(self, _close, self._file, None)
 
     @property
     def starts(self) -> Offsets:
@@ -152,6 +164,57 @@ class JsonlRows:
         self._close()
 
 
+class StreamedRows(JsonlRows):
+    """A JSONL file whose lines are found as rows are asked for; `len` looks for all that are left."""
+
+    def __init__(self, path: Path, rows_slice: slice = slice(None)) -> None:
+        assert rows_slice == slice(None)
+        self.path = path
+        self._found = array("q")
+        """Byte offset of each row found so far, and of the end once that is known."""
+        self._complete = False
+        self._lock = threading.Lock()
+        self._scan = open(path, "rb")  # noqa: SIM115  # closed by `close`
+        self._file = os.open(path, os.O_RDONLY)
+        self._close = weakref.finalize(self, _close, self._file, self._scan)
+
+    @property
+    def starts(self) -> Offsets:
+        """[rows + 1] byte offsets of the rows, and of the end."""
+        import numpy as np
+
+        self._find(None)
+        return np.array(self._found, dtype=np.int64)
+
+    def reaches(self, index: int) -> bool:
+        """Whether there is such a row."""
+        self._find(index)
+        return index < len(self._found) - 1
+
+    def _find(self, index: int | None) -> None:
+        """Look at lines until the row's end is known; None: to the file's end."""
+        with self._lock:
+            while not self._complete and (index is None or len(self._found) < index + 2):
+                at = self._scan.tell()
+                line = self._scan.readline()
+                self._complete = not line
+                if not line or line.strip():
+                    self._found.append(at)
+
+    def __len__(self) -> int:
+        self._find(None)
+        return len(self._found) - 1
+
+    def _span(self, index: int) -> tuple[int, int]:
+        if index < 0 or not self.reaches(index):
+            raise IndexError(f"row {index} of {len(self)}")
+        return self._found[index], self._found[index + 1]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a resumed run compares; the rows are not counted for it."""
+        return _fingerprint(self.path, None)
+
+
 class ParquetRows:
     """Rows of a parquet file; decoded row groups are kept up to 256 MiB, least recently used first out."""
 
@@ -164,6 +227,7 @@ class ParquetRows:
             self._group_ends.append((self._group_ends or [0])[-1] + meta.row_group(group).num_rows)
         self._range = range(meta.num_rows)[rows_slice]
         self._cache: OrderedDict[int, Any] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._range)
@@ -176,7 +240,9 @@ class ParquetRows:
         row = self._range[index]
         group = bisect_right(self._group_ends, row)
         start = self._group_ends[group - 1] if group else 0
-        return dict(self._table(group, index).slice(row - start, 1).to_pylist()[0])
+        with self._lock:
+            table = self._table(group, index)
+        return dict(table.slice(row - start, 1).to_pylist()[0])
 
     def _table(self, group: int, index: int) -> Any:
         """The decoded row group, from the cache or the file."""
@@ -238,7 +304,13 @@ def _line_starts(path: Path) -> Offsets:
     return np.concatenate([*parts, np.array([base], dtype=np.int64)])
 
 
-def _fingerprint(path: Path, num_rows: int) -> dict[str, Any]:
+def _close(file: int, scan: BinaryIO | None) -> None:
+    os.close(file)
+    if scan is not None:
+        scan.close()
+
+
+def _fingerprint(path: Path, num_rows: int | None) -> dict[str, Any]:
     size = path.stat().st_size
     digest = hashlib.sha256()
     with open(path, "rb") as file:

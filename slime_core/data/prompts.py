@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.data.buffer import SampleBuffer, resolve_buffer
-from slime_core.data.dataset import Rows, open_rows
+from slime_core.data.dataset import Rows, has_row, open_rows
 from slime_core.data.ledger import PassedRow
+from slime_core.data.read_ahead import Place, ReadAhead
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import CheckpointError, ConfigError, DataError
@@ -55,7 +56,9 @@ class DatasetSource:
         """Prompts left out for their length, over the run."""
         self._passed: list[PassedRow] | None = None
         """Rows that the cursor has passed since the last `take_passed_rows`; None: nobody asks."""
-        self._order: tuple[int, NDArray[Any] | None] = (-1, None)
+        self._orders: dict[int, NDArray[Any]] = {}
+        """Of the epochs that rows are read from."""
+        self._ahead: ReadAhead | None = None
         plugin = resolve_buffer(args) if buffer_filter is None else buffer_filter
         self.buffer = SampleBuffer(args, self.group_size, plugin)
         if getattr(args, "rollout_global_dataset", True):
@@ -65,9 +68,22 @@ class DatasetSource:
         self.rows = self.open_rows()
         if self.tokenizer is None:
             self.tokenizer = load_tokenizer(self.args.hf_checkpoint)
-        self._reader = PromptReader(self.rows, self.tokenizer, Columns.of_run(self.args), self._named)
-        for index in {0, len(self.rows) - 1}:
+        columns, name = Columns.of_run(self.args), self._named
+        self._reader = PromptReader(self.rows, self.tokenizer, columns, name)
+        for index in {0} if self._streams else {0, len(self.rows) - 1}:
             self._reader.read(index)
+        workers = getattr(self.args, "num_data_workers", 0)
+        if workers:
+            rows, tokenizer = self.rows, self.tokenizer
+            self._ahead = ReadAhead(
+                lambda: PromptReader(rows, copy.deepcopy(tokenizer), columns, name).read,
+                workers,
+                window=max(2 * (self.args.rollout_batch_size or 1), 2 * workers),
+            )
+
+    @property
+    def _streams(self) -> bool:
+        return bool(getattr(self.args, "streaming_data", False))
 
     def open_rows(self) -> Rows:
         """The rows of `--prompt-data`; a subclass may have them from elsewhere. Raises ConfigError, DataError."""
@@ -75,7 +91,7 @@ class DatasetSource:
             raise ConfigError(
                 "--prompt-data is not set; name a .jsonl or .parquet file, or --disable-rollout-global-dataset"
             )
-        return open_rows(self.args.prompt_data)
+        return open_rows(self.args.prompt_data, stream=self._streams)
 
     @property
     def _named(self) -> str:
@@ -119,16 +135,15 @@ class DatasetSource:
         if self._reader is None:
             return Sample()
         too_long = declined = 0
-        while too_long < len(self):
-            row = self._advance()
-            sample = self._reader.read(row)
+        while self._has(too_long):
+            row, sample = self._advance()
             if sample is None:
                 too_long += 1
                 self.num_skipped += 1
                 self._pass(row, reason="too long")
                 continue
             too_long, sample.row = 0, row
-            if self.buffer.wants(sample) or declined >= len(self):
+            if self.buffer.wants(sample) or not self._has(declined):
                 return sample
             declined += 1
             self._pass(row, reason="declined by the buffer")
@@ -137,18 +152,34 @@ class DatasetSource:
             f" --rollout-max-prompt-len {self.args.rollout_max_prompt_len} tokens"
         )
 
-    def _advance(self) -> int:
-        """Move the cursor by one row; the row's index in the file's order."""
-        if self._offset == len(self):
-            self._epoch, self._offset = self._epoch + 1, 0
-        position = self._offset
-        self._offset += 1
+    def _has(self, index: int) -> bool:
+        """Whether an epoch has so many rows and one more."""
+        return self.rows is not None and has_row(self.rows, index)
+
+    def _advance(self) -> tuple[int, Sample | None]:
+        """Move the cursor by one row; the row's index in the file's order, and its sample."""
+        assert self._reader is not None
+        (epoch, position), row = next(self._upcoming())
+        sample = self._reader.read(row) if self._ahead is None else self._ahead.take(self._upcoming())
+        self._epoch, self._offset = epoch, position + 1
+        return row, sample
+
+    def _upcoming(self) -> Iterator[tuple[Place, int]]:
+        """The rows from the cursor on, without end: (epoch, position in its order), and index in the file's order."""
+        epoch, position = self._epoch, self._offset
+        while True:
+            if not self._has(position):
+                epoch, position = epoch + 1, 0
+            yield (epoch, position), self._row_at(epoch, position)
+            position += 1
+
+    def _row_at(self, epoch: int, position: int) -> int:
         if not getattr(self.args, "rollout_shuffle", False):
             return position
-        if self._order[0] != self._epoch:
-            self._order = (self._epoch, epoch_order(len(self), self.args.rollout_seed, self._epoch))
-        assert self._order[1] is not None
-        return int(self._order[1][position])
+        if epoch not in self._orders:
+            self._orders = {e: order for e, order in self._orders.items() if e >= self._epoch}
+            self._orders[epoch] = epoch_order(len(self), self.args.rollout_seed, epoch)
+        return int(self._orders[epoch][position])
 
     def _number(self, prompt: Sample) -> Group:
         group = [copy.deepcopy(prompt) for _ in range(self.group_size - 1)] + [prompt]
@@ -177,9 +208,15 @@ class DatasetSource:
         return {
             "epoch": self._epoch,
             "offset": self._offset,
-            "num_rows": len(self),
+            "num_rows": self._num_known(),
             "next_group_index": self._next_group,
         }
+
+    def _num_known(self) -> int:
+        """Rows of an epoch; where the file is streamed, at least one more than were drawn, if there are any left."""
+        if not self._streams or self._epoch or not self._has(self._offset):
+            return len(self)
+        return self._offset + 1
 
     @property
     def replays(self) -> bool | int:
@@ -254,6 +291,8 @@ class DatasetSource:
 
     def close(self) -> None:
         """Close the data file."""
+        if self._ahead is not None:
+            self._ahead.close()
         if self.rows is not None:
             self.rows.close()
 
@@ -324,6 +363,8 @@ def _check_unchanged(then: Mapping[str, Any] | None, now: Mapping[str, Any] | No
         "shuffle": "--rollout-shuffle",
         "seed": "--rollout-seed",
     }
+    if None in (then.get("num_rows"), now.get("num_rows")):
+        del names["num_rows"]  # a streamed file's are not counted
     if then.get("shuffle") != now.get("shuffle"):
         del names["seed"]  # only a shuffled order has one
     changed = [f"{names[k]} was {then.get(k)}, is {now.get(k)}" for k in names if then.get(k) != now.get(k)]

@@ -6,6 +6,7 @@ command here, with one line that says which setting it came from.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from slime_core.config import Settings
 from slime_core.config.role_settings import role_overrides
 from slime_core.config.spec import flag_specs
 from slime_core.data.dumps import SavedRollout, UnusedSource
+from slime_core.data.flat_source import FlatSource, is_flat
 from slime_core.data.tools import AUTO, run_tools
 from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.images import check_images
@@ -24,8 +26,9 @@ from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.answers import named_extractor
+from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import Resolved, absolute_spec
-from slime_core.plugins.signatures import declared
+from slime_core.plugins.signatures import construct, declared
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks, SampleHook
 
@@ -107,7 +110,7 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
         ConfigError: No reward function is set and the rollout needs one.
     """
     r = Resolver(settings)
-    parts = Components(data_source=r.setting("data_sources", "data_source_path"))
+    parts = Components(data_source=_data_source(r))
     parts.rollout_function = r.function("rollouts", "rollout_function_path")
     parts.eval_function = r.function("rollouts", "eval_function_path") or parts.rollout_function
     parts.user = _rollout_hooks(r, parts.rollout_function)
@@ -151,6 +154,14 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
     check_images(settings, parts, generators)
     parts.resolved = r.used
     return parts, r
+
+
+def _data_source(r: Resolver) -> Callable[[Any], Any]:
+    """What makes the data source of the settings."""
+    found, name = r.setting("data_sources", "data_source_path"), option_name(r.used[-1].ref)
+    if is_flat(found):
+        return functools.partial(FlatSource, cls=found, name=name)
+    return functools.partial(construct, found, name=name) if inspect.isclass(found) else found
 
 
 def _rollout_hooks(r: Resolver, rollout_function: Any) -> RolloutHooks:

@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from slime_core.data.dataset import open_rows
+from slime_core.data.dataset import has_row, open_rows
 from slime_core.data.dumps import check_saved
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer, render_messages
@@ -96,7 +96,9 @@ def _data(run: Prepared) -> tuple[Sample | None, list[Finding]]:
     sets += [(d.path, Columns.of_eval(d), f"evaluation data set {d.name!r}") for d in args.eval_datasets or []]
     for path, columns, origin in sets:
         try:
-            sample, said = _rows(path, columns, origin, tokenizer, decoder_shape(args.hf_checkpoint).vocab_size)
+            vocab_size, stream = decoder_shape(args.hf_checkpoint).vocab_size, args.streaming_data
+            stream = stream and origin == "--prompt-data"
+            sample, said = _rows(path, columns, origin, tokenizer, vocab_size, stream=stream)
         except SlimeError as error:
             text = str(error)
             said = [Finding("data", Level.ERROR, text if text.startswith(origin) else f"{origin}: {text}")]
@@ -107,12 +109,13 @@ def _data(run: Prepared) -> tuple[Sample | None, list[Finding]]:
 
 
 def _rows(
-    spec: str, columns: Columns, origin: str, tokenizer: Any, vocab_size: int
+    spec: str, columns: Columns, origin: str, tokenizer: Any, vocab_size: int, *, stream: bool
 ) -> tuple[Sample | None, list[Finding]]:
     """Read rows spread over the data set. Raises DataError for one that cannot be used."""
-    rows = open_rows(spec, origin)
+    rows = open_rows(spec, origin, stream=stream)
     try:
-        reader, total = PromptReader(rows, tokenizer, columns, spec), len(rows)
+        reader = PromptReader(rows, tokenizer, columns, spec)
+        total = sum(has_row(rows, i) for i in range(ROWS_READ)) if stream else len(rows)
         step = max(1, total // ROWS_READ)
         read = [(i, reader.read(i)) for i in sorted({*range(0, total, step), total - 1})]
         foreign = [(i, s) for i, s in read if s is not None and any(t >= vocab_size for t in s.tokens)]
@@ -120,7 +123,7 @@ def _rows(
     finally:
         rows.close()
     usable = [sample for _, sample in read if sample is not None]
-    shown = f"{origin} {spec}: {total} rows, {len(read)} read"
+    shown = f"{origin} {spec}: {'streamed' if stream else f'{total} rows'}, {len(read)} read"
     if foreign:
         return None, [Finding("data", Level.ERROR, f"{where}: token ids beyond the model's vocabulary of {vocab_size}")]
     if not usable:

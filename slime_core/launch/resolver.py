@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config import Settings
+from slime_core.errors import ConfigError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.boundary import guarded
-from slime_core.plugins.resolve import Resolved, absolute_spec, resolve
+from slime_core.plugins.kind import BUILT_BY_NAME
+from slime_core.plugins.kinds import kind_of
+from slime_core.plugins.options import option_name
+from slime_core.plugins.resolve import Resolved, absolute_spec, resolve, with_list_function
+from slime_core.plugins.signatures import constructor_values
 from slime_core.plugins.workers.pool import WorkerPool
 
 DEFAULTS = {
@@ -74,6 +80,11 @@ class Resolver:
     def spec(self, kind: str, spec: str, origin: str) -> Resolved:
         """Resolve and remember."""
         resolved = resolve(kind, spec, origin=origin)
+        if inspect.isclass(resolved.obj) and kind_of(kind).construct is BUILT_BY_NAME:
+            try:
+                constructor_values(resolved.obj, self.args, name=option_name(resolved.ref), dataset=None)
+            except ConfigError as error:
+                raise ConfigError(f"{origin}: {error}") from None
         self.used.append(resolved)
         self.asked.append(Asked(kind, spec, origin))
         return resolved
@@ -81,6 +92,8 @@ class Resolver:
     def reward(self, spec: str, origin: str = "sample.custom_rm_path") -> RewardCaller:
         """A reward function ready to be called."""
         spec = absolute_spec(spec)
+        if self.args.group_rm:
+            spec = with_list_function("rewards", spec, origin)
         resolved = self.spec("rewards", spec, origin)
         caller = RewardCaller(resolved, self.args, workers=self.workers, spec=spec, group=self.args.group_rm)
         for member in caller.members:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.checkpoint.sources import source_in
+from slime_core.checkpoint.sources import required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.errors import CheckpointError
 from slime_core.launch.journal import Journal
@@ -34,7 +34,7 @@ def commit_to_resume(args: Any) -> Path | None:
 def named_commit(args: Any) -> Path | None:
     """`commit_to_resume` without a word."""
     if not args.load:
-        return None
+        return _initial(args)
     if not is_checkpoint(args.load) and (source := source_in(Path(args.load))) is not None:
         if args.ckpt_step is not None:
             raise CheckpointError(f"--ckpt-step {args.ckpt_step}: --load {args.load} is {source}, which has no steps")
@@ -44,7 +44,15 @@ def named_commit(args: Any) -> Path | None:
     own = {Path(p).resolve() for p in (args.save, args.run_dir) if p}
     if commit is None and (Path(args.load).resolve() not in own or args.ckpt_step is not None):
         raise CheckpointError(no_checkpoint(args.load))
-    return commit
+    return _initial(args) if commit is None else commit
+
+
+def _initial(args: Any) -> Path | None:
+    """Where `--initial-megatron-checkpoint` has weights to start from, and nothing else."""
+    if not args.initial_megatron_checkpoint:
+        return None
+    args.finetune = True
+    return required_source(args.initial_megatron_checkpoint, None, cite="--initial-megatron-checkpoint").directory
 
 
 def first_rollout(args: Any, commit: Path | None) -> int:

@@ -50,6 +50,15 @@ def check_starting_points(settings: Settings, trainer: Any, *, may_come: bool) -
             raise ConfigError(str(error)) from error
         _check_format(settings, name, source, trainer)
         told.append(f"{role}: weights of {source.directory}, {source}")
+    if args.initial_megatron_checkpoint and not may_come:
+        cited = settings.cite("initial_megatron_checkpoint")
+        try:
+            _check_format(
+                settings, "initial_megatron_checkpoint",
+                required_source(args.initial_megatron_checkpoint, None, cite=cited), trainer,
+            )  # fmt: skip
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from error
     loaded = _of_load(settings)
     if loaded is not None:
         _check_format(settings, "load", loaded, trainer)

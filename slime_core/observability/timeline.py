@@ -39,7 +39,7 @@ _BUFFER_BYTES = 64 << 10
 _FLUSH_EVERY = 1.0
 """Seconds."""
 SETTINGS = (
-    "async_buffer_size", "async_mode", "async_training", "colocate", "eval_interval", "global_batch_size",
+    "async_buffer_groups", "async_mode", "async_training", "colocate", "eval_interval", "global_batch_size",
     "max_staleness", "n_samples_per_prompt", "num_rollout", "over_sampling_batch_size", "partial_rollout",
     "rollout_batch_size", "rollout_max_response_len", "rollout_num_gpus", "rollout_num_gpus_per_engine",
     "save_interval", "sglang_server_concurrency", "staleness_max_retries", "staleness_policy",

@@ -134,7 +134,7 @@ def schedule_in_words(args: Any) -> list[str]:
             "samples are one weight version old, the first rollout's none",
             *partial,
         ]
-    size = args.async_buffer_size or args.rollout_batch_size
+    size = args.async_buffer_groups or args.rollout_batch_size
     lines = [
         f"fully asynchronous: generation stops when {size} finished groups wait; in-flight updates {every}",
     ]

@@ -40,7 +40,7 @@ class Plan:
     concurrency: int = 512
     """Samples in flight at most (`--sglang-server-concurrency`)."""
     buffer: int | None = None
-    """`--async-buffer-size`; None: `rollout_batch_size`."""
+    """`--async-buffer-groups`; None: `rollout_batch_size`."""
     push_interval: int = 1
     """`--update-weights-interval`."""
     staleness: int | None = None

@@ -14,26 +14,31 @@ import logging
 import math
 import os
 import pickle
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import awaited, contained
+from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import Resolved
 from slime_core.plugins.signatures import (
+    asks_by_name,
     construct,
     declared,
     is_async,
-    is_batch_reward,
     positional_names,
     signature_of,
+    takes_list,
+    unbound,
 )
 from slime_core.plugins.workers.calls import Component
-from slime_core.plugins.workers.execution import Slots, deadline, execution_of
+from slime_core.plugins.workers.execution import LOAD_DEADLINE, Slots, deadline, execution_of
 from slime_core.plugins.workers.threads import AbandonableThreadPool
 from slime_core.plugins.workers.watch import watched, watching
 from slime_core.protocols import Args, GenerateContext, Reward
 from slime_core.types import Sample
+from slime_core.waits import waiting
 
 if TYPE_CHECKING:
     from slime_core.plugins.workers.pool import WorkerPool
@@ -84,8 +89,14 @@ class RewardCaller:
         Raises:
             PluginError: The component declares an `execution` there is not, or cannot be built.
         """
-        obj = construct(reward.obj, args) if inspect.isclass(reward.obj) else reward.obj
         self.label = reward.ref.label
+        obj = reward.obj
+        self._build: _BuiltOnce | None = None
+        if inspect.isclass(obj):
+            build = functools.partial(construct, obj, args, name=option_name(reward.ref))
+            # What asks for a path of weights or the like is a model: built when first called, and only here.
+            self._build = _BuiltOnce(build, self.label) if asks_by_name(obj) and not inline else None
+            obj = obj if self._build else build()
         self.args = args
         self._under = functools.partial(RewardCaller, reward, workers=workers, spec=spec, inline=inline, group=group)
         self.spec = spec or reward.ref.prefix + reward.ref.name
@@ -94,8 +105,10 @@ class RewardCaller:
         """Rewards that this one is made of, as it resolved them."""
         self._scores_texts = callable(getattr(obj, "compute_reward", None))
         function: Callable[..., Any] = obj.compute_reward if self._scores_texts else obj
+        if self._build is not None:
+            function = unbound(obj, "compute_reward" if self._scores_texts else "__call__")
         self._function = function
-        self.batched: bool = group or self._scores_texts or is_batch_reward(function)
+        self.batched: bool = group or self._scores_texts or _scores_lists(function)
         """True: one call scores a list. False: the rollout may score every sample as soon as it is generated."""
         self.scores_groups: bool = group or bool(getattr(obj, "scores_groups", False))
         """True: the list must be the whole group, since scores depend on each other."""
@@ -110,13 +123,14 @@ class RewardCaller:
         """"inline", "thread", "process" or "async" (see `execution`); "here" in a worker."""
         self.component = Component(self.spec, group)
         if not inline:
-            default = "thread" if self._workers is None else "process"
+            default = "thread" if self._workers is None or self._build is not None else "process"
             self.execution = execution_of(obj, self.label, is_async=is_async(function), default=default)
             if self.execution == "process" and self._workers is None:
                 self.execution = "async" if is_async(function) else "thread"
             if self.execution == "process":
                 del obj, function
                 self._function = _elsewhere  # what a class built here is let go; every worker builds its own
+                self._build = None
 
     def under(self, args: Args) -> RewardCaller:
         """The same reward under settings that differ from its own in `plugins`. Raises as building it does."""
@@ -167,6 +181,9 @@ class RewardCaller:
         return [self._checked(value, sample, evaluation) for value, sample in zip(values, samples)]
 
     async def _call(self, *args: Any, **keywords: Any) -> Any:
+        if self._build is not None:
+            found = await self._build.built()
+            self._function = found.compute_reward if self._scores_texts else found
         call = functools.partial(contained, self.label, functools.partial(self._function, *args, **keywords))
         if self.execution == "here":
             value = call()
@@ -240,8 +257,34 @@ class RewardCaller:
         return float(value)
 
 
+class _BuiltOnce:
+    """An object that is built on a thread when first asked for; whoever asks meanwhile waits."""
+
+    def __init__(self, build: Callable[[], Any], label: str) -> None:
+        self._build, self._label = build, label
+        self._lock = threading.Lock()
+        self._object: Any = None
+
+    async def built(self) -> Any:
+        """The object. Raises as building it does, and DeadlineExceeded."""
+        if self._object is None:
+            with waiting(f"the building of {self._label}", deadline=LOAD_DEADLINE, then="the sample fails"):
+                async with deadline(LOAD_DEADLINE, "the limit of building it,"):
+                    await _THREADS.call(self._once)
+        return self._object
+
+    def _once(self) -> None:
+        with self._lock:
+            if self._object is None:
+                self._object = self._build()
+
+
 def _elsewhere(*args: Any, **keywords: Any) -> Any:
     raise AssertionError("this reward runs in worker processes")
+
+
+def _scores_lists(function: Callable[..., Any]) -> bool:
+    return bool(getattr(function, "scores_groups", False)) or takes_list(function)
 
 
 def _takes_one_sample(function: Callable[..., Any]) -> bool:
@@ -256,7 +299,9 @@ class GenerateCaller:
     def __init__(self, generator: Resolved) -> None:
         self.label = generator.ref.label
         self._function: Callable[..., Any] = generator.obj
-        self._keywords = declared(self._function, ("evaluation", "context"))
+        self._takes_list = takes_list(self._function)
+        offered = ("evaluation", "context", *(("sampling_params",) if self._takes_list else ()))
+        self._keywords = declared(self._function, offered)
         self.takes_context = "context" in self._keywords
         """False: the function reaches the engine, if at all, through `args.sglang_router_ip` and `_port`."""
         self.uses_environment = bool(getattr(self._function, "uses_environment", False))
@@ -295,9 +340,11 @@ class GenerateCaller:
             PluginError: The function returned something else than a sample or a non-empty list of samples.
             Exception: Whatever the function raised.
         """
-        offered = {"evaluation": evaluation, "context": context}
+        offered = {"evaluation": evaluation, "context": context, "sampling_params": dict(sampling_params)}
         keywords = {name: offered[name] for name in self._keywords}
-        call = functools.partial(self._function, args, sample, dict(sampling_params), **keywords)
+        # One sample in the list: its deadline, its failure and its place at the engine stay its own.
+        given = ([sample],) if self._takes_list else (sample, dict(sampling_params))
+        call = functools.partial(self._function, args, *given, **keywords)
         result = contained(self.label, call)
         if inspect.isawaitable(result):
             result = await awaited(self.label, result)

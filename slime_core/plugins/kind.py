@@ -58,3 +58,5 @@ class Kind:
 
 
 BUILT_FROM_ARGS = Call(("args",), "(args)")
+BUILT_BY_NAME = Call(("args",), "(args)")
+"""A constructor may ask for more than the settings (`signatures.construct`)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_core.plugins.kind import BUILT_FROM_ARGS, Call, Kind
+from slime_core.plugins.kind import BUILT_BY_NAME, BUILT_FROM_ARGS, Call, Kind
 
 _SINGLE_REWARD = Call(("args", "sample"), "(args, sample[, evaluation], **kwargs) -> float", keywords=("evaluation",))
 _BATCH_REWARD = Call(
@@ -24,7 +24,7 @@ GENERATION = (
                 ("prompts", "responses"), "(self, prompts, responses) -> list[float]", keywords=("evaluation",)
             )
         },
-        construct=BUILT_FROM_ARGS,
+        construct=BUILT_BY_NAME,
         prefixes={"boxed_": "slime_core.plugins.boxed:boxed"},
     ),
     Kind(
@@ -37,6 +37,13 @@ GENERATION = (
                 ("args", "sample", "sampling_params"),
                 "async (args, sample, sampling_params[, evaluation][, context]) -> Sample | list[Sample]",
                 keywords=("evaluation", "context"),
+                awaited=True,
+            ),
+            Call(
+                ("args", "samples"),
+                "async (args, samples[, sampling_params][, evaluation][, context]) -> list[Sample]",
+                keywords=("sampling_params", "evaluation", "context"),
+                marker="samples",
                 awaited=True,
             ),
         ),
@@ -70,7 +77,7 @@ GENERATION = (
             "step": Call(("action",), "(self, action[, turn]) -> slime_core.Step", keywords=("turn",)),
             "close": Call((), "(self) -> None"),
         },
-        construct=BUILT_FROM_ARGS,
+        construct=BUILT_BY_NAME,
     ),
     Kind(
         name="buffers",
@@ -82,6 +89,7 @@ GENERATION = (
                 ("args", "rollout_id", "buffer", "num_samples"),
                 "(args, rollout_id, buffer, num_samples) -> list[Group]",
             ),
+            Call(("args", "buffer", "num_samples"), "(args, buffer, num_samples) -> list[Sample]"),
         ),
         methods={
             "begin_rollout": Call(("rollout_id", "weight_version"), "(self, rollout_id, weight_version) -> None"),
@@ -93,7 +101,7 @@ GENERATION = (
             "state_dict": Call((), "(self) -> dict"),
             "load_state_dict": Call(("state",), "(self, state) -> None"),
         },
-        construct=BUILT_FROM_ARGS,
+        construct=BUILT_BY_NAME,
     ),
     Kind(
         name="filters",
@@ -111,7 +119,7 @@ GENERATION = (
             "get_samples": Call(("num_samples",), "(self, num_samples) -> list[Group]"),
             "add_samples": Call(("samples",), "(self, samples) -> None"),
         },
-        construct=BUILT_FROM_ARGS,
+        construct=BUILT_BY_NAME,
     ),
     Kind(
         name="rollouts",

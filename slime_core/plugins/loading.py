@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,19 +112,33 @@ def attribute(module: ModuleType, dotted: str, subject: str) -> Any:
         ) from error
 
 
-def canonical_attribute(module: ModuleType, kind: Kind, subject: str) -> Any:
-    """The object of a `file.py` spec: the kind's canonical name, else the only public callable.
+def canonical_attribute(
+    module: ModuleType, kind: Kind, subject: str, fits: Callable[[Any], bool] = lambda _: True
+) -> Any:
+    """The object of a `file.py` spec: what is named like the file, or the kind's name, else the only one that fits.
+
+    Args:
+        module: The file's.
+        kind: Says the names, each also with `custom_` before it.
+        subject: Begins the error messages.
+        fits: Whether an object can be called as its kind is; helpers beside a function of another name cannot.
 
     Raises:
         PluginNotFoundError: There is none, or more than one candidate; the message lists them.
     """
-    for name in kind.canonical:
-        if hasattr(module, name):
-            return getattr(module, name)
     candidates = public_callables(module)
-    if len(candidates) == 1:
-        return getattr(module, candidates[0])
     file = module.__file__ or module.__name__
+    stem = Path(file).stem
+    own = [stem] if stem in candidates else []
+    customs = [f"custom_{name}" for name in (*kind.canonical, kind.singular)]
+    named = [name for name in (*own, *customs, *kind.canonical) if hasattr(module, name)]
+    fitting = [name for name in candidates if fits(getattr(module, name))]
+    # A helper may have such a name; but where nothing fits, what is named right is what the message should be about.
+    for name in [n for n in named if fits(getattr(module, n))] or named:
+        return getattr(module, name)
+    for names in (candidates, fitting):
+        if len(names) == 1:
+            return getattr(module, names[0])
     wanted = " or ".join(kind.canonical[:2])
     if not candidates:
         raise PluginNotFoundError(f"{subject}: {file} defines no public function or class; write one: {wanted}")

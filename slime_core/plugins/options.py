@@ -36,6 +36,8 @@ from slime_core.plugins.registry import ComponentRef, Registry
 
 logger = logging.getLogger(__name__)
 
+_SETTINGS = ("max_turns",)
+"""Options that are settings of the run, too; a plugin's own wins."""
 _PER_SAMPLE = ("rewards", "generators")
 """Kinds that a row of a data set, or a component that combines others, may name."""
 
@@ -61,6 +63,8 @@ def options(args: Any, name: str, model: type[Model]) -> Model:
         ConfigError: An option is missing or has a wrong value; a run has found that before it started.
     """
     given = (getattr(args, "plugins", None) or {}).get(name) or {}
+    settings = {key: getattr(args, key, None) for key in _SETTINGS}
+    given = {**{k: v for k, v in settings.items() if v is not None and k in _fields(model)}, **given}
     try:
         return model.model_validate(_known(model, given))
     except ValidationError as error:

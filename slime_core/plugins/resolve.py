@@ -34,11 +34,12 @@ from slime_core.plugins.loading import (
     import_file,
     import_module,
     load_ref,
+    public_callables,
     search_also,
 )
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef, Registry, normalized
-from slime_core.plugins.signatures import check_signature
+from slime_core.plugins.signatures import check_signature, fits, takes_list
 
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<attr>[A-Za-z_][\w.]*))?")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -128,11 +129,36 @@ def absolute_spec(spec: str, base: str | Path | None = None) -> str:
     return f"{path}:{match['attr']}" if match["attr"] else path
 
 
+def with_list_function(kind: str, spec: str, origin: str = "") -> str:
+    """The spec of a file, with the file's function of a list of samples where it has one and the spec names none.
+
+    Raises:
+        PluginNotFoundError: There is no such file.
+        PluginLoadError: Running it raised.
+    """
+    match = _FILE.fullmatch(absolute_spec(spec))
+    if match is None or match["attr"]:
+        return spec
+    row = kind_of(kind)
+    module = import_file(Path(match["file"]), _subject(row, spec, origin))
+
+    def scores_lists(found: Any) -> bool:
+        return not isinstance(found, type) and fits(row, found) and takes_list(found)
+
+    if not any(scores_lists(getattr(module, name)) for name in public_callables(module)):
+        return spec
+    chosen = canonical_attribute(module, row, _subject(row, spec, origin), scores_lists)
+    return f"{spec}:{chosen.__name__}" if scores_lists(chosen) else spec
+
+
 def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple[Any, ComponentRef]:
     subject = _subject(row, spec, origin)
     if match := _FILE.fullmatch(absolute_spec(spec)):
         module = import_file(Path(match["file"]), subject)
-        obj = attribute(module, match["attr"], subject) if match["attr"] else canonical_attribute(module, row, subject)
+        if match["attr"]:
+            obj = attribute(module, match["attr"], subject)
+        else:
+            obj = canonical_attribute(module, row, subject, lambda found: fits(row, found))
         return obj, _path_ref(row, spec, f"{match['file']}:{match['attr'] or getattr(obj, '__name__', '')}", module)
     ref = find(row.name, spec, origin=origin, registry=registry)
     if ref is None:

@@ -7,14 +7,16 @@ wrong: a second parameter named `samples` makes a reward a batch reward, whateve
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from slime_core.errors import PluginLoadError, PluginSignatureError, SlimeError
+from slime_core.errors import ConfigError, PluginLoadError, PluginSignatureError, SlimeError
 from slime_core.plugins.boundary import raised_at
+from slime_core.plugins.kind import BUILT_BY_NAME
 from slime_core.plugins.kinds import Call, Kind
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check_signature(kind: Kind, obj: Any, subject: str) -> None:
@@ -30,6 +32,15 @@ def check_signature(kind: Kind, obj: Any, subject: str) -> None:
         raise PluginSignatureError(f"{subject}: expected {' or '.join(_expected(kind))}; found {_describe(obj)}")
     else:
         check_call(kind.calls, obj, subject, extra=_class_forms(kind))
+
+
+def fits(kind: Kind, obj: Any) -> bool:
+    """Whether `check_signature` finds nothing."""
+    try:
+        check_signature(kind, obj, "")
+    except PluginSignatureError:
+        return False
+    return True
 
 
 def check_call(calls: Iterable[Call], function: Callable[..., Any], subject: str, *, extra: Iterable[str] = ()) -> None:
@@ -89,30 +100,92 @@ def is_async(function: Callable[..., Any]) -> bool:
     return any(word in annotation for word in ("Awaitable", "Coroutine", "Future", "Task["))
 
 
-def is_batch_reward(function: Callable[..., Any]) -> bool:
-    """True when a reward function takes a list of samples: `scores_groups`, or a parameter named `samples`."""
-    if getattr(function, "scores_groups", False):
-        return True
+def takes_list(function: Callable[..., Any]) -> bool:
+    """True for a function of a list of samples: it has a parameter named `samples`."""
     signature = signature_of(function)
     return signature is not None and "samples" in positional_names(signature)
 
 
-def construct(cls: type, args: Any) -> Any:
-    """`cls(args)`, or `cls()` for a class whose constructor takes nothing.
+_SETTINGS = ("arguments", "settings", "config", "cfg", "namespace", "opts", "")
+"""What a constructor calls the run's settings, underscores aside; any name that ends in "args" is one too."""
+_NOTHING = object()
+
+
+def construct(cls: type, args: Any, *, name: str = "", **offered: Any) -> Any:
+    """An object of a class whose constructor asks by parameter name for what it needs.
+
+    A parameter called `args` (or `config`, `settings`, ...) is the run's settings; one of `offered` is that object; any
+    other is looked up in `plugins.NAME`, then among the settings, where the keys of --custom-config-path are.
+
+    Args:
+        cls: The class.
+        args: The run's settings.
+        name: The component's key in `plugins`; a file's stem.
+        offered: Further objects, by parameter name.
 
     Raises:
+        ConfigError: A parameter without default was not given.
         PluginLoadError: The constructor raised; the message has its file and line.
         SlimeError: What the constructor raised on purpose.
     """
-    signature = signature_of(cls)
-    takes_args = signature is None or _can_bind(signature, 1)
+    positional, keywords = constructor_values(cls, args, name=name, **offered)
     try:
-        return cls(args) if takes_args else cls()
+        return cls(*positional, **keywords)
     except SlimeError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise PluginLoadError(f"building {cls.__name__} failed at {raised_at(error)}: {reason}") from error
+
+
+def constructor_values(cls: type, args: Any, *, name: str = "", **offered: Any) -> tuple[list[Any], dict[str, Any]]:
+    """What `construct` calls the class with. Raises ConfigError as it does; nothing is built."""
+    signature = signature_of(cls)
+    if signature is None:
+        return [args], {}
+    options = (getattr(args, "plugins", None) or {}).get(name) or {}
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for parameter in signature.parameters.values():
+        value = _constructor_value(parameter, args, options, offered)
+        if value is not _NOTHING:
+            if parameter.kind == inspect.Parameter.KEYWORD_ONLY:
+                keywords[parameter.name] = value
+            elif len(positional) == list(signature.parameters).index(parameter.name):
+                positional.append(value)
+            else:
+                keywords[parameter.name] = value  # after one that keeps its default
+        elif parameter.default is parameter.empty and parameter.kind not in _VARIABLE:
+            raise ConfigError(
+                f"{cls.__name__}{signature} needs {parameter.name!r}; type --set plugins.{name or 'NAME'}."
+                f"{parameter.name}=VALUE, or write {parameter.name}: VALUE into the file of --custom-config-path"
+            )
+    return positional, keywords
+
+
+def asks_by_name(cls: type) -> bool:
+    """Whether the constructor takes more than the run's settings, or nothing."""
+    signature = signature_of(cls)
+    parameters = signature.parameters.values() if signature else ()
+    return any(p.kind not in _VARIABLE and not _is_settings(p) and p.default is p.empty for p in parameters)
+
+
+def _constructor_value(
+    parameter: inspect.Parameter, args: Any, options: Mapping[str, Any], offered: Mapping[str, Any]
+) -> Any:
+    if parameter.name in offered:
+        return offered[parameter.name]
+    if _is_settings(parameter):
+        return args
+    if parameter.kind in _VARIABLE:
+        return _NOTHING
+    found = options.get(parameter.name, getattr(args, parameter.name, None))
+    return _NOTHING if found is None else found
+
+
+def _is_settings(parameter: inspect.Parameter) -> bool:
+    plain = parameter.name.strip("_")
+    return parameter.kind != inspect.Parameter.VAR_KEYWORD and (plain.endswith("args") or plain in _SETTINGS)
 
 
 def _check_class(kind: Kind, obj: Any, subject: str) -> None:
@@ -121,24 +194,24 @@ def _check_class(kind: Kind, obj: Any, subject: str) -> None:
     missing = [name for name in kind.methods if not callable(getattr(obj, name, None))]
     if missing:
         if is_class and kind.calls and _instances_callable(obj):
-            check_call(kind.calls, _unbound(obj, "__call__"), f"{subject}: {where}.__call__", extra=_class_forms(kind))
+            check_call(kind.calls, unbound(obj, "__call__"), f"{subject}: {where}.__call__", extra=_class_forms(kind))
             return
         wanted = "; ".join(f"{name}{call.shown}" for name, call in kind.methods.items())
         raise PluginSignatureError(
             f"{subject}: expected a class with {wanted}; found class {where} without {', '.join(missing)}"
         )
     for name, call in kind.methods.items():
-        method = _unbound(obj, name) if is_class else getattr(obj, name)
+        method = unbound(obj, name) if is_class else getattr(obj, name)
         check_call((call,), method, f"{subject}: {where}.{name}")
     assert kind.construct is not None, "only kinds that take classes get here"
-    signature = signature_of(obj) if is_class else None
+    signature = signature_of(obj) if is_class and kind.construct is not BUILT_BY_NAME else None
     if signature and not (_can_bind(signature, len(kind.construct.positional)) or _can_bind(signature, 0)):
         raise PluginSignatureError(
             f"{subject}: expected to construct {where}{kind.construct.shown}; found {where}{signature}"
         )
 
 
-def _unbound(cls: type, name: str) -> Callable[..., Any]:
+def unbound(cls: type, name: str) -> Callable[..., Any]:
     """A method of a class, as it looks once bound to an instance."""
     method: Callable[..., Any] = getattr(cls, name)
     if inspect.isfunction(method) and not isinstance(inspect.getattr_static(cls, name), staticmethod):

@@ -21,6 +21,7 @@ from slime_core.door import admit
 from slime_core.errors import RolloutError
 from slime_core.multimodal import image_token_of
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
+from slime_core.provenance import Source
 from slime_core.rollout.baseline import baseline_reward
 from slime_core.rollout.columns import (
     batch_from_columns,
@@ -203,7 +204,8 @@ def _token_column(field: str, rows: Sequence[_Row]) -> list[list[float]] | None:
     """The field of every sample, or None if no trainable one has it; zeros on rows that are not trained on."""
     needed = [row for row in rows if any(row.loss_mask)]
     missing = [row for row in needed if getattr(row.sample, field) is None]
-    if len(missing) == len(needed):
+    unknowable = field == "rollout_log_probs" and all(_from_text(row.sample) for row in missing)
+    if len(missing) == len(needed) or (missing and unknowable):
         return None
     if missing:
         names = [row.sample.index for row in missing[:8]]
@@ -217,6 +219,11 @@ def _token_column(field: str, rows: Sequence[_Row]) -> list[list[float]] | None:
         else [float(v) for v in getattr(row.sample, field)]
         for row in rows
     ]
+
+
+def _from_text(sample: Sample) -> bool:
+    """Whether the response came as text, so that nobody could know its tokens' log-probs."""
+    return any(span.source == Source.TEXT for span in sample.spans or ())
 
 
 def _optional(column: list[_T | None]) -> list[_T | None] | None:

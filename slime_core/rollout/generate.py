@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from slime_core import door
-from slime_core.data.tokenizer import encode_prompt
+from slime_core.data.tokenizer import encode_prompt, encode_rendered
 from slime_core.data.tools import told_tools
 from slime_core.door import Drawn
 from slime_core.errors import RolloutError
@@ -137,6 +137,8 @@ class SampleRunner:
         self._generators: dict[str, Generator] = {}
         self._failures_in_a_row = 0
         self._failures: Counter[tuple[str, str]] = Counter()
+        self._text_makers: set[str] = set()
+        """Generate functions that return text, which has been said."""
 
     async def run_group(
         self,
@@ -262,13 +264,34 @@ class SampleRunner:
             sibling.row = origin.row if sibling.row is None else sibling.row
             if len(siblings) > 1:
                 sibling.rollout_id = shared
-            problem = drawn.problem(sibling, same=sibling is origin) or door.problem(sibling, self._image_token)
+            if door.is_text(sibling):
+                problem = self._take_text(sibling, drawn, where)
+            else:
+                problem = drawn.problem(sibling, same=sibling is origin)
+            problem = problem or door.problem(sibling, self._image_token)
             if sibling.status == SampleStatus.PENDING:
                 problem = problem or "returned a sample whose status is still PENDING"
             problem = problem or reward_problem(sibling.reward)
             if problem:
                 sibling.fail(where, problem)
         return siblings
+
+    def _take_text(self, sample: Sample, drawn: Drawn, where: str) -> str | None:
+        """Tokenise a response that is text only, after the prompt that the code left; what is wrong, else None."""
+        if where not in self._text_makers:
+            self._text_makers.add(where)
+            logger.warning(
+                "%s returns text without token ids. It is tokenised again, which may give other tokens than were"
+                " sampled, and the trainer's own log-probs count as the old ones; sample.append_response_tokens(tokens="
+                "..., log_probs=...) keeps what was sampled", where,
+            )  # fmt: skip
+        try:
+            if not drawn.has_prompt_of(sample):
+                sample.tokens, sample.spans = [], None
+                self._encode(sample)
+            return door.take_text(sample, encode_rendered(self.tokenizer, sample.response))
+        except Exception as error:  # fields of user code may hold anything
+            return f"{type(error).__name__}: {error}"
 
     async def _score(self, siblings: list[Sample], evaluation: bool, rollout_id: int | None, args: Any) -> None:
         if len(siblings) == 1:

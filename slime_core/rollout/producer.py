@@ -8,7 +8,7 @@
                            |                     |drop            |too old, retries spent
                            +---- lost (failed) --+----------------+--> gone, counted with a reason
 
-There is room while fewer than `--async-buffer-size` groups wait (a whole rollout's, while `take` waits), fewer than
+There is room while fewer than `--async-buffer-groups` groups wait (a whole rollout's, while `take` waits), fewer than
 `--sglang-server-concurrency` samples are unfinished, and, with `--max-staleness`, a group begun now would not be too
 old when its turn comes. `--dynamic-sampling-budget` counts the groups that went between two takes: once so many are
 gone that budget x batch size would not have made a rollout, nothing more is drawn, and when everything in flight has
@@ -93,7 +93,7 @@ class GroupProducer:
     def room(self) -> int:
         """How many groups may be started now."""
         args, held, wanted = self.args, self._held, self.finished.wanted if self._taking else 0
-        most_waiting = max(args.async_buffer_size or args.rollout_batch_size, wanted)
+        most_waiting = max(args.async_buffer_groups or args.rollout_batch_size, wanted)
         if self._halted or self._exhausted or len(self.finished.waiting) >= most_waiting:
             return 0
         # A group whose samples wait for a common reward (--group-rm) counts as one, or slow rewards pile groups up.

@@ -188,7 +188,7 @@ def test_learns_from_samples_of_several_versions(
     run_demo: Callable[..., tuple[Learned, str]], slime: Slime, embedded_demo: Learned
 ) -> None:
     """SGLang answers all the time; each update ends some answers, whose rests the new weights sample."""
-    limits = ("--async-buffer-size", "64", "--max-staleness", "2", "--use-tis")
+    limits = ("--async-buffer-groups", "64", "--max-staleness", "2", "--use-tis")
     sizes = ("--num-rollout", "8", "--eval-interval", "8", "--save-interval", "8")
     done, said = run_demo("in-flight", "sglang", "inline", *LOOPS["full"], *limits, *sizes)
     assert "warning" not in said.lower()

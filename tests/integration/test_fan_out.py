@@ -87,7 +87,7 @@ def test_a_run_is_as_without_fan_out(mode: str, settings: dict[str, Any], tmp_pa
 def test_full_async_keeps_executions_whole_over_an_interruption_and_a_restart(partial: bool, tmp_path: Path) -> None:
     settings = {
         "async_training": True, "async_mode": "full", "max_staleness": 1, "partial_rollout": partial,
-        "save_interval": 1, "async_buffer_size": 6,
+        "save_interval": 1, "async_buffer_groups": 6,
     }  # fmt: skip
     first = run(tmp_path / "a", "fanned", **settings)
     rest = run(

@@ -185,12 +185,33 @@ def test_sampled_tokens_stand_after_the_prompt_they_were_sampled_after() -> None
     given = door.Drawn.of(sample)
     sample.append_response_tokens(None, [3], [-1.0])
     assert given.problem(sample, same=True) is None
+    other = drawn()
+    other.tokens = [9, 8, 7]  # a prompt of the function's own, before anything was sampled
+    other.append_response_tokens(None, [3], [-1.0])
+    assert given.problem(other, same=True) is None
+    assert door.problem(other) is None
     sample.tokens[0] = 9
     problem = given.problem(sample, same=True)
     assert problem is not None
-    assert "prompt's tokens are not those that were drawn" in problem
+    assert "prompt's tokens are neither those that were drawn nor those that" in problem
     assert given.problem(sample, same=False) is None, "another sample has a prompt of its own"
     trajectory = Trajectory.of(sample)
     trajectory.replace_lossy(0, [9, 9], "compaction")
     trajectory.write(sample, 1)
     assert given.problem(sample, same=True) is None
+
+
+def test_a_response_that_is_text_gets_ids_and_no_log_probs() -> None:
+    sample = drawn(response="yes")
+    assert door.is_text(sample)
+    assert door.take_text(sample, [7, 8]) is None
+    assert (sample.tokens, sample.response_length, sample.status) == ([1, 2, 7, 8], 2, SampleStatus.COMPLETED)
+    assert door.admit([sample]) == []
+    assert sample.spans == [Span(Source.TEMPLATE, 1), Span(Source.USER, 1), Span(Source.TEXT, 2)]
+    assert sample.loss_mask == [1, 1]
+    masked = drawn(response="yes", loss_mask=[0, 1], status=SampleStatus.TRUNCATED)
+    assert door.take_text(masked, [7, 8]) is None
+    assert door.admit([masked]) == []
+    assert (masked.loss_mask, masked.status) == ([0, 1], SampleStatus.TRUNCATED)
+    wrong = drawn(response="yes", loss_mask=[1, 1, 1])
+    assert "loss_mask has 3 entries and the response, given as text, has 2 tokens" in str(door.take_text(wrong, [7, 8]))

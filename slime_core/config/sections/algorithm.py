@@ -68,7 +68,7 @@ class AlgorithmArgs(Section):
     """Metrics of the distance between engine and trainer."""
     use_tis: bool = False
     """Truncated importance sampling between engine and trainer."""
-    tis_clip: Annotated[float, Field(gt=0)] = 2.0
+    tis_clip: Annotated[float, Field(gt=0), Flag(also=("tis-threshold",))] = 2.0
     """Upper bound of the truncated importance weight."""
     tis_clip_low: Annotated[float, Field(ge=0)] = 0.0
     """Lower bound of the truncated importance weight."""

@@ -18,7 +18,9 @@ class AsyncArgs(Section):
     """One-step generates one rollout ahead and waits for it before each weight update; full never stops generating,
     and updates weights in flight."""
     async_buffer_size: Annotated[int | None, Field(gt=0)] = None
-    """Finished groups that may wait for the trainer in mode full; --rollout-batch-size when not given."""
+    """Rollouts' worth of finished groups that may wait for the trainer: 1 is --async-mode one-step, more is full."""
+    async_buffer_groups: Annotated[int | None, Field(gt=0)] = None
+    """The same in groups, for mode full; --async-buffer-size (or 1) * --rollout-batch-size when not given."""
     max_staleness: Annotated[int | None, Field(ge=0)] = None
     """Most weight versions a sample's oldest token may be behind the weights it trains; no limit when not given."""
     staleness_policy: Literal["recycle", "drop", "mask"] = "recycle"

@@ -28,6 +28,8 @@ class Flag:
     """Name of the value in the help text."""
     name: str | None = None
     """Flag, key and variable instead of the attribute's name, where that name is a word of Python."""
+    also: tuple[str, ...] = ()
+    """Other flags, without the dashes, for the same setting."""
 
 
 def _all_or_some(value: int) -> int:

@@ -22,6 +22,10 @@ class DataArgs(Section):
     """JSONL or parquet file with prompts; `path@[a:b]` takes a slice of its rows."""
     data_source_path: str | None = None
     """Data source: a plugin name or a path to a class(args); the built-in reader of --prompt-data when not given."""
+    num_data_workers: Annotated[int, Field(ge=0)] = 0
+    """Threads that read and tokenise prompts ahead of the rollouts; 0 reads each when it is drawn."""
+    streaming_data: bool = False
+    """Read --prompt-data from its beginning as it is drawn, without looking through the whole file first."""
     rollout_global_dataset: Annotated[bool, Flag(off="--disable-rollout-global-dataset")] = True
     """Let the framework read and shuffle --prompt-data; disable when your functions manage the data."""
     input_key: str = "input"

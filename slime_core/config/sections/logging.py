@@ -28,8 +28,8 @@ class LoggingArgs(Section):
     """Count samples by this entry of the reward mapping."""
     log_correct_samples: bool = False
     """Metrics of the correct samples alone; reward 1 is correct."""
-    use_tensorboard: bool = False
-    """Write TensorBoard event files."""
+    use_tensorboard: bool | None = None
+    """Write TensorBoard event files; where tensorboard is installed when not given."""
     tb_project_name: str | None = None
     """Directory of TensorBoard event files."""
     tb_experiment_name: str | None = None

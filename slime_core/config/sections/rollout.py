@@ -31,6 +31,8 @@ class RolloutArgs(Section):
     """Replaces the whole rollout: a plugin name or path to fn(args, rollout_id, data_source, evaluation=False)."""
     custom_generate_function_path: str | None = None
     """Generates one sample: a plugin name or path to fn(args, sample, sampling_params); single_turn when not given."""
+    max_turns: Annotated[int | None, Field(gt=0)] = None
+    """Turns of a generate function of several turns, which has a limit of its own when not given."""
     rollout_temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the trainer divides its logits by it too."""
     rollout_top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -42,7 +44,7 @@ class RolloutArgs(Section):
     rollout_max_prompt_len: Annotated[int | None, Field(gt=0)] = None
     """Longer prompts are left out, in tokens."""
     rollout_max_response_len: Annotated[int | None, Field(gt=0)] = None
-    """Longest response, in tokens."""
+    """Longest response, in tokens; what the model's context leaves when neither this nor a context is given."""
     rollout_skip_special_tokens: bool = False
     """Leave special tokens out of the response text."""
     rollout_stop: list[str] | None = None

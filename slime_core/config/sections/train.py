@@ -76,6 +76,8 @@ class TrainArgs(Section):
 
     recompute_granularity: Literal["full", "selective"] | None = None
     """Recompute activations in the backward pass instead of keeping them."""
+    recompute_activations: bool = False
+    """The same in the way that each trainer can: selective with Megatron, whole layers with the embedded trainer."""
     recompute_loss_function: bool = False
     """Recompute the loss in the backward pass instead of keeping its activations."""
     log_probs_chunk_size: Annotated[int, Field(ge=-1)] = -1
@@ -150,6 +152,9 @@ class CheckpointArgs(Section):
     """Directory for checkpoints."""
     load: str | None = None
     """Directory of checkpoints to go on from."""
+    initial_megatron_checkpoint: str | None = None
+    """Weights to start from where --load has no checkpoint: Megatron's format or Hugging Face's; the tokenizer and the
+    configuration are those of --hf-checkpoint."""
     save_interval: Annotated[int | None, Field(gt=0)] = None
     """Rollouts between checkpoints."""
     drain_timeout: Annotated[float, Field(gt=0)] = 300.0

@@ -1,4 +1,4 @@
-"""TensorBoard event files (`--use-tensorboard`; needs `pip install 'slime-rl[tensorboard]'`)."""
+"""TensorBoard event files, where tensorboard is installed (`pip install 'slime-rl[tensorboard]'`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from slime_core.errors import ConfigError
 from slime_core.plugins.hookspecs import hookimpl
 
 
+def _installed() -> bool:
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 class TensorBoardTracker:
     """Writes every metric as a scalar."""
 
@@ -19,17 +27,15 @@ class TensorBoardTracker:
 
     @hookimpl
     def slime_configure(self, args: Any) -> None:
-        """Fail at start-up when the package is missing."""
-        if args.use_tensorboard:
-            try:
-                import tensorboard  # noqa: F401
-            except ImportError as error:
-                raise ConfigError("--use-tensorboard needs tensorboard: pip install 'slime-rl[tensorboard]'") from error
+        """Fail at start-up when the package is missing and was asked for."""
+        if args.use_tensorboard and not _installed():
+            raise ConfigError("--use-tensorboard needs tensorboard: pip install 'slime-rl[tensorboard]'")
 
     @hookimpl
     def slime_run_start(self, args: Any, run_dir: Path) -> None:
         """Open the writer: `TENSORBOARD_DIR`, or `tensorboard/` in the run directory."""
-        if not args.use_tensorboard:
+        wanted = args.use_tensorboard
+        if not (_installed() if wanted is None else wanted):
             return
         from torch.utils.tensorboard import SummaryWriter
 

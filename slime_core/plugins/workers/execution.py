@@ -23,6 +23,8 @@ from slime_core.errors import PluginError
 
 EXECUTIONS = ("inline", "thread", "process")
 """What the attribute `execution` may be."""
+LOAD_DEADLINE = 600.0
+"""Seconds importing and building a component may take; a local judge model may be large."""
 
 
 class DeadlineExceeded(Exception):

@@ -29,15 +29,13 @@ from typing import Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.workers.calls import HEADER, Component, apply, args_changes, pack_args, sample_state, send
-from slime_core.plugins.workers.execution import DeadlineExceeded, overrun
+from slime_core.plugins.workers.execution import LOAD_DEADLINE, DeadlineExceeded, overrun
 from slime_core.types import Sample
 
 logger = logging.getLogger(__name__)
 
 START_DEADLINE = 60.0
 """Seconds a fresh interpreter gets to come up."""
-LOAD_DEADLINE = 600.0
-"""Seconds importing and building a component may take in a worker; a local judge model may be large."""
 END_DEADLINE = 10.0
 """Seconds a killed process gets to be gone."""
 _POLL = 0.5

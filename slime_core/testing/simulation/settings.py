@@ -37,7 +37,7 @@ class SimulationSettings:
     group_timeout_policy: str = "retry"
     keep_checkpoints: int | None = None
     update_weights_interval: int = 1
-    async_buffer_size: int | None = None
+    async_buffer_groups: int | None = None
     max_staleness: int | None = None
     staleness_policy: str = "recycle"
     staleness_max_retries: int = 3
@@ -90,7 +90,7 @@ class SimulationSettings:
         return replace(
             found,
             update_weights_interval=rng.choice([1, 1, 2]),
-            async_buffer_size=rng.choice([None, 1, 4]) if mode == "full" else None,
+            async_buffer_groups=rng.choice([None, 1, 4]) if mode == "full" else None,
             max_staleness=rng.choice([None, 0, 1, 2]) if mode == "full" else rng.choice([None, 1, 2]),
             staleness_policy="mask" if masks_only else rng.choice(["recycle", "drop", "mask"]),
             staleness_max_retries=rng.choice([0, 1, 3]),
@@ -113,8 +113,8 @@ class SimulationSettings:
         assert not unknown, f"no settings: {unknown}"
         for name, value in changes.items():
             setattr(args, name, value)
-        if args.async_buffer_size is None:
-            args.async_buffer_size = args.rollout_batch_size
+        if args.async_buffer_groups is None:
+            args.async_buffer_groups = args.rollout_batch_size
         return args
 
     def __str__(self) -> str:
@@ -129,7 +129,7 @@ _ARGS = frozenset(
         "partial_rollout", "mask_offpolicy_in_partial_rollout", "dynamic_sampling_on_exhausted",
         "sglang_server_concurrency", "save_interval", "eval_interval", "keep_checkpoints", "group_timeout",
         "group_timeout_policy", "update_weights_interval",
-        "async_buffer_size", "max_staleness", "staleness_policy", "staleness_max_retries", "eval_in_background",
+        "async_buffer_groups", "max_staleness", "staleness_policy", "staleness_max_retries", "eval_in_background",
         "rollout_max_response_len", "group_rm",
     }
 )  # fmt: skip

@@ -125,7 +125,7 @@ class World:
         self.source = source = ObservedSource(args, self.history)
         if settings.mode == "full":
             aside = args.rollout_batch_size if args.dynamic_sampling_on_exhausted == "keep" else 0
-            waiting = max(args.async_buffer_size, args.rollout_batch_size)
+            waiting = max(args.async_buffer_groups, args.rollout_batch_size)
             in_training = args.rollout_batch_size
             source.most_held = waiting + args.sglang_server_concurrency + aside + in_training
         reward: Any = SimulatedReward(args, self.ask, self.rng, scores_groups=settings.group_rm)

@@ -36,7 +36,7 @@ class TrainerSettings(CommonSettings):
             raise ConfigError(f"--recompute-granularity {granularity}: the embedded trainer knows only 'full'")
         return cls(
             **common_values(args, role, "the embedded trainer"),
-            recompute=granularity == "full",
+            recompute=granularity == "full" or bool(value_of(args, "recompute_activations", False)),
             batch_invariant=bool(value_of(args, "true_on_policy_mode", False)),
         )
 

@@ -41,7 +41,7 @@ def test_refused(load: Load, flags: str, message: str) -> None:
     [
         ("--max-staleness 2", "--max-staleness 2 (flag) has no effect without --async."),
         ("--eval-in-background", "--eval-in-background (flag) has no effect without --async."),
-        ("--async --async-buffer-size 8", "--async-buffer-size 8 (flag) has no effect with --async-mode one-step"),
+        ("--async --async-buffer-groups 8", "--async-buffer-groups 8 (flag) has no effect with --async-mode one-step"),
         ("--async --staleness-policy drop", "--staleness-policy 'drop' (flag) has no effect without --max-staleness."),
         ("--async --eval-in-background", "--eval-in-background (flag) has no effect without --eval-interval."),
         ("--async --debug-rollout-only", "--async (flag) has no effect with --debug-rollout-only"),
@@ -65,8 +65,20 @@ def test_accepted(load: Load, flags: str) -> None:
 
 def test_the_buffer_holds_a_batch_unless_told_otherwise(load: Load) -> None:
     settings = load("--async", "--async-mode", "full")
-    assert settings.args.async_buffer_size == settings.args.rollout_batch_size
-    assert str(settings.origins["async_buffer_size"]) == "derived: rollout_batch_size"
+    assert settings.args.async_buffer_groups == settings.args.rollout_batch_size
+    assert str(settings.origins["async_buffer_groups"]) == "derived: rollout_batch_size"
+
+
+def test_the_buffer_counts_rollouts(load: Load) -> None:
+    """1 is one-step; more is continuous generation."""
+    one, more = load("--async", "--async-buffer-size", "1"), load("--async", "--async-buffer-size", "4")
+    assert (one.args.async_mode, more.args.async_mode) == ("one-step", "full")
+    assert more.args.async_buffer_groups == 4 * more.args.rollout_batch_size
+    assert str(more.origins["async_mode"]) == "derived: async_buffer_size 4"
+    with pytest.raises(ConfigError, match=r"has one rollout ahead; choose --async-mode full"):
+        load("--async", "--async-buffer-size", "4", "--async-mode", "one-step")
+    with pytest.raises(ConfigError, match="are both set; use one"):
+        load("--async", "--async-mode", "full", "--async-buffer-size", "4", "--async-buffer-groups", "8")
 
 
 def test_evaluation_takes_a_training_configuration_as_it_is(tmp_path: Path) -> None:
@@ -105,5 +117,5 @@ def test_the_asynchronous_demo_is_the_demo_with_asynchrony() -> None:
     demo, both = (load_settings(argv, env={}) for argv in (files[:1], files))
     assert not both.warnings
     changed = {name for name, value in vars(both.args).items() if value != getattr(demo.args, name)}
-    asynchrony = {"async_training", "async_mode", "async_buffer_size", "max_staleness", "eval_in_background"}
+    asynchrony = {"async_training", "async_mode", "async_buffer_groups", "max_staleness", "eval_in_background"}
     assert changed == asynchrony | {"use_tis", "save", "run_dir", "config"}

@@ -122,19 +122,19 @@ def test_keys_of_the_users_own_may_differ_by_a_dash() -> None:
 
 
 def test_custom_keys_become_attributes_and_cannot_bypass_checks() -> None:
-    Path("mine.yaml").write_text("max_turns: 4\nsearch: {top_k: 3}\nrollout_top_p: 0.5\n")
+    Path("mine.yaml").write_text("my_turns: 4\nsearch: {top_k: 3}\nrollout_top_p: 0.5\n")
     s = show("--custom-config-path", "mine.yaml")
-    assert (s.args.max_turns, s.args.search, s.args.rollout_top_p) == (4, {"top_k": 3}, 0.5)
-    assert s.custom == ("max_turns", "search")
-    assert str(s.origins["max_turns"]) == "mine.yaml:1"
-    Path("mine.yaml").write_text("max_turns: 4\nrollout_temperature: 0\n")
+    assert (s.args.my_turns, s.args.search, s.args.rollout_top_p) == (4, {"top_k": 3}, 0.5)
+    assert s.custom == ("my_turns", "search")
+    assert str(s.origins["my_turns"]) == "mine.yaml:1"
+    Path("mine.yaml").write_text("my_turns: 4\nrollout_temperature: 0\n")
     with pytest.raises(ConfigError, match=r"^--rollout-temperature 0 \(mine.yaml:2\): must be greater than 0$"):
         show("--custom-config-path", "mine.yaml")
     Path("mine.yaml").write_text("model_dump: 4\n")
     with pytest.raises(ConfigError, match=r"^mine.yaml:1: 'model_dump' cannot be an attribute of args; rename it.$"):
         show("--custom-config-path", "mine.yaml")
-    Path("main.yaml").write_text("custom:\n  max_turns: 5\n")
-    assert show("--config", "main.yaml").args.max_turns == 5
+    Path("main.yaml").write_text("custom:\n  my_turns: 5\n")
+    assert show("--config", "main.yaml").args.my_turns == 5
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_an_empty_variable_of_a_switch_is_not_set() -> None:
 
 
 def test_yaml_text_loads_back_as_the_same_settings(load: Load) -> None:
-    Path("mine.yaml").write_text('max_turns: 4\n"odd key": [1, {a: "no"}]\n')
+    Path("mine.yaml").write_text('my_turns: 4\n"odd key": [1, {a: "no"}]\n')
     Path("main.yaml").write_text("rollout_stop: ['no', '1e-6', \"a: b # c\", \"\\u00e9\\n\", null_]\nsave: out dir\n")
     s = load(
         *[
@@ -253,7 +253,7 @@ def test_yaml_text_loads_back_as_the_same_settings(load: Load) -> None:
     files = {"config": None, "custom_config_path": None}
     assert again.to_dict() | files == s.to_dict() | files
     assert again.args.eval_datasets == s.args.eval_datasets
-    assert again.args.max_turns == 4
+    assert again.args.my_turns == 4
     assert again.args.rollout_stop == ["no", "1e-6", "a: b # c", "\u00e9\n", "null_"]
 
 

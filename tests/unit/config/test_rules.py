@@ -76,7 +76,6 @@ BROKEN = [
     ("--use-dynamic-batch-size", "--use-dynamic-batch-size (flag) needs --max-tokens-per-gpu N."),
     ("--max-tokens-per-gpu 64", "--max-tokens-per-gpu 64 (flag) needs --use-dynamic-batch-size."),
     ("--balance-by-flops", "--balance-by-flops (flag) needs --use-dynamic-batch-size."),
-    ("--eval-interval 5", "--eval-interval 5 (flag) needs --eval-prompt-data NAME PATH or --eval-config FILE."),
     ("--save-interval 5", "--save-interval 5 (flag) needs --save DIR."),
     ("--keep-checkpoints 5", "--keep-checkpoints 5 (flag) needs --save DIR."),
     ("--rollout-max-context-len 32 --rollout-max-prompt-len 32",
@@ -123,7 +122,8 @@ REQUIRED = [
     ("train", "--rm-type",
      "no reward: give --rm-type NAME or --custom-rm-path PATH; `slime plugins list` shows the names."),
     ("train", "--rollout-max-response-len",
-     "--rollout-max-response-len N or --rollout-max-context-len N is required."),
+     "--rollout-max-response-len N or --rollout-max-context-len N is required, since"
+     " --hf-checkpoint '/m' (flag) has no config.json yet that says how long the model's context is."),
     ("eval", "--rm-type", "nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE."),
     ("serve", "--hf-checkpoint", "--hf-checkpoint is required: a directory in Hugging Face layout."),
 ]  # fmt: skip

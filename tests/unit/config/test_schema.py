@@ -24,6 +24,7 @@ OUR_DEFAULTS = {
     "train_backend": "embedded",
     "update_weight_transport": "auto",
     "rollout_function_path": None,
+    "use_tensorboard": None,
     "data_source_path": None,
     "loss_mask_type": "auto",
 }

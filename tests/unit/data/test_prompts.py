@@ -10,8 +10,9 @@ import pytest
 
 from slime_core import BufferBase
 from slime_core.config.eval_config import EvalDataset
+from slime_core.data.flat_source import FlatSource
 from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
-from slime_core.errors import CheckpointError, ConfigError, DataError
+from slime_core.errors import CheckpointError, ConfigError, DataError, RolloutError
 from slime_core.types import Group, Sample, SampleStatus
 
 
@@ -378,3 +379,149 @@ def test_the_buffer_is_told_what_became_of_groups(data: str, tokenizer: Any) -> 
     assert buffer.told == [([0], False), ([1], True)]
     source.add_samples([first])
     assert source.take_metrics() == {"rollout/buffer/waiting_groups": 1.0}
+
+
+# -- read ahead, and streamed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"rollout_shuffle": True}, {"rollout_max_prompt_len": 5}])
+@pytest.mark.parametrize("how", [{"num_data_workers": 3}, {"streaming_data": True}, {"both": True}])
+def test_threads_and_streams_draw_the_same(
+    make: Any, tokenizer: Any, tmp_path: Path, changes: dict[str, Any], how: dict[str, Any]
+) -> None:
+    """Over two epochs, with a resume in between: the same prompts, and a state that either kind of run takes."""
+    path = write(tmp_path / "d.jsonl", [{"input": f"{10 ** (i % 4)}+1=?", "label": str(i)} for i in range(7)])
+    how = {"num_data_workers": 2, "streaming_data": True} if "both" in how else how
+    if changes.get("rollout_shuffle") and "streaming_data" in how:
+        how = {**how, "streaming_data": False}  # what the settings' rules make of the two
+    plain, other = (make(path, rollout_batch_size=3, **changes, **more) for more in ({}, how))
+    for draw in range(6):
+        assert labels(other.get_samples(3)) == labels(plain.get_samples(3))
+        if draw == 2:
+            resumed = make(path, rollout_batch_size=3, **changes, **how)
+            resumed.load_state_dict(json.loads(json.dumps(plain.state_dict())))
+            other.close()
+            other = resumed
+    assert other.cursor["epoch"] == plain.cursor["epoch"] >= 1
+    assert other.cursor == plain.cursor
+    other.close()
+
+
+def test_a_stream_is_read_as_far_as_it_is_drawn(make: Any, tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"input": "1+1=?", "label": "2"}\n' * 100 + "no row\n")
+    source = make(str(path), streaming_data=True)
+    assert labels(source.get_samples(100)) == ["2"] * 100
+    assert source.cursor["num_rows"] == 101, "there is one more, whatever it is"
+    with pytest.raises(DataError, match=r"d\.jsonl:101: not JSON"):
+        source.get_samples(1)
+    with pytest.raises(DataError, match="--streaming-data reads whole files"):
+        make(f"{path}@[1:5]", streaming_data=True)
+
+
+# -- sources that know no groups --------------------------------------------------------------------------
+
+
+class Kept:
+    """As the seeds write it; `super().__init__` of a base with nothing in it."""
+
+    def __init__(self) -> None:
+        self.buffer: list[Sample] = []
+
+    def get_samples(self, num_samples: int) -> list[Sample]:
+        return [Sample(prompt=p) for p in self.dataset.sample(num_samples)]  # type: ignore[attr-defined]
+
+    def add_samples(self, samples: list[Sample]) -> None:
+        self.buffer.extend(samples)
+
+    def buffer_filter(self, args: Any, buffer: list[Sample], num_samples: int) -> list[Sample]:
+        return sorted(buffer, key=lambda s: s.reward, reverse=True)[:num_samples]  # type: ignore[arg-type, return-value]
+
+
+def flat(cls: type, prompt_data: str | None, tokenizer: Any, **changes: Any) -> FlatSource:
+    settings = make_args(prompt_data or "", use_tis=True, use_rollout_logprobs=False, plugins={}, **changes)
+    settings.prompt_data = prompt_data
+    source = FlatSource(settings, cls)
+    source.tokenizer = tokenizer
+    return source
+
+
+@pytest.fixture
+def with_tokenizer(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    monkeypatch.setattr("slime_core.data.prompts.load_tokenizer", lambda _: tokenizer)
+
+
+def scored_group(group: Group, reward: float) -> Group:
+    for sample in group:
+        sample.status, sample.reward = SampleStatus.COMPLETED, reward
+    return group
+
+
+@pytest.mark.usefixtures("with_tokenizer")
+def test_a_flat_source_with_a_buffer(data: str, tokenizer: Any) -> None:
+    source = flat(Kept, data, tokenizer, hf_checkpoint="m")
+    first = source.get_samples(3)
+    assert labels(first) == ["1", "2", "3"]
+    assert [[s.index for s in g] for g in first] == [[0, 1], [2, 3], [4, 5]]
+    assert [r.group_index for r in source.take_passed_rows()] == []  # kept from the first call on
+    for number, group in enumerate(first):
+        scored_group(group, float(number))
+    source.observe(first, trained=True)
+    source.add_samples([[Sample(prompt="cut", group_index=9, index=90 + i) for i in range(2)]])
+    resumed = flat(Kept, data, tokenizer, hf_checkpoint="m")
+    resumed.load_state_dict(json.loads(json.dumps(source.state_dict())))
+    for each in (source, resumed):
+        groups = each.get_samples(3)
+        assert groups[0][0].prompt == "cut", "what was given back comes first"
+        assert [g[0].group_index for g in groups[1:]] == [2, 3], "the best group again, and a new prompt"
+        assert groups[1][0].metadata["reused"]
+        assert [len(g) for g in groups] == [2, 2, 2]
+        each.observe([scored_group(groups[1], 2.0)], trained=True)
+        assert len(each._user.buffer) == 4, "a group is used again once"
+
+
+@pytest.mark.usefixtures("with_tokenizer")
+def test_what_a_flat_source_may_answer(data: str, tokenizer: Any) -> None:
+    class Prompts:
+        def get_samples(self, num_samples: int) -> list[Any]:
+            drawn = self.dataset.sample(num_samples + 1)  # type: ignore[attr-defined]
+            return drawn[1:]
+
+        def add_samples(self, samples: list[Sample]) -> None:
+            raise AssertionError("nothing was trained on")
+
+    source = flat(Prompts, data, tokenizer, hf_checkpoint="m")
+    source.take_passed_rows()
+    assert labels(source.get_samples(2)) == ["2", "3"]
+    reasons = [(r.row, r.reason) for r in source.take_passed_rows()]
+    assert reasons == [(1, None), (2, None), (0, "left out by the data source")]
+
+    class Own:
+        def __init__(self, dataset: Any, args: Any) -> None:
+            self.dataset = dataset
+
+        def get_samples(self, num_samples: int) -> list[Any]:
+            return self.dataset.sample(num_samples) if num_samples < 3 else [Sample(prompt="a")]
+
+        def add_samples(self, samples: list[Sample]) -> None: ...
+
+    with pytest.raises(ConfigError, match="name their file with --prompt-data"):
+        flat(Own, None, tokenizer).get_samples(1)
+    with pytest.raises(
+        RolloutError, match=r"get_samples\(4\) must return 4 samples or prompts; it returned a list of 1"
+    ):
+        flat(Own, None, tokenizer).get_samples(4)
+
+
+def test_a_filter_with_three_arguments_chooses_what_is_used_again(make: Any, data: str, tokenizer: Any) -> None:
+    def best(args: Any, buffer: list[Sample], num_samples: int) -> list[Sample]:
+        return [s for s in buffer if s.reward == 1.0]
+
+    settings = make_args(data, use_tis=True, use_rollout_logprobs=False)
+    source = DatasetSource(settings, tokenizer, best)
+    groups = source.get_samples(3)
+    for number, group in enumerate(groups):
+        scored_group(group, float(number))
+    source.observe(groups, trained=True)
+    assert [g[0].group_index for g in source.get_samples(2)] == [1, 3]
+    assert source.replays == 1

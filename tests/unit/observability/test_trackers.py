@@ -16,7 +16,7 @@ from slime_core.observability.trackers.tensorboard import TensorBoardTracker
 
 def _args(**changes):
     base = {"start_rollout_id": 0, "num_rollout": 4, "eval_datasets": [SimpleNamespace(name="held")],
-            "compute_advantages_and_returns": True, "use_tensorboard": True, "tb_project_name": None,
+            "compute_advantages_and_returns": True, "use_tensorboard": None, "tb_project_name": None,
             "tb_experiment_name": None}  # fmt: skip
     return SimpleNamespace(**{**base, **changes})
 

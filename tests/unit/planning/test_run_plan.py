@@ -24,7 +24,7 @@ def run_args(**changes: Any) -> Any:
         "engine_max_context_len": None, "rollout_max_context_len": None,
         "debug_train_only": False, "debug_rollout_only": False,
         "update_weights_interval": 1, "partial_rollout": False, "async_training": False, "async_mode": "one-step",
-        "async_buffer_size": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 3,
+        "async_buffer_groups": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 3,
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from slime_core.errors import PluginSignatureError
+from slime_core.errors import ConfigError, PluginSignatureError
 from slime_core.estimator import EstimatorBase
 from slime_core.plugins.kinds import KINDS
-from slime_core.plugins.signatures import check_signature, construct, declared, is_async, is_batch_reward
+from slime_core.plugins.signatures import check_signature, construct, declared, is_async, takes_list
 
 
 class LossLike:
@@ -107,11 +108,6 @@ def test_reward_forms(obj: Any) -> None:
             "Call.__call__: expected (args, sample",
             "found <lambda>(sample)",
         ),
-        (
-            type("Init", (ComputeReward,), {"__init__": lambda self, a, b: None}),
-            "expected to construct Init(args)",
-            "found Init(a, b)",
-        ),
     ],
 )
 def test_a_wrong_reward_is_shown_beside_the_right_one(obj: Any, expected: str, found: str) -> None:
@@ -180,7 +176,7 @@ class Source:
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        ("buffers", lambda args, rollout_id, buffer, num_samples: [], lambda args, buffer, num_samples: []),
+        ("buffers", lambda args, rollout_id, buffer, num_samples: [], lambda args, buffer: []),
         ("filters", lambda args, samples, **kwargs: True, lambda samples: True),
         ("models", lambda hf: None, lambda: None),
         ("recipes", lambda args: None, lambda args, more: None),
@@ -211,22 +207,32 @@ def test_declared_keywords_are_those_spelt_out() -> None:
     assert declared(lambda evaluation, /: 0, ("evaluation",)) == frozenset()
 
 
-def test_is_async_and_is_batch_reward() -> None:
+def test_is_async_and_takes_list() -> None:
     assert is_async(generate)
     assert is_async(Generator())
     assert not is_async(single)
-    assert is_batch_reward(batch)
-    assert not is_batch_reward(single_kwargs)
-
-    def grouped(args: Any, group: Any) -> list[float]: ...
-
-    grouped.scores_groups = True  # type: ignore[attr-defined]
-    assert is_batch_reward(grouped)
+    assert takes_list(batch)
+    assert not takes_list(single_kwargs)
 
 
 def test_construct_gives_args_to_who_takes_them() -> None:
     assert construct(ComputeReward, "args").args == "args"
     assert isinstance(construct(CallableReward, "args"), CallableReward)
+
+
+class Asks:
+    """Everything a constructor may ask for."""
+
+    def __init__(self, model_path: str, run_args: Any, device: str = "cpu", *, top: int, dtype: str = "f32") -> None:
+        self.found = (model_path, run_args, device, top, dtype)
+
+
+def test_a_constructor_asks_by_name() -> None:
+    args = SimpleNamespace(plugins={"judge": {"model_path": "/m", "dtype": "bf16"}}, top=3, device=None)
+    assert construct(Asks, args, name="judge").found == ("/m", args, "cpu", 3, "bf16")
+    assert construct(Asks, args, name="judge", device="cuda").found[2] == "cuda"
+    with pytest.raises(ConfigError, match=r"needs 'model_path'; type --set plugins\.other\.model_path=VALUE, or write"):
+        construct(Asks, args, name="other")
 
 
 def test_a_list_of_tools_is_one_component() -> None:

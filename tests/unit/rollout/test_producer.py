@@ -33,7 +33,7 @@ def _args(**changes: Any) -> SimpleNamespace:
         "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
         "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
         "rollout_skip_special_tokens": False, "num_rollout": None, "update_weights_interval": 1,
-        "async_buffer_size": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 1,
+        "async_buffer_groups": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 1,
     }  # fmt: skip
     return SimpleNamespace(**{**base, **changes})
 
@@ -168,7 +168,7 @@ async def test_samples_in_flight_are_bounded_and_a_straggler_leaves_room() -> No
 
 
 async def test_nothing_is_started_while_enough_groups_wait() -> None:
-    world = World(_args(async_buffer_size=3))
+    world = World(_args(async_buffer_groups=3))
     await world.producer.take(0)
     await turns()
     waiting, began = len(world.waiting), len(world.began)
@@ -182,7 +182,7 @@ async def test_nothing_is_started_while_enough_groups_wait() -> None:
 
 
 async def test_a_buffer_smaller_than_a_rollout_does_not_stop_it() -> None:
-    world = World(_args(async_buffer_size=1, sglang_server_concurrency=2))
+    world = World(_args(async_buffer_groups=1, sglang_server_concurrency=2))
     assert indices((await world.producer.take(0)).groups) == [0, 1]
     assert indices((await world.producer.take(1)).groups) == [2, 3]
     await world.producer.stop()
@@ -217,7 +217,7 @@ async def test_the_oldest_go_first_and_a_rollout_is_ordered_by_group() -> None:
 
 
 async def test_with_a_limit_no_group_is_begun_that_would_be_too_old() -> None:
-    world = World(_args(max_staleness=1, sglang_server_concurrency=64, async_buffer_size=64))
+    world = World(_args(max_staleness=1, sglang_server_concurrency=64, async_buffer_groups=64))
     world.hold = True
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
@@ -465,7 +465,7 @@ def test_no_group_is_lost_and_none_is_trained_on_twice(seed: int, policy: str, r
 
 async def _random_life(rng: random.Random, policy: str, restart: bool) -> None:
     """Groups end in any order, are dropped, aborted, aged; a rollout is taken whenever one can be."""
-    args = _args(max_staleness=1, staleness_policy=policy, dynamic_sampling_budget=1000, async_buffer_size=4)
+    args = _args(max_staleness=1, staleness_policy=policy, dynamic_sampling_budget=1000, async_buffer_groups=4)
     dropped: list[int] = []
 
     def new_world(**changes: Any) -> World:

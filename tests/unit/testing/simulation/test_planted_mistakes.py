@@ -142,7 +142,7 @@ class FillsTheBuffer(World):
 
     def _stage(self) -> Any:
         stage = super()._stage()
-        self.args.async_buffer_size = 1000
+        self.args.async_buffer_groups = 1000
         return stage
 
 
@@ -181,7 +181,7 @@ def test_a_mistake_planted_in_full_asynchrony_is_found(world: type[World], promi
 def test_a_buffer_that_grows_without_bound_is_found() -> None:
     settings = SimulationSettings(
         mode="full", num_rollout=12, rollout_batch_size=1, n_samples_per_prompt=1, train_seconds=5.0,
-        async_buffer_size=1, sglang_server_concurrency=1,
+        async_buffer_groups=1, sglang_server_concurrency=1,
     )  # fmt: skip
     assert simulate(1, settings, []).ok
     report = simulate(1, settings, [], world=FillsTheBuffer)

@@ -1,0 +1,201 @@
+"""Data sources that know no groups: `get_samples(n)` answers n prompts or samples, and the groups are made here.
+
+Such a class is built with what its constructor asks for by name, `dataset` (a `PromptSet`) and `args`; one that asks
+for nothing finds both as attributes::
+
+    class Source:
+        def __init__(self, dataset, args): ...
+        def get_samples(self, num_samples): return [Sample(prompt=p) for p in self.dataset.sample(num_samples)]
+        def add_samples(self, samples): self.buffer.extend(samples)                       # after each rollout
+        def buffer_filter(self, args, buffer, num_samples): return buffer[:num_samples]   # what to train on again
+
+What a reader would get wrong: `add_samples` gets copies of the samples that a rollout trains on, all in one list, for
+reuse (`data/reuse.py`). Groups that a rollout gives back unfinished are kept here, drawn first and stored, so no user
+code can lose them.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slime_core.data.buffer import SampleBuffer
+from slime_core.data.prompts import DatasetSource
+from slime_core.data.reuse import Reuse, reusable
+from slime_core.errors import ConfigError, DataError, RolloutError
+from slime_core.plugins.boundary import user_code
+from slime_core.plugins.signatures import construct, signature_of
+from slime_core.types import Group, Sample
+
+_FLAG = "--data-source-path"
+_REMEMBERED = 4096
+"""Prompts handed out whose label and metadata are still known when they come back."""
+_LEFT_OUT = "left out by the data source"
+
+
+_OF_GROUPS = ("state_dict", "save", "begin_rollout", "observe", "take_metrics")
+"""Methods that only a data source with groups and state of its own has."""
+
+
+def is_flat(source: Any) -> bool:
+    """Whether a class is to be built as a flat source: it asks for `dataset`, or stores no state of its own."""
+    signature = signature_of(source) if inspect.isclass(source) else None
+    asks = signature is not None and "dataset" in signature.parameters
+    return asks or (inspect.isclass(source) and not any(hasattr(source, name) for name in _OF_GROUPS))
+
+
+class PromptSet:
+    """`dataset` of such a source: the prompts of `--prompt-data`."""
+
+    def __init__(self, source: FlatSource) -> None:
+        self._source = source
+
+    def sample(self, num_samples: int) -> list[Any]:
+        """The next prompts, in the run's order and going on into the next epochs: texts or chat messages."""
+        return [self._source.hand_out() for _ in range(num_samples)]
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        """The prompt of a row of the file. Raises IndexError, and DataError for a row that cannot be used."""
+        return self._source.prompt_of(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+
+class FlatSource(DatasetSource):
+    """The user's source behind the built-in one: numbers, groups, cursor, ledger and state are those of the latter."""
+
+    def __init__(self, args: Any, cls: type, name: str = "") -> None:
+        """`name` is the key in `plugins`. Raises DataError for data that cannot be used, else as `construct`."""
+        self._handed: dict[int, tuple[Any, Sample]] = {}
+        self._left: dict[int, Sample] = {}
+        """Rows handed out in this draw that no sample has come back for."""
+        super().__init__(args, buffer_filter=Reuse(args, None, _FLAG))
+        data = PromptSet(self)
+        self._user = user = construct(cls, args, name=name, dataset=data)
+        for attribute, value in (("dataset", data), ("args", args)):
+            if not hasattr(user, attribute):
+                setattr(user, attribute, value)
+        choose = getattr(user, "buffer_filter", None)
+        self._reuse = _UsersBuffer(args, user, f"{_FLAG}: {cls.__name__}.buffer_filter", choose)
+        self.buffer = SampleBuffer(args, self.group_size, self._reuse)
+
+    def _open(self) -> None:
+        if self.args.prompt_data:
+            super()._open()
+
+    # -- the prompts ---------------------------------------------------------------------------------
+
+    def hand_out(self) -> Any:
+        """The next row's prompt."""
+        if self._reader is None:
+            raise ConfigError(f"{_FLAG}: the source asks for prompts; name their file with --prompt-data")
+        sample = self._next_prompt()
+        if sample.row is not None:
+            self._left[sample.row] = sample
+        return self._remembered(sample)
+
+    def prompt_of(self, row: int) -> Any:
+        """A certain row's prompt; the cursor stays. Raises DataError for one that is too long."""
+        sample = self._reader.read(row) if self._reader is not None else None
+        if sample is None:
+            raise DataError(f"{self._named}: row {row} has more than --rollout-max-prompt-len tokens")
+        return self._remembered(sample)
+
+    def _remembered(self, sample: Sample) -> Any:
+        self._handed[id(sample.prompt)] = sample.prompt, sample
+        while len(self._handed) > _REMEMBERED:
+            del self._handed[next(iter(self._handed))]
+        return sample.prompt
+
+    # -- drawing -------------------------------------------------------------------------------------
+
+    def get_samples(self, num_samples: int) -> list[Group]:
+        """As the built-in source; fresh ones are what the user's source answers. Raises RolloutError for nonsense."""
+        groups = self.buffer.take(num_samples)
+        missing = num_samples - len(groups)
+        if not missing:
+            return groups
+        with user_code(_FLAG):
+            answer = self._user.get_samples(missing)
+        if not isinstance(answer, list) or len(answer) != missing:
+            size = f" of {len(answer)}" if isinstance(answer, list) else ""
+            raise RolloutError(
+                f"{_FLAG}: get_samples({missing}) must return {missing} samples or prompts; it returned a"
+                f" {type(answer).__name__}{size}"
+            )
+        groups += [self._group(item) for item in answer]
+        for row in self._left:
+            self._pass(row, reason=_LEFT_OUT)
+        self._left.clear()
+        return groups
+
+    def _group(self, item: Any) -> Group:
+        if isinstance(item, list) and item and isinstance(item[0], Sample):  # it makes groups after all
+            self._reuse.shown = False
+            return self._numbered(item)
+        found = item.prompt if isinstance(item, Sample) else item
+        prompt, drawn = self._handed.get(id(found), (None, None))
+        if drawn is None or prompt is not found:
+            return self._number(item if isinstance(item, Sample) else Sample(prompt=item))
+        sample = copy.deepcopy(drawn)
+        if sample.row is None or self._left.pop(sample.row, None) is None:
+            sample.row = None  # not of this draw: the ledger knows the row's fate already
+        if isinstance(item, Sample):
+            sample.label = sample.label if item.label is None else item.label
+            sample.metadata.update(item.metadata)
+        return self._number(sample)
+
+    def _numbered(self, group: Group) -> Group:
+        for sample in group:
+            if sample.group_index is None:
+                sample.group_index = self._next_group
+            if sample.index is None:
+                sample.index, self._next_sample = self._next_sample, self._next_sample + 1
+        self._next_group = max(self._next_group, *(s.group_index + 1 for s in group if s.group_index is not None))
+        return group
+
+    # -- storing -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The built-in source's, and the user's own where it has one."""
+        own = getattr(self._user, "state_dict", None)
+        return {**super().state_dict(), "user": own() if own is not None else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`. Raises CheckpointError as the built-in source."""
+        super().load_state_dict(state)
+        if state.get("user") is not None:
+            self._user.load_state_dict(state["user"])
+
+
+class _UsersBuffer(Reuse):
+    """`Reuse` over the list `buffer` of the user's source, which its `add_samples` fills."""
+
+    def __init__(self, args: Any, user: Any, label: str, choose: Any) -> None:
+        super().__init__(args, choose, label)
+        self._user = user
+        self.shown = True
+        """Whether `add_samples` takes finished samples; one of groups would take them for groups given back."""
+
+    @property
+    def kept(self) -> list[Sample]:
+        """The user's list, as far as there is one."""
+        found = getattr(self._user, "buffer", None)
+        return found if isinstance(found, list) and all(isinstance(s, Sample) for s in found) else []
+
+    @kept.setter
+    def kept(self, value: list[Sample]) -> None:
+        assert not value, "the list is the user's"
+
+    def observe(self, groups: list[Group], trained: bool) -> None:
+        """Show the user's source what is trained on."""
+        samples = reusable(groups, trained)
+        if samples and self.shown:
+            with user_code(_FLAG):
+                self._user.add_samples(samples)

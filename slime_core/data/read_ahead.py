@@ -1,0 +1,58 @@
+"""`--num-data-workers`: prompts read and tokenised on threads while a rollout generates, in the order of drawing.
+
+The data source asks for one row after the other and says which ones come next. What a reader would get wrong: nothing
+depends on the threads, since a row's sample follows from the row alone; a cursor that was set elsewhere (resume) only
+throws away what was read for nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
+
+from slime_core.types import Sample
+
+Place: TypeAlias = tuple[int, int]
+"""Epoch, and number of the row in its order."""
+Read: TypeAlias = Callable[[int], Sample | None]
+
+
+class ReadAhead:
+    """A window of rows that are being read."""
+
+    def __init__(self, make_reader: Callable[[], Read], workers: int, window: int) -> None:
+        """`make_reader` is called once in each thread, since a tokenizer serves one at a time."""
+        self._window = window
+        self._of_thread = threading.local()
+        self._make_reader = make_reader
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="slime-data")
+        self._reading: deque[tuple[Place, Future[Sample | None]]] = deque()
+
+    def take(self, upcoming: Iterator[tuple[Place, int]]) -> Sample | None:
+        """The sample of the first row of `upcoming` (place, row); the next ones are begun. Raises as reading does."""
+        places = list(itertools.islice(upcoming, self._window))
+        if self._reading and self._reading[0][0] != places[0][0]:
+            self._forget()
+        for place, row in places[len(self._reading) :]:
+            self._reading.append((place, self._pool.submit(self._read, row)))
+        return self._reading.popleft()[1].result()
+
+    def _read(self, row: int) -> Sample | None:
+        reader: Read | None = getattr(self._of_thread, "reader", None)
+        if reader is None:
+            reader = self._of_thread.reader = self._make_reader()
+        return reader(row)
+
+    def _forget(self) -> None:
+        for _, reading in self._reading:
+            reading.cancel()
+        self._reading.clear()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._forget()
+        self._pool.shutdown(wait=True, cancel_futures=True)
