@@ -24,7 +24,7 @@ ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGL
 install: $(STAMP)
 
 # torch first and pinned: a looser requirement may pull gigabytes of CUDA libraries.
-$(STAMP): pyproject.toml $(CONSTRAINTS) requirements-dev.txt compat/pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
+$(STAMP): pyproject.toml $(CONSTRAINTS) requirements.txt requirements-dev.txt compat/pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --upgrade pip
 	$(BIN)/python $(PIP_INSTALL) torch==2.13.0

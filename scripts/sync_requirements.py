@@ -1,7 +1,7 @@
-"""Writes what follows from the plugins of the checkout: requirements-dev.txt and the extra `plugins` of pyproject.toml.
+"""Writes what follows from the plugins of the checkout: two requirements files and the extra `plugins` of pyproject.toml.
 
-The first installs the root with its dev extra, every plugin and slime-compat, all editable; the second names every
-plugin's distribution, which is how an installed slime knows its own. `--check` writes nothing and exits 1 when one of
+`requirements.txt` installs the root, every plugin and slime-compat, all editable; `requirements-dev.txt` adds what tests
+need. The extra names every plugin's distribution, which is how an installed slime knows its own. `--check` writes nothing and exits 1 when one of
 the files is out of step. Standard library only.
 """
 
@@ -15,8 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADER = """# Written by scripts/sync_requirements.py; one command for a development environment:
+HEADER = """# Written by scripts/sync_requirements.py: slime, the plugins of this checkout and slime-compat, all editable.
+#   pip install -r requirements.txt
+# A looser torch than the one that is tested may pull gigabytes of CUDA libraries.
+torch==2.13.0
+"""
+DEVELOPMENT = """# Written by scripts/sync_requirements.py; one command for a development environment:
 #   pip install -r requirements-dev.txt
+-r requirements.txt
+slime-rl[dev]
 """
 
 
@@ -24,7 +31,7 @@ def requirements(root: Path) -> str:
     """The text of the file: the root first, then the other distributions of the checkout by path."""
     found = [*root.glob("plugins/*/*/pyproject.toml"), *root.glob("compat/pyproject.toml")]
     folders = sorted(file.parent.relative_to(root).as_posix() for file in found)
-    lines = ["-e .[dev]", *(f"-e ./{folder}" for folder in folders)]
+    lines = ["-e .", *(f"-e ./{folder}" for folder in folders)]
     return HEADER + "".join(f"{line}\n" for line in lines)
 
 
@@ -44,7 +51,7 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is out of step")
     check = parser.parse_args(argv).check
-    wanted = {root / "requirements-dev.txt": requirements(root)}
+    wanted = {root / "requirements.txt": requirements(root), root / "requirements-dev.txt": DEVELOPMENT}
     if (root / "pyproject.toml").is_file():
         wanted[root / "pyproject.toml"] = with_extra(root)
     stale = [file for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]

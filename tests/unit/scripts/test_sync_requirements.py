@@ -32,9 +32,10 @@ def test_check_notices_a_new_plugin_and_writing_mends_it(script: ModuleType, tmp
     assert script.main(["--check"], tmp_path) == 1
     assert not (tmp_path / "requirements-dev.txt").exists()
     assert script.main([], tmp_path) == 0
-    lines = (tmp_path / "requirements-dev.txt").read_text().splitlines()
+    lines = (tmp_path / "requirements.txt").read_text().splitlines()
     assert [line for line in lines if not line.startswith("#")] == [
-        "-e .[dev]",
+        "torch==2.13.0",
+        "-e .",
         "-e ./compat",
         "-e ./plugins/buffers/a",
         "-e ./plugins/rewards/b",
