@@ -1,8 +1,8 @@
-"""Writes what follows from the plugins of the checkout: two requirements files and the extra `plugins` of pyproject.toml.
+"""Writes what follows from the plugins of the checkout: requirements files, and the extra `plugins` of pyproject.toml.
 
-`requirements.txt` installs the root, every plugin and slime-compat, all editable; `requirements-dev.txt` adds what tests
-need. The extra names every plugin's distribution, which is how an installed slime knows its own. `--check` writes nothing and exits 1 when one of
-the files is out of step. Standard library only.
+`requirements.txt` installs the root, every plugin and slime-compat, all editable; `requirements-dev.txt` adds what the
+tests need. The extra names every plugin's distribution, which is how an installed slime knows its own. `--check` writes
+nothing and exits 1 when one of the files is out of step. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADER = """# Written by scripts/sync_requirements.py: slime, the plugins of this checkout and slime-compat, all editable.
+HEADER = """# Written by scripts/sync_requirements.py: slime, the plugins of the checkout and slime-compat, editable.
 #   pip install -r requirements.txt
 # A looser torch than the one that is tested may pull gigabytes of CUDA libraries.
 torch==2.13.0
