@@ -57,7 +57,7 @@ class PromptSet:
         return [self._source.hand_out() for _ in range(num_samples)]
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._source.rows or ())
 
     def __getitem__(self, index: int) -> Any:
         """The prompt of a row of the file. Raises IndexError, and DataError for a row that cannot be used."""
@@ -88,6 +88,10 @@ class FlatSource(DatasetSource):
     def _open(self) -> None:
         if self.args.prompt_data:
             super()._open()
+
+    def __len__(self) -> int:
+        """Prompts of an epoch, as the user's source says, else rows of `--prompt-data`."""
+        return len(self._user) if hasattr(self._user, "__len__") else super().__len__()
 
     # -- the prompts ---------------------------------------------------------------------------------
 

@@ -100,6 +100,10 @@ class DatasetSource:
 
     def __len__(self) -> int:
         """Rows of one epoch, prompts that are too long included; 0 without a data set."""
+        return self._num_rows
+
+    @property
+    def _num_rows(self) -> int:
         return len(self.rows) if self.rows is not None else 0
 
     # -- drawing -------------------------------------------------------------------------------------
@@ -148,7 +152,7 @@ class DatasetSource:
             declined += 1
             self._pass(row, reason="declined by the buffer")
         raise DataError(
-            f"{self._named}: none of the {len(self)} prompts has at most"
+            f"{self._named}: none of the {self._num_rows} prompts has at most"
             f" --rollout-max-prompt-len {self.args.rollout_max_prompt_len} tokens"
         )
 
@@ -178,7 +182,7 @@ class DatasetSource:
             return position
         if epoch not in self._orders:
             self._orders = {e: order for e, order in self._orders.items() if e >= self._epoch}
-            self._orders[epoch] = epoch_order(len(self), self.args.rollout_seed, epoch)
+            self._orders[epoch] = epoch_order(self._num_rows, self.args.rollout_seed, epoch)
         return int(self._orders[epoch][position])
 
     def _number(self, prompt: Sample) -> Group:
@@ -215,7 +219,7 @@ class DatasetSource:
     def _num_known(self) -> int:
         """Rows of an epoch; where the file is streamed, at least one more than were drawn, if there are any left."""
         if not self._streams or self._epoch or not self._has(self._offset):
-            return len(self)
+            return self._num_rows
         return self._offset + 1
 
     @property
