@@ -72,7 +72,10 @@ class Bench:
 
 def _reward(bench: Bench, resolved: Resolved) -> None:
     from slime_core.plugins.adapters import RewardCaller
+    from slime_core.plugins.signatures import asks_by_name
 
+    if inspect.isclass(resolved.obj) and asks_by_name(resolved.obj):
+        return  # a model, which is built once, where it scores
     caller = RewardCaller(resolved, bench.args, inline=True, group=bool(bench.args.group_rm))
     samples = bench.group(scored=False) if caller.scores_groups else [bench.answered()]
     with contextlib.suppress(EngineError):  # it asks a model of an engine that does not run yet

@@ -159,4 +159,4 @@ def test_a_reward_model_is_built_once_from_what_its_constructor_asks_for(tiny: T
     assert "needs 'model_path'; type --set plugins.model_rm.model_path=VALUE, or write model_path: VALUE" in done.stderr
     config = files / "custom.yaml"
     config.write_text("model_path: /models/judge\n")
-    slime("train", *argv, "--custom-config-path", config)
+    slime("train", *argv, "--preflight", "--custom-config-path", config)
