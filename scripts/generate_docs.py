@@ -147,8 +147,9 @@ def flags_page() -> str:
     parts = [HEAD]
     parts += [section(t, [s for s in flag_specs().values() if s.section == t]) for t in titles]
     parts.append(
-        "## Pass-through\n\nFlags of other programs become attributes of `args`; given to a backend that does not take"
-        " them, they end in one warning.\n"
+        "## Pass-through\n\nFlags of other programs become attributes of `args`. They choose the backend that takes"
+        " them, unless `--train-backend` or `--rollout-engine` names another: then they end in one warning, and"
+        " parallel sizes above 1 are refused.\n"
     )
     # Those of slime's own distribution; what else is installed here is no part of the page.
     parts += [foreign_section(owner) for owner in find_owners(["--no-plugins"], {})[0]]
