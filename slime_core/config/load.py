@@ -41,6 +41,7 @@ def load_settings(
     env: Mapping[str, str] | None = None,
     foreign: Sequence[ForeignFlags] | None = None,
     preset: Preset | None = None,
+    files: bool = True,
 ) -> Settings:
     """Read all layers, fill in what follows from them, and check them against each other.
 
@@ -50,6 +51,7 @@ def load_settings(
         env: Environment; the process's by default.
         foreign: Pass-through flags of other programs; by default Megatron's and those of installed distributions.
         preset: Asked once for settings that a chosen component brings; they lie between defaults and files.
+        files: False: a configuration file that is not on this machine is left out, with a warning.
 
     Raises:
         ConfigError: A setting is unknown, malformed, unsupported or contradicts another.
@@ -60,7 +62,7 @@ def load_settings(
     if foreign is None:
         foreign, unusable = find_owners(argv, env)
     parsed = parse_flags(argv, foreign, prog=f"slime {command if command != 'show' else 'config show'}")
-    layered = collect(parsed, env, foreign)
+    layered = collect(parsed, env, foreign, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
     if parsed.help_flag:
         print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
@@ -81,6 +83,7 @@ def load_settings(
         tuple(argv),
         foreign=tuple(layered.foreign),
         custom=tuple(layered.custom),
+        files=files,
     )
     choose_backends(settings, layered.given, foreign)
     args.answer_for_absent(*(owner.default_of for owner in foreign if owner.default_of is not None))
@@ -88,7 +91,8 @@ def load_settings(
     settings.warnings += _unused_foreign(layered, settings, foreign)
     apply_rules(settings)
     settings.warnings += _checked_foreign(layered, args, foreign)
-    settings.warnings += check_role_settings(args, foreign)
+    if not settings.is_absent("megatron_config_path"):
+        settings.warnings += check_role_settings(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return settings

@@ -108,6 +108,8 @@ class ForeignFlags:
     settings, as it was spelled. Without it such a flag may have any name and value. With it and without prefixes, the
     owner's flags have names of any form: a name that is nobody else's is looked up in the list, which is then asked
     for with nothing given. May raise ConfigError."""
+    abbreviates: bool = False
+    """Whether the beginning of a listed name stands for it where no other begins so, as in the program's own parser."""
     help_flag: str = ""
     """Prints that list, such as "help-sglang"."""
     examples: Sequence[str] = ()

@@ -28,9 +28,18 @@ OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_toleranc
 
 def check_component_settings(settings: Settings, parts: Components) -> None:
     """Log warnings. Raises ConfigError for a setting nobody acts on, and for what a component refuses."""
-    flags = [
-        (part, name) for part, name in ((parts.engine, "rollout_engine"), (parts.trainer, "train_backend")) if part
-    ]
+    flags = _chosen(parts)
+    _check_installed(settings, flags)
+    tell_support(settings, parts)
+    for part, _ in flags:
+        check = getattr(part, "check_settings", None)
+        for warning in check(settings) if check is not None else ():
+            logger.warning("%s", warning)
+
+
+def tell_support(settings: Settings, parts: Components) -> list[str]:
+    """Log and return warnings about settings that neither engine nor trainer acts on. Raises ConfigError."""
+    flags = _chosen(parts)
     uses = {setting for part, name in flags for setting in _uses(part, settings.cite(name))}
     if parts.trainer is None:
         uses |= OF_TRAINERS
@@ -41,13 +50,16 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
     ):
         uses |= OF_ENGINE_ACTORS
     chosen = " and ".join(f"--{name.replace('_', '-')} {getattr(settings.args, name)}" for _, name in flags)
-    _check_installed(settings, flags)
-    warnings = check_component_support(settings.args, settings.origins, uses, chosen or f"slime {settings.command}")
-    for part, _ in flags:
-        check = getattr(part, "check_settings", None)
-        warnings += check(settings) if check is not None else []
-    for warning in warnings:
+    told = check_component_support(settings.args, settings.origins, uses, chosen or f"slime {settings.command}")
+    for warning in told:
         logger.warning("%s", warning)
+    return told
+
+
+def _chosen(parts: Components) -> list[tuple[Any, str]]:
+    """(Class, the setting that names it) of engine and trainer, where there are any."""
+    both = ((parts.engine, "rollout_engine"), (parts.trainer, "train_backend"))
+    return [(part, name) for part, name in both if part]
 
 
 def _check_installed(settings: Settings, flags: Sequence[tuple[Any, str]]) -> None:

@@ -34,6 +34,7 @@ def server_flags() -> ForeignFlags:
         chooses="rollout_engine",
         chosen_by=CHOSEN_BY,
         listing=_server_list,
+        abbreviates=True,
         help_flag=HELP_FLAG,
         check=_check_server,
     )

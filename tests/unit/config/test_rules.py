@@ -103,8 +103,8 @@ BROKEN = [
     ("--keep-old-actor --proximal-policy interpolate",
      "--keep-old-actor (flag) and --proximal-policy 'interpolate' (flag) both name the old policy; use one."),
     ("--rollout-buffer-url http://h:1",
-     "--rollout-buffer-url 'http://h:1' (flag) is not supported by this version; remove to"
-     " go on."),
+     "--rollout-buffer-url 'http://h:1' (flag) is not supported by this version: there is no rollout buffer server; set"
+     " --data-source-path or --rollout-function-path; remove to go on."),
 ]  # fmt: skip
 
 

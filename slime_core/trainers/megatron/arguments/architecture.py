@@ -225,6 +225,7 @@ def _of_names(args: Any, architecture: Architecture) -> Iterator[str]:
         ),
         "position_embedding_type": (lambda v: v == "rope", "rope"),
         "use_rotary_position_embeddings": (bool, "rope"),
+        "no_position_embedding": (bool, "rope"),
         "use_rope_scaling": (lambda v: v is (scaling is not None), f"rope_scaling {scaling}"),
         "rope_scaling_factor": (
             lambda v: scaling is not None and math.isclose(v, float(scaling.get("factor", 1.0))),

@@ -61,8 +61,8 @@ def test_help_sglang_lists_every_flag(command: list[str], capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--sglang-mem-fraction 0.8", "--sglang-mem-fraction: SGLang 0.5.20 {} has no such flag. Did you mean"
-         " --sglang-mem-fraction-static?"),
+        ("--sglang-mem-fracton-static 0.8", "--sglang-mem-fracton-static: SGLang 0.5.20 {} has no such flag. Did you"
+         " mean --sglang-mem-fraction-static?"),
         ("--router-polcy x", "--router-polcy: sglang-router 0.3.2 {} has no such flag. Did you mean --router-policy?"),
         ("--sglang-router-iq h", "--sglang-router-iq: SGLang 0.5.20 {} has no such flag. Did you mean"
          " --sglang-router-ip?"),
