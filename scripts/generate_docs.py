@@ -1,11 +1,16 @@
-"""Write `docs/reference/flags.md` and `megatron-flags.md`; `--check` only says whether they are up to date.
+"""Write `docs/reference/flags.md`, `megatron-flags.md` and the tables of `docs/migrating-from-slime.md`; `--check` only
+says whether they are up to date.
 
 python scripts/generate_docs.py [--check]
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from slime_core.config.foreign import find_owners
@@ -18,7 +23,15 @@ from slime_core.trainers.megatron.arguments.flag_names import GRANTED, OURS, REF
 from slime_core.trainers.megatron.arguments.flags import flags_of
 from slime_core.trainers.megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the verdicts stand beside the tests that hold them to account
+
+from tests.as_written import flags as thudm_flags  # noqa: E402
+from tests.as_written import launch_scripts  # noqa: E402
+from tests.as_written.verdict import Verdict  # noqa: E402
+
+REFERENCE = ROOT / "docs" / "reference"
+MIGRATING_PAGE = ROOT / "docs" / "migrating-from-slime.md"
 FLAGS_PAGE = REFERENCE / "flags.md"
 MEGATRON_PAGE = REFERENCE / "megatron-flags.md"
 
@@ -147,18 +160,62 @@ def flags_page() -> str:
     parts = [HEAD]
     parts += [section(t, [s for s in flag_specs().values() if s.section == t]) for t in titles]
     parts.append(
-        "## Pass-through\n\nFlags of other programs become attributes of `args`; given to a backend that does not take"
-        " them, they end in one warning.\n"
+        "## Pass-through\n\nFlags of other programs become attributes of `args`. They choose the backend that takes"
+        " them, unless `--train-backend` or `--rollout-engine` names another: then they end in one warning, and"
+        " parallel sizes above 1 are refused.\n"
     )
     # Those of slime's own distribution; what else is installed here is no part of the page.
     parts += [foreign_section(owner) for owner in find_owners(["--no-plugins"], {})[0]]
     return "\n".join(parts)
 
 
+def verdict_table(head: str, verdicts: Mapping[str, Verdict]) -> str:
+    """Those that do not simply work, a line for each reason, and behind them the names of those that do."""
+    groups: dict[Verdict, list[str]] = {}
+    for name, verdict in verdicts.items():
+        groups.setdefault(verdict, []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | {v.kind} | {v.why} |" for v, names in groups.items() if v.kind != "works"]
+    works = ", ".join(f"`{name}`" for name, v in verdicts.items() if v.kind == "works")
+    table = [f"| {head} | | why |", "|---|---|---|", *rows] if rows else []
+    return "\n".join([*table, *(["", f"Works: {works}."] if works else [])])
+
+
+def names_of_slime() -> Mapping[str, Verdict]:
+    """Names that code written for THUDM/slime imports; empty until there is a table of them."""
+    if importlib.util.find_spec("tests.as_written.names") is None:
+        return {}
+    found: Mapping[str, Verdict] = importlib.import_module("tests.as_written.names").NAMES
+    return found
+
+
+def migrating_page() -> str:
+    """The page as it is, with its generated parts made anew."""
+    newer = {flag: Verdict("refused", why) for flag, why in thudm_flags.NEWER.items()}
+    names = names_of_slime()
+    parts = {
+        "scripts": verdict_table("script", launch_scripts.verdicts()),
+        "flags": verdict_table("flag", thudm_flags.verdicts()),
+        "names": "## Names\n\n" + verdict_table("name", names) if names else "",
+        "newer": verdict_table("flag", newer),
+    }
+    text = MIGRATING_PAGE.read_text(encoding="utf-8")
+    for part, made in parts.items():
+        begin, end = f"<!-- generated: {part} -->\n", "<!-- end -->"
+        pattern = re.escape(begin) + ".*?" + re.escape(end)
+        assert re.search(pattern, text, re.DOTALL), f"{MIGRATING_PAGE}: no part {part!r}"
+        filled = begin + (f"\n{made}\n\n" if made else "") + end
+        text = re.sub(pattern, lambda _: filled, text, count=1, flags=re.DOTALL)  # noqa: B023 - called at once
+    return text
+
+
 def main(argv: list[str]) -> int:
     """Write or check; 1 when a page is out of date."""
     stale = False
-    for page, text in ((FLAGS_PAGE, flags_page()), (MEGATRON_PAGE, megatron_page())):
+    for page, text in (
+        (FLAGS_PAGE, flags_page()),
+        (MEGATRON_PAGE, megatron_page()),
+        (MIGRATING_PAGE, migrating_page()),
+    ):
         if "--check" not in argv:
             page.parent.mkdir(parents=True, exist_ok=True)
             page.write_text(text, encoding="utf-8")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slime_core.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from slime_core.config import Settings
     from slime_core.launch.findings import Finding
 
 COMMANDS = ("train", "sft", "rollout", "eval")
 
-_HELP = """usage: slime check [RUN.yaml] [--for COMMAND] [--strict] [--json] [flags]
+_HELP = """usage: slime check [RUN.yaml] [--for COMMAND] [--flags-only] [--strict] [--json] [flags]
 
 Look for everything that can be found wrong before a run: settings, components (each is loaded in a fresh process and
 called once), data, tokenizer, chat template, batch arithmetic, paths, disk space. Nothing is started or written.
 
   RUN.yaml       same as --config RUN.yaml
   --for COMMAND  check for that command: train (default), sft, rollout, eval
+  --flags-only   look at the flags alone, on a machine that has neither the model, nor the data, nor the backends
   --strict       warnings count as errors
   --json         one JSON object per finding
 
@@ -32,16 +35,23 @@ def run(argv: list[str]) -> int:
         return 0
     parser = Parser(prog="slime check", add_help=False, allow_abbrev=False)
     parser.add_argument("--for", dest="command", choices=COMMANDS, default="train")
+    parser.add_argument("--flags-only", action="store_true")
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--json", action="store_true")
     own, rest = parser.parse_known_args(argv)
     if rest and not rest[0].startswith("-"):
         rest = ["--config", *rest]
-    from slime_core.launch.findings import Level
+    from slime_core.config.backends import BACKENDS
+    from slime_core.launch.findings import Finding, Level
     from slime_core.launch.preflight import preflight, starting
     from slime_core.launch.prepare import prepare
     from slime_core.plugins.presets import load_settings
 
+    if own.flags_only:
+        settings = check_flags(rest, command=own.command)
+        told = Finding("flags", Level.OK, f"accepted for {', '.join(settings.cite(name) for name in BACKENDS)}")
+        print(as_json(told) if own.json else f"{told.level.value:<8} {told.subject}: {told.message}")
+        return int(own.strict and bool(settings.warnings))
     settings = load_settings(rest, command=own.command)
     run = prepare(settings, learn=own.command in ("train", "sft"), make=False)
     findings = [*preflight(run), *starting(run)]
@@ -52,6 +62,40 @@ def run(argv: list[str]) -> int:
     if not own.json:
         print(f"{errors} to mend" if errors else "ready to run")
     return int(errors > 0)
+
+
+def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
+    """What flags alone amount to: read, typed, checked against each other and against what the backends act on.
+
+    Nothing that they name has to be there: no model, data, function, configuration file or installed backend.
+
+    Args:
+        argv: Flags, without the command's name.
+        command: The command that they are for.
+
+    Returns:
+        The settings, with all warnings, which are logged as well.
+
+    Raises:
+        ConfigError: A flag is unknown, malformed, contradicts another, or is refused.
+        PluginError: No trainer or engine has the name given.
+    """
+    from slime_core.launch.component_settings import tell_support
+    from slime_core.launch.components import Components
+    from slime_core.launch.resolver import Resolver
+    from slime_core.plugins.discovery import search_as
+    from slime_core.plugins.presets import load_settings
+
+    settings = load_settings(argv, command=command, files=False)
+    search_as(settings.args)
+    resolver, args = Resolver(settings), settings.args
+    trains, generates = command in ("train", "sft"), command != "sft" and not args.debug_train_only
+    parts = Components(
+        engine=resolver.setting("engines", "rollout_engine") if generates else None,
+        trainer=resolver.setting("trainers", "train_backend") if trains and not args.debug_rollout_only else None,
+    )
+    settings.warnings += tell_support(settings, parts)
+    return settings
 
 
 def as_json(finding: Finding) -> str:

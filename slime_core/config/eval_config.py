@@ -12,6 +12,7 @@ setting. Example file::
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -73,6 +74,8 @@ def resolve_eval_datasets(args: Args, place: str = "flag") -> tuple[list[EvalDat
 
 
 def _from_pairs(args: Args, words: list[str], place: str) -> list[EvalDataset]:
+    if len(words) == 1:  # a path alone is called as its file
+        words = [PurePath(words[0].partition("@[")[0]).stem, words[0]]
     if len(words) % 2:
         given = " ".join(repr(w) for w in words)
         raise ConfigError(

@@ -171,6 +171,9 @@ def _flag(
     flag = flags.by_name.get(positive)
     if flag is not None and flag.kind == "toggle":
         return flag, True
+    begun = {f.attribute: f for name, f in flags.by_name.items() if name.startswith(item.attribute)}
+    if owner.abbreviates and item.origin.kind == "flag" and len(begun) == 1:
+        return next(iter(begun.values())), False
     raise ConfigError(_unknown(item, flags))
 
 

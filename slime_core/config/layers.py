@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import os.path
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from slime_core.config.foreign import Given
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
 from slime_core.config.passthrough import ForeignFlags, find_foreign
 from slime_core.config.schema import Args
-from slime_core.config.settings import CUSTOM_KEY
+from slime_core.config.settings import CUSTOM_KEY, left_out
 from slime_core.config.spec import did_you_mean, flag_specs, respelled, switched_off
 from slime_core.config.yaml_file import Item, read_scalar, read_yaml
 from slime_core.errors import ConfigError
@@ -69,19 +70,24 @@ def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def collect(parsed: ParsedFlags, env: Mapping[str, str], foreign: Sequence[ForeignFlags]) -> Layered:
-    """Read every source. Raises ConfigError."""
+def collect(
+    parsed: ParsedFlags, env: Mapping[str, str], foreign: Sequence[ForeignFlags], *, files: bool = True
+) -> Layered:
+    """Read every source; without `files`, files that are not there are left out. Raises ConfigError."""
     layered = Layered()
     from_env, foreign_env = read_env(env, layered.warnings, foreign)
-    files = parsed.values.get("config") or from_env.get("config")
-    if files:
-        for path in _as_list(files.value):
-            _add_file(layered, path, foreign, cited=f"--config {path!r} ({files.origin})", open_keys=False)
+    named = parsed.values.get("config") or from_env.get("config")
+    if named:
+        for path in _as_list(named.value):
+            cited = f"--config {path!r} ({named.origin})"
+            if _is_there(layered, path, cited, files=files):
+                _add_file(layered, path, foreign, cited=cited, open_keys=False)
     custom = parsed.values.get("custom_config_path") or from_env.get("custom_config_path")
     custom = custom or layered.values.get("custom_config_path")
     if custom and custom.value:
         cited = f"--custom-config-path {custom.value!r} ({custom.origin})"
-        _add_file(layered, str(custom.value), foreign, cited=cited, open_keys=True)
+        if _is_there(layered, str(custom.value), cited, files=files):
+            _add_file(layered, str(custom.value), foreign, cited=cited, open_keys=True)
     for entries in (from_env, parsed.values):
         for name, entry in entries.items():
             layered.add_mapping_entry(name, _read_text(name, entry))
@@ -111,6 +117,14 @@ def lay_below(layered: Layered, preset: Mapping[str, Any], where: str) -> None:
 
 def _as_list(value: Any) -> list[str]:
     return [str(v) for v in value] if isinstance(value, list) else [str(value)]
+
+
+def _is_there(layered: Layered, path: str, cited: str, *, files: bool) -> bool:
+    """Whether to read a file; one to leave out is warned of."""
+    if files or os.path.isfile(path):
+        return True
+    layered.warnings.append(left_out(cited))
+    return False
 
 
 def _add_file(layered: Layered, path: str, foreign: Sequence[ForeignFlags], *, cited: str, open_keys: bool) -> None:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from slime_core.config.backends import choose_backends
 from slime_core.config.flags import parse_flags
 from slime_core.config.foreign import find_owners, resolve
 from slime_core.config.foreign_help import flags_text
@@ -22,8 +23,10 @@ from slime_core.config.role_settings import check_role_settings
 from slime_core.config.rules import apply_rules
 from slime_core.config.schema import Args
 from slime_core.config.settings import Settings
+from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
+from slime_core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ def load_settings(
     env: Mapping[str, str] | None = None,
     foreign: Sequence[ForeignFlags] | None = None,
     preset: Preset | None = None,
+    files: bool = True,
 ) -> Settings:
     """Read all layers, fill in what follows from them, and check them against each other.
 
@@ -47,6 +51,7 @@ def load_settings(
         env: Environment; the process's by default.
         foreign: Pass-through flags of other programs; by default Megatron's and those of installed distributions.
         preset: Asked once for settings that a chosen component brings; they lie between defaults and files.
+        files: False: a configuration file that is not on this machine is left out, with a warning.
 
     Raises:
         ConfigError: A setting is unknown, malformed, unsupported or contradicts another.
@@ -57,7 +62,7 @@ def load_settings(
     if foreign is None:
         foreign, unusable = find_owners(argv, env)
     parsed = parse_flags(argv, foreign, prog=f"slime {command if command != 'show' else 'config show'}")
-    layered = collect(parsed, env, foreign)
+    layered = collect(parsed, env, foreign, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
     if parsed.help_flag:
         print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
@@ -78,12 +83,16 @@ def load_settings(
         tuple(argv),
         foreign=tuple(layered.foreign),
         custom=tuple(layered.custom),
+        files=files,
     )
+    choose_backends(settings, layered.given, foreign)
+    args.answer_for_absent(*(owner.default_of for owner in foreign if owner.default_of is not None))
     settings.warnings += check_support(args, origins)
-    settings.warnings += _unused_foreign(layered, args, foreign)
+    settings.warnings += _unused_foreign(layered, settings, foreign)
     apply_rules(settings)
     settings.warnings += _checked_foreign(layered, args, foreign)
-    settings.warnings += check_role_settings(args, foreign)
+    if not settings.is_absent("megatron_config_path"):
+        settings.warnings += check_role_settings(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return settings
@@ -105,17 +114,24 @@ def _owner(foreign: Sequence[ForeignFlags], name: str) -> ForeignFlags:
     return found[0]
 
 
-def _unused_foreign(layered: Layered, args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:
-    """One warning that lines up the pass-through flags nobody takes."""
+def _unused_foreign(layered: Layered, settings: Settings, foreign: Sequence[ForeignFlags]) -> list[str]:
+    """One warning that lines up the pass-through flags nobody takes. Raises ConfigError for sizes among them."""
+    args, trains = settings.args, settings.command in ("train", "sft") and not settings.args.debug_rollout_only
     parts = (args.train_backend, args.rollout_engine)
-    unused = []
+    unused, refused = [], []
     for name, entry in layered.foreign.items():
         if entry.origin.kind == "preset":
             continue  # `--model` names the model for every trainer
         owner = _owner(foreign, name)
         if set(parts).isdisjoint(owner.used_by):
             value = "" if entry.value is True else f" {dump_value(entry.value)}"
-            unused.append(f"--{name.replace('_', '-')}{value} ({entry.origin})")
+            shown = f"--{name.replace('_', '-')}{value} ({entry.origin})"
+            unused.append(shown)
+            if trains and name in owner.sizes and isinstance(entry.value, int) and entry.value > 1:
+                other = f"{flag_specs()[owner.chooses].flag} {owner.used_by[0]}"
+                refused.append(f"{shown}: {settings.cite(owner.chooses)} splits no model; remove it, or type {other}.")
+    if refused:
+        raise ConfigError("\n".join(refused))
     if not unused:
         return []
     return [f"without effect with --train-backend {parts[0]} and --rollout-engine {parts[1]}: {', '.join(unused)}"]

@@ -10,9 +10,10 @@ from typing import Literal
 class Origin:
     """Source of one value; `str()` gives what messages and `slime config show` print."""
 
-    kind: Literal["default", "file", "env", "flag", "derived", "preset"]
+    kind: Literal["default", "file", "env", "flag", "derived", "auto", "preset"]
     where: str = ""
     """file: "run.yaml:14"; env: "SLIME_LR"; derived: what it was derived from;
+    auto: what chose the value of a setting that was left at "auto", e.g. "because of --rollout-num-gpus";
     preset: "default of --advantage-estimator dapo", "--model qwen3-4B"."""
 
     def __str__(self) -> str:
@@ -20,6 +21,8 @@ class Origin:
             return f"{self.where} env"
         if self.kind == "derived":
             return f"derived: {self.where}"
+        if self.kind == "auto" and self.where:
+            return f"auto: {self.where}"
         return self.where or self.kind
 
 

@@ -91,11 +91,25 @@ class ForeignFlags:
     """Any flag beginning so is the owner's, e.g. "sglang-"."""
     used_by: tuple[str, ...] = ()
     """Names of the trainers and engines that take these flags."""
+    chooses: str = ""
+    """The setting, "train_backend" or "rollout_engine", that a given flag makes the first of `used_by` where it is
+    left at "auto"."""
+    chosen_by: tuple[tuple[str, ...], ...] = ()
+    """Settings of slime's own that choose as well: all of one entry given."""
+    sizes: tuple[str, ...] = ()
+    """Attributes that say over how many processes something is split; above 1 they are refused where none of `used_by`
+    is selected, as a run that is not split is another run."""
+    default_of: Callable[[Any, str], Any] | None = None
+    """(args, attribute) -> the value that the program has where the flag is not given; asked when somebody's code reads
+    that attribute, whatever backend is selected. LookupError when it has none. A function of a module, since `args` is
+    sent to other processes."""
     listing: Callable[[Mapping[str, Any]], FlagList] | None = None
     """All flags behind the prefixes, asked for only when one is given; the argument is what was given of slime's own
     settings, as it was spelled. Without it such a flag may have any name and value. With it and without prefixes, the
     owner's flags have names of any form: a name that is nobody else's is looked up in the list, which is then asked
     for with nothing given. May raise ConfigError."""
+    abbreviates: bool = False
+    """Whether the beginning of a listed name stands for it where no other begins so, as in the program's own parser."""
     help_flag: str = ""
     """Prints that list, such as "help-sglang"."""
     examples: Sequence[str] = ()

@@ -255,6 +255,8 @@ def evaluation(s: Settings) -> None:
         raise ConfigError(f"{s.cite('eval_config')} and {s.cite('eval_prompt_data')} are both set; use one.")
     if a.resume is not None and s.command not in ("eval", "show"):
         raise ConfigError(f"{s.cite('resume')} is for slime eval; slime {s.command} goes on with --load RUN.")
+    if s.is_absent("eval_config"):
+        return
     source = "eval_config" if a.eval_config else "eval_prompt_data"
     datasets, warnings = resolve_eval_datasets(a, str(s.origins[source]))
     a.eval_datasets = datasets

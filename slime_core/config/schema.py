@@ -6,14 +6,18 @@ defaults are THUDM/slime's; a default that differs says so here:
 - `update_weight_transport` is "auto" (THUDM/slime: "nccl", which colocated runs turn into tensor handles);
 - `distributed_backend` is "auto" (nccl on CUDA, gloo on CPU);
 - `rollout_function_path`, `data_source_path` are None, which means the built-in stage;
-- `use_tensorboard` is None, which means where tensorboard is installed.
+- `use_tensorboard` is None, which means where tensorboard is installed;
+- `train_backend`, `rollout_engine` are "auto" (`config/backends.py`), where THUDM/slime has Megatron and SGLang only.
 
 `Args` alone checks single values. Files, environment, flags and rules between values are `settings.load_settings`.
 """
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from slime_core.config.sections.algorithm import AlgorithmArgs
 from slime_core.config.sections.asynchrony import AsyncArgs
@@ -86,3 +90,29 @@ class Args(
 
     eval_datasets: list[EvalDataset] = Field(default_factory=list)
     """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""
+    _absent: tuple[Callable[[Any, str], Any], ...] = PrivateAttr(default=())
+
+    def answer_for_absent(self, *default_of: Callable[[Any, str], Any]) -> None:
+        """Have `args.NAME` of a flag that nobody gave answered by other programs' own defaults.
+
+        What was given is in `model_extra`, where those who must tell the two apart look.
+
+        Args:
+            default_of: As `ForeignFlags.default_of`.
+        """
+        self._absent = default_of
+
+    if not TYPE_CHECKING:  # else every misspelt attribute would pass the type checker
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name.startswith("_"):
+                    raise
+                for default_of in self._absent:
+                    try:
+                        return default_of(self, name)
+                    except LookupError:
+                        continue
+                raise

@@ -6,6 +6,7 @@ Made by `load.load_settings`; rules read and complete it.
 from __future__ import annotations
 
 import json
+import os.path
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,11 @@ CUSTOM_KEY = "custom"
 """YAML key whose entries become attributes of `args`."""
 _NOT_STORED = ("config", "custom_config_path")
 """Files whose keys are part of what is stored."""
+
+
+def left_out(cited: str) -> str:
+    """The warning about a file that is not there, which `cited` names."""
+    return f"{cited}: no such file here, so what it says is not looked at"
 
 
 @dataclass
@@ -34,10 +40,20 @@ class Settings:
     """Attributes set by pass-through flags."""
     custom: tuple[str, ...] = ()
     """Attributes of the user's own."""
+    files: bool = True
+    """False: configuration files that are not on this machine are left out."""
 
     def is_given(self, name: str) -> bool:
         """Whether a file, the environment or a flag set it."""
         return self.origins[name].kind in ("file", "env", "flag")
+
+    def is_absent(self, name: str) -> bool:
+        """Whether the configuration file that a setting names is one to leave out; warns of it."""
+        path = getattr(self.args, name)
+        absent = bool(path) and not self.files and not os.path.isfile(path)
+        if absent:
+            self.warnings.append(left_out(self.cite(name)))
+        return absent
 
     def cite(self, name: str) -> str:
         """The setting as messages show it: `--lr 0.1 (run.yaml:3)`."""

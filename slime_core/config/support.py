@@ -25,37 +25,44 @@ class Lack(StrEnum):
 
 
 _REFUSED: Mapping[str, tuple[str, ...]] = {
-    "half precision": ("fp16",),
-    "other model builders": ("model_name", "qwen_gdn_backend"),
-    "sparse attention": ("freeze_indexer",),
-    "engine kernels in training": (
+    "there is no loss scaling; set --bf16 or --dtype float32": ("fp16",),
+    "the model family's plugin brings the layers, with one backend": ("qwen_gdn_backend",),
+    "an indexer of sparse attention trains with the rest": ("freeze_indexer",),
+    "the engine's kernels are not in training": (
         "megatron_deepgemm_forward_layers",
         "megatron_deepgemm_forward_modules",
         "megatron_deepgemm_moe_forward_layers",
         "megatron_deepgemm_moe_forward_modules",
     ),
-    "multi-token prediction": ("mtp_num_layers", "mtp_loss_scaling_factor", "enable_mtp_training"),
-    "external rollout buffer": ("rollout_buffer_url", "load_forge_rollout_data"),
+    "layers for multi-token prediction are not trained; without it engines draft with the checkpoint's": (
+        "enable_mtp_training",
+    ),
+    "there is no rollout buffer server; set --data-source-path or --rollout-function-path": (
+        "rollout_buffer_url",
+        "load_forge_rollout_data",
+    ),
 }
+"""Why -> settings."""
 
 _HINTS: Mapping[str, tuple[str, ...]] = {
-    "placement": (
-        "release_train",
-        "use_distributed_post",
-        "rollout_data_transport",
+    "the model family follows from config.json": ("model_name",),
+    "layers for multi-token prediction are not trained; engines draft with the checkpoint's": (
+        "mtp_num_layers",
+        "mtp_loss_scaling_factor",
     ),
-    "speed and memory": (
-        "recompute_loss_function",
-        "allgather_cp",
-        "async_save",
-        "log_probs_max_tokens_per_gpu",
-    ),
-    "external rollout buffer": (
+    "trainers stay; --offload-train frees their memory": ("release_train",),
+    "requests go out from one process": ("use_distributed_post",),
+    "samples travel in one way": ("rollout_data_transport",),
+    "the loss is computed in pieces with --log-probs-chunk-size": ("recompute_loss_function",),
+    "sequences are cut over ranks in Megatron's way": ("allgather_cp",),
+    "a run goes on when its checkpoint is written": ("async_save",),
+    "nothing reads it there either": ("log_probs_max_tokens_per_gpu",),
+    "there is no rollout buffer server": (
         "fetch_trajectory_retry_times",
         "min_batch_collection_ratio",
         "rollout_task_type",
     ),
-    "Weights & Biases": (
+    "metrics go to metrics.jsonl, TensorBoard and hook plugins": (
         "use_wandb",
         "wandb_mode",
         "wandb_dir",
@@ -68,14 +75,14 @@ _HINTS: Mapping[str, tuple[str, ...]] = {
         "wandb_always_use_train_step",
         "wandb_run_id",
     ),
-    "profiling": (
+    "there is no profiler; --trace says when what began and ended": (
         "memory_snapshot_dir",
         "memory_snapshot_num_steps",
         "memory_recorder",
         "record_memory_history",
         "profile_target",
     ),
-    "continuous integration": (
+    "it is for THUDM/slime's own tests": (
         "ci_test",
         "ci_disable_kl_checker",
         "ci_train_rollout_logprob_abs_diff_threshold",
@@ -83,6 +90,7 @@ _HINTS: Mapping[str, tuple[str, ...]] = {
         "ci_load_grad_norm",
     ),
 }
+"""Why -> settings."""
 
 
 def _by_setting() -> dict[str, Lack]:
@@ -92,6 +100,9 @@ def _by_setting() -> dict[str, Lack]:
 
 UNSUPPORTED: Mapping[str, Lack] = _by_setting()
 """Setting -> what happens when it is set; a feature that arrives takes its line out of the tables above."""
+
+WHY: Mapping[str, str] = {name: why for table in (_REFUSED, _HINTS) for why, names in table.items() for name in names}
+"""Setting of `UNSUPPORTED` -> why."""
 
 REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": ("sgd",),
@@ -153,8 +164,10 @@ def check_support(args: Args, origins: Mapping[str, Origin]) -> list[str]:
     """Warnings for hints that are set. Raises ConfigError for refused settings, all of them in one message."""
     refused, hints = _set_and_lacking(UNSUPPORTED, {}, args, origins)
     if refused:
-        verb = "is" if len(refused) == 1 else "are"
-        raise ConfigError(f"{', '.join(refused)} {verb} not supported by this version; remove to go on.")
+        told = [
+            f"{text} is not supported by this version: {WHY[name]}; remove to go on." for name, text in refused.items()
+        ]
+        raise ConfigError("\n".join(told))
     return [f"without effect in this version: {', '.join(hints)}"] if hints else []
 
 
@@ -175,7 +188,9 @@ def check_component_support(args: Args, origins: Mapping[str, Origin], uses: Col
     refused, hints = _set_and_lacking(unused, values, args, origins)
     if refused:
         verb = "has" if len(refused) == 1 else "have"
-        raise ConfigError(f"{', '.join(refused)} {verb} no effect with {chosen}; remove to go on, or choose others.")
+        raise ConfigError(
+            f"{', '.join(refused.values())} {verb} no effect with {chosen}; remove to go on, or choose others."
+        )
     return [f"without effect with {chosen}: {', '.join(hints)}"] if hints else []
 
 
@@ -184,9 +199,9 @@ def _set_and_lacking(
     values: Mapping[str, tuple[Any, ...]],
     args: Args,
     origins: Mapping[str, Origin],
-) -> tuple[list[str], list[str]]:
-    """Settings that are not at their defaults, as messages show them: the refused ones, and the hints."""
-    refused, hints = [], []
+) -> tuple[dict[str, str], list[str]]:
+    """Settings that are not at their defaults, as messages show them: the refused ones by name, and the hints."""
+    refused, hints = dict[str, str](), list[str]()
     for name, spec in flag_specs().items():
         value, lack = getattr(args, name), lacking.get(name)
         if value in values.get(name, ()):
@@ -196,7 +211,7 @@ def _set_and_lacking(
             continue
         text = f"{spec.show(value)} ({origins[name]})"
         if lack is Lack.REFUSED:
-            refused.append(text)
+            refused[name] = text
         elif lack is Lack.HINT:
             hints.append(text)
     return refused, hints

@@ -1,20 +1,22 @@
 """What the run's components say about settings: which ones they act on, and what they find wrong with them.
 
-`prepare` asks once, before anything starts. Two optional attributes of an engine's or trainer's class: `uses`, names of
-the settings in `config.support.BY_COMPONENT` that it acts on, and the classmethod `check_settings(settings)`. What a
-reader would get wrong: a class uses what its base classes use, too.
+`prepare` asks once, before anything starts. Optional attributes of an engine's or trainer's class: `uses`, names of the
+settings in `config.support.BY_COMPONENT` that it acts on, and the classmethods `missing(args)`, what it needs and is
+not installed, with what to type (empty when all is there), and `check_settings(settings)`. What a reader would get
+wrong: a class uses what its base classes use, too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime_core.config import Settings
+from slime_core.config.backends import WITHOUT_FLAGS
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import OF_TRAINERS, check_component_support
-from slime_core.errors import PluginError
+from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.components import Components
 from slime_core.launch.launchers import RAY
 
@@ -26,9 +28,18 @@ OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_toleranc
 
 def check_component_settings(settings: Settings, parts: Components) -> None:
     """Log warnings. Raises ConfigError for a setting nobody acts on, and for what a component refuses."""
-    flags = [
-        (part, name) for part, name in ((parts.engine, "rollout_engine"), (parts.trainer, "train_backend")) if part
-    ]
+    flags = _chosen(parts)
+    _check_installed(settings, flags)
+    tell_support(settings, parts)
+    for part, _ in flags:
+        check = getattr(part, "check_settings", None)
+        for warning in check(settings) if check is not None else ():
+            logger.warning("%s", warning)
+
+
+def tell_support(settings: Settings, parts: Components) -> list[str]:
+    """Log and return warnings about settings that neither engine nor trainer acts on. Raises ConfigError."""
+    flags = _chosen(parts)
     uses = {setting for part, name in flags for setting in _uses(part, settings.cite(name))}
     if parts.trainer is None:
         uses |= OF_TRAINERS
@@ -39,12 +50,27 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
     ):
         uses |= OF_ENGINE_ACTORS
     chosen = " and ".join(f"--{name.replace('_', '-')} {getattr(settings.args, name)}" for _, name in flags)
-    warnings = check_component_support(settings.args, settings.origins, uses, chosen or f"slime {settings.command}")
-    for part, _ in flags:
-        check = getattr(part, "check_settings", None)
-        warnings += check(settings) if check is not None else []
-    for warning in warnings:
+    told = check_component_support(settings.args, settings.origins, uses, chosen or f"slime {settings.command}")
+    for warning in told:
         logger.warning("%s", warning)
+    return told
+
+
+def _chosen(parts: Components) -> list[tuple[Any, str]]:
+    """(Class, the setting that names it) of engine and trainer, where there are any."""
+    both = ((parts.engine, "rollout_engine"), (parts.trainer, "train_backend"))
+    return [(part, name) for part, name in both if part]
+
+
+def _check_installed(settings: Settings, flags: Sequence[tuple[Any, str]]) -> None:
+    """Raise one ConfigError for all that the chosen components need and is not there, with the way without it."""
+    missing = {name: part.missing(settings.args) for part, name in flags if hasattr(part, "missing")}
+    lacking = [f"{settings.cite(name)}: {text}" for name, text in missing.items() if text]
+    if not lacking:
+        return
+    chosen = [flag_specs()[n].flag for n, text in missing.items() if text and settings.origins[n].kind == "auto"]
+    way = " ".join(f"{flag} {WITHOUT_FLAGS}" for flag in chosen)
+    raise ConfigError("\n".join(lacking) + (f"\nOr go on without: type {way}" if way else ""))
 
 
 def uses_of(part: Any) -> frozenset[str]:

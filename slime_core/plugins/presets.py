@@ -18,7 +18,9 @@ _COMMANDS = ("train", "rollout", "show")
 """Those whose result depends on the estimator."""
 
 
-def load_settings(argv: Sequence[str], *, command: str = "train", env: Mapping[str, str] | None = None) -> Settings:
+def load_settings(
+    argv: Sequence[str], *, command: str = "train", env: Mapping[str, str] | None = None, files: bool = True
+) -> Settings:
     """As `slime_core.config.load_settings`, with the estimator's defaults beneath what the user gave.
 
     Raises:
@@ -26,7 +28,7 @@ def load_settings(argv: Sequence[str], *, command: str = "train", env: Mapping[s
         PluginError: The estimator cannot be found or loaded.
     """
     preset = estimator_preset if command in _COMMANDS else None
-    return load_without_preset(argv, command=command, env=env, preset=preset)
+    return load_without_preset(argv, command=command, env=env, preset=preset, files=files)
 
 
 def estimator_preset(args: Args, origins: Mapping[str, Origin]) -> tuple[Mapping[str, Any], str]:

@@ -23,11 +23,12 @@ class RolloutEngine(Protocol):
     they are others than "in_place" and "abort"; without the class attribute `takes_images` = True a run with images
     (`--multimodal-keys`) is refused; a method `stream` (arguments of `generate`) yields everything so far.
 
-    Two more optional attributes of an engine's or trainer's class concern its settings: `uses: frozenset[str]`, the
-    names it acts on among those that only some components do (`slime_core.config.support.BY_COMPONENT`; the others are
-    refused or warned of; what base classes use counts), and the classmethod `check_settings(settings) -> list[str]`,
-    called by every command that runs something, and by `slime check`, before anything starts: it returns warnings and
-    raises ConfigError. An engine that starts servers may have the classmethod `launch_plan(settings, num_gpus=None)`,
+    More optional attributes of an engine's or trainer's class concern its settings: `uses: frozenset[str]`, the names
+    it acts on among those that only some components do (`slime_core.config.support.BY_COMPONENT`; the others are
+    refused or warned of; what base classes use counts), the classmethod `missing(args) -> str`, what it needs and is
+    not installed, with what to type, and the classmethod `check_settings(settings) -> list[str]`, called by every
+    command that runs something, and by `slime check`, before anything starts: it returns warnings and raises
+    ConfigError. An engine that starts servers may have the classmethod `launch_plan(settings, num_gpus=None)`,
     for `slime engines plan`: what it would start on this machine, or with so many GPUs, as an object with `describe()`
     and `to_dict()`. An engine without one takes one place of a cluster, or none with the class attribute
     `runs_elsewhere`.

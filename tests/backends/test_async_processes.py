@@ -86,7 +86,7 @@ def two(tiny: TinyRun, tmp_path: Path) -> Argv:
     """Flags of a run on two trainer processes."""
 
     def argv(save: str, **changes: Any) -> list[str]:
-        own = flags(actor_num_gpus_per_node=2, device="cpu", save_interval=1, **changes)
+        own = flags(train_backend="embedded", actor_num_gpus_per_node=2, device="cpu", save_interval=1, **changes)
         return tiny.argv(tmp_path / save, **own)
 
     return argv

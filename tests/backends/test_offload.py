@@ -22,6 +22,7 @@ def train(slime_ranks: Slime) -> Slime:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_under_ray(train: Slime, tiny: TinyRun, cluster: str, tmp_path: Path, ranks: int) -> None:
     flags: dict[str, Any] = {"num_rollout": 2, "device": "cpu", "actor_num_gpus_per_node": ranks}
+    flags |= {"train_backend": "embedded", "rollout_engine": "embedded"}
     train(tiny.argv(tmp_path / "inline", **flags))
     done = train(tiny.argv(tmp_path / "ray", **flags, colocate=True), "--ray-address", cluster)
     assert "without effect" not in done.stderr

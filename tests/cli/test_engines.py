@@ -97,10 +97,11 @@ def test_help_and_misspelling() -> None:
 
 @pytest.mark.slow
 def test_other_engines_refuse_models_and_warn_of_placement(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
-    done = slime("check", *tiny.argv(tmp_path / "run"), "--sglang-config", "m.yaml", check=False)
+    embedded = tiny.argv(tmp_path / "run", rollout_engine="embedded")
+    done = slime("check", *embedded, "--sglang-config", "m.yaml", check=False)
     assert done.returncode == 2
     assert "--sglang-config 'm.yaml' (flag) has no effect with --rollout-engine embedded" in done.stderr
-    done = slime("check", *tiny.argv(tmp_path / "run"), "--rollout-num-gpus", "2")
+    done = slime("check", *embedded, "--rollout-num-gpus", "2")
     assert (
         "without effect with --rollout-engine embedded and --train-backend embedded: --rollout-num-gpus 2"
         in done.stderr

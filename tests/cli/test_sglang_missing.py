@@ -25,7 +25,7 @@ def test_no_environment(command: str, tiny: TinyRun, slime: Slime, tmp_path: Pat
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("slime: error: SGLang is not installed beside slime (")
+    assert line.startswith("slime: error: --rollout-engine 'sglang' (flag): SGLang is not installed beside slime (")
     assert "Type --engine-python /path/to/venv/bin/python, or set SLIME_ENGINE_PYTHON" in line
     assert not (tmp_path / "run").exists()
 

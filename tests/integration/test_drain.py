@@ -134,7 +134,14 @@ def test_what_was_trained_is_committed_and_goes_on(
 def test_rank_0_decides_for_all(tiny: TinyRun, functions: Path, tmp_path: Path, slime: Slime, whom: str) -> None:
     """A scheduler may signal the command, or every process of it."""
     save = tmp_path / "run"
-    two = {**FLAGS, "actor_num_gpus_per_node": 2, "device": "cpu", "num_rollout": 3, "save_interval": None}
+    two = {
+        **FLAGS,
+        "train_backend": "embedded",
+        "actor_num_gpus_per_node": 2,
+        "device": "cpu",
+        "num_rollout": 3,
+        "save_interval": None,
+    }
     argv = tiny.argv(save, **two, rollout_sample_hook_path=f"{functions}:sampled")
     first = slime("train", *argv, CALL="20", WHOM=whom)
     # The parent passes the signal on, and a rollout may end meanwhile.
@@ -156,7 +163,9 @@ def test_rank_0_decides_for_all(tiny: TinyRun, functions: Path, tmp_path: Path, 
         pytest.param(13, 4, {}, marks=pytest.mark.slow),  # after the last rollout
         pytest.param(5, 0, {"skip_eval_before_train": None}, marks=pytest.mark.slow),  # before the first
         pytest.param(5, 2, {"async": True}, marks=pytest.mark.slow),
-        pytest.param(5, 2, {"actor_num_gpus_per_node": 2, "device": "cpu"}, marks=pytest.mark.slow),
+        pytest.param(
+            5, 2, {"train_backend": "embedded", "actor_num_gpus_per_node": 2, "device": "cpu"}, marks=pytest.mark.slow
+        ),
     ],
     ids=["between", "last", "first", "async", "ranks"],
 )

@@ -52,7 +52,11 @@ def test_the_same_run_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
-    [{}, {"true_on_policy_mode": True, "partial_rollout": None}, {"actor_num_gpus_per_node": 2, "device": "cpu"}],
+    [
+        {},
+        {"true_on_policy_mode": True, "partial_rollout": None},
+        {"train_backend": "embedded", "rollout_engine": "embedded", "actor_num_gpus_per_node": 2, "device": "cpu"},
+    ],
 )
 def test_killed_with_colocate_and_resumed(
     tiny: TinyRun, slime_ranks: Slime, tmp_path: Path, flags: dict[str, Any]

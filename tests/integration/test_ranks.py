@@ -52,7 +52,9 @@ def two(tiny: TinyRun, tmp_path: Path) -> Callable[..., list[str]]:
 
     def argv(save: str = "run", **changes: Any) -> list[str]:
         return tiny.argv(
-            tmp_path / save, **{"num_rollout": 2, "actor_num_gpus_per_node": 2, "device": "cpu", **changes}
+            tmp_path / save,
+            train_backend="embedded",
+            **{"num_rollout": 2, "actor_num_gpus_per_node": 2, "device": "cpu", **changes},
         )
 
     return argv
@@ -107,7 +109,12 @@ def test_a_users_loss_works_on_every_rank(tiny: TinyRun, tmp_path: Path, slime: 
     if which == "reducer":
         own = {"custom_pg_loss_reducer_function_path": f"{tmp_path / 'users.py'}:reducer"}
     slime("train", *tiny.argv(tmp_path / "one", num_rollout=1, **own))
-    slime("train", *tiny.argv(tmp_path / "two", num_rollout=1, actor_num_gpus_per_node=2, device="cpu", **own))
+    slime(
+        "train",
+        *tiny.argv(
+            tmp_path / "two", num_rollout=1, train_backend="embedded", actor_num_gpus_per_node=2, device="cpu", **own
+        ),
+    )
     assert {path.name for path in tmp_path.glob("seen_*")} == {"seen_alone", "seen_0", "seen_1"}
     one, two = (next(line for line in metrics(tmp_path / run) if "train/loss" in line) for run in ("one", "two"))
     for name in one.keys() & {"train/loss", "train/grad_norm", "train/by_hand"}:

@@ -306,7 +306,9 @@ def test_two_data_parallel_processes_train_as_one(
             two = [*launcher, SLIME, "train", *tiny.argv(tmp_path / "two", **flags)]
             done = subprocess.run(two, timeout=120, capture_output=True, text=True, env=environment)
         else:
-            ranks = tiny.argv(tmp_path / "two", **flags, actor_num_gpus_per_node=2, device="cpu")
+            ranks = tiny.argv(
+                tmp_path / "two", **flags, train_backend="embedded", actor_num_gpus_per_node=2, device="cpu"
+            )
             done = zygote.run(["train", *ranks], dict(os.environ), 120, "tests.forked_ranks:install")
         assert done.returncode == 0, done.stderr[-3000:]
     assert "resumed from" in done.stdout

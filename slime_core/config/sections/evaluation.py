@@ -15,7 +15,7 @@ class EvalArgs(Section):
     eval_interval: Annotated[int | None, Field(gt=0)] = None
     """Rollouts between evaluations."""
     eval_prompt_data: Annotated[list[str] | None, Flag(metavar="NAME PATH")] = None
-    """Names and files of evaluation data, in pairs; repeatable."""
+    """Names and files of evaluation data, in pairs; repeatable. A file alone is called by its name without suffix."""
     eval_config: str | None = None
     """YAML file with evaluation data and their settings."""
     eval_function_path: str | None = None

@@ -32,10 +32,12 @@ class RunArgs(Section):
     """Options of plugins, {name: {option: value}}; from YAML, or one at a time by --set plugins.NAME.OPTION=VALUE."""
     custom_config_path: str | None = None
     """YAML file; keys that are settings are settings, all others become attributes of args for your functions."""
-    train_backend: str = "embedded"
-    """Trainer, by plugin name."""
-    rollout_engine: str = "embedded"
-    """Rollout engine, by plugin name."""
+    train_backend: str = "auto"
+    """Trainer, by plugin name. auto: megatron where one of Megatron's flags or GPUs for training are given, else
+    embedded."""
+    rollout_engine: str = "auto"
+    """Rollout engine, by plugin name. auto: sglang where one of SGLang's flags or GPUs for inference are given, else
+    embedded."""
     launcher: Literal["auto", "inline", "ray"] = "auto"
     """Where the stages live. inline: in this process, and further trainer processes of this machine; ray: in actors of
     a Ray cluster; auto: ray where --ray-address or the environment variable RAY_ADDRESS names a cluster, or in a Ray

@@ -17,7 +17,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from slime_core.config.settings import Settings
-from slime_core.engines.sglang.environment import engine_python, installed_versions
+from slime_core.engines.sglang.environment import engine_python, installed_versions, missing
 from slime_core.engines.sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
 from slime_core.engines.sglang.incidents import Incidents
 from slime_core.engines.sglang.known_defects import check_model
@@ -76,6 +76,11 @@ class SglangEngine(Planned, HttpEngine):
         self._needs_puller = getattr(args, "update_weight_mode", "full") == "delta" and not self.pullers
         if self._needs_puller:
             self.weight_transports = (*self.weight_transports, "delta")
+
+    @classmethod
+    def missing(cls, args: Args) -> str:
+        """What is not installed and what to type; empty when SGLang's environment is there."""
+        return missing(args)
 
     @classmethod
     def check_settings(cls, settings: Settings) -> list[str]:

@@ -70,11 +70,22 @@ def engine_python(args: Any) -> Path:
     """
     python = find_python(args)
     if python is None:
-        raise ConfigError(
-            f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). Type --engine-python"
-            f" /path/to/venv/bin/python, or set {PYTHON_VARIABLE}, to name the environment that it is installed in."
-        )
+        raise ConfigError(missing(args))
     return python
+
+
+def missing(args: Any) -> str:
+    """That there is no environment with SGLang, and what to type; empty when there is one.
+
+    Raises:
+        ConfigError: The one named is no interpreter, or has no SGLang.
+    """
+    if find_python(args) is not None:
+        return ""
+    return (
+        f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). Type --engine-python"
+        f" /path/to/venv/bin/python, or set {PYTHON_VARIABLE}, to name the environment that it is installed in."
+    )
 
 
 @cache

@@ -36,6 +36,9 @@ SERVER, ROUTER = "sglang_", "router_"
 RENAMED: Mapping[str, str] = {
     "cuda-graph-bs": "cuda-graph-bs-decode",
     "cuda-graph-max-bs": "cuda-graph-max-bs-decode",
+    "mamba-scheduler-strategy": "mamba-radix-cache-strategy",
+    "nsa-decode-backend": "dsa-decode-backend",
+    "nsa-prefill-backend": "dsa-prefill-backend",
 }
 """Flags of older SGLang versions, as launch scripts have them -> their name now; where a version has only the new name,
 the old one stands for it."""

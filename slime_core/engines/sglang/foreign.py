@@ -15,6 +15,14 @@ from slime_core.config.passthrough import FlagList
 
 HELP_FLAG = "help-sglang"
 USED_BY = ("sglang",)
+CHOSEN_BY = (
+    ("rollout_num_gpus",),
+    ("rollout_num_gpus_per_engine",),
+    ("prefill_num_servers",),
+    ("sglang_config",),
+    ("colocate", "actor_num_gpus_per_node"),
+)
+"""GPUs for inference, in a script for GPUs those that training shares, and what only SGLang's servers have."""
 
 
 def server_flags() -> ForeignFlags:
@@ -23,7 +31,10 @@ def server_flags() -> ForeignFlags:
         owner="SGLang",
         prefixes=("sglang-", "no-sglang-"),
         used_by=USED_BY,
+        chooses="rollout_engine",
+        chosen_by=CHOSEN_BY,
         listing=_server_list,
+        abbreviates=True,
         help_flag=HELP_FLAG,
         check=_check_server,
     )
@@ -35,6 +46,7 @@ def router_flags() -> ForeignFlags:
         owner="SGLang's router",
         prefixes=("router-",),
         used_by=USED_BY,
+        chooses="rollout_engine",
         listing=_router_list,
         help_flag=HELP_FLAG,
         check=_check_router,

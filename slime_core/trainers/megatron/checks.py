@@ -21,6 +21,7 @@ from slime_core.trainers.megatron.arguments.architecture import COMPARED, check_
 from slime_core.trainers.megatron.arguments.config import PRECISION_AWARE, padded_vocab_size
 from slime_core.trainers.megatron.arguments.flags import flag_list
 from slime_core.trainers.megatron.arguments.owned import NOT_ON_CPU, REFUSED_ON_CPU
+from slime_core.trainers.megatron.arguments.values import given as given_value
 from slime_core.trainers.megatron.arguments.values import given_fields
 from slime_core.trainers.megatron.chosen import trained_names
 from slime_core.trainers.megatron.installed import check_installed
@@ -203,9 +204,9 @@ def _check_device(args: Any, settings: MegatronSettings) -> list[str]:
         if name in given and given[name] != value
     ]
     idle += [
-        f"{_shown(name, getattr(args, name))} ({NOT_ON_CPU['use_precision_aware_optimizer'][1]})"
+        f"{_shown(name, value)} ({NOT_ON_CPU['use_precision_aware_optimizer'][1]})"
         for name in PRECISION_AWARE
-        if getattr(args, name, None) not in (None, "fp32")
+        if (value := given_value(args, name)) not in (None, "fp32")
     ]
     if given.get("moe_token_dispatcher_type") == "flex":
         idle.append("--moe-token-dispatcher-type flex (it needs GPUs; alltoall is used instead)")

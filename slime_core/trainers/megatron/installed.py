@@ -38,6 +38,11 @@ _NOISE_ON_CPU = (
 )
 
 
+def missing() -> str:
+    """That megatron-core is not installed, and what to type; empty when it is."""
+    return "" if core_directory() is not None else f"megatron-core is not installed; {INSTALL}"
+
+
 def check_installed() -> None:
     """There is a megatron-core of a known release; imports nothing.
 
@@ -46,7 +51,7 @@ def check_installed() -> None:
     """
     root = core_directory()
     if root is None:
-        raise ConfigError(f"--train-backend megatron: megatron-core is not installed; {INSTALL}")
+        raise ConfigError(f"--train-backend megatron: {missing()}")
     _check_release(core_version(root))
 
 

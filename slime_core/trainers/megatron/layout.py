@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron.arguments.values import given_fields
+from slime_core.trainers.megatron.arguments.values import given, given_fields
 
 _FIELDS: Mapping[str, str] = {
     "tensor": "tensor_model_parallel_size",
@@ -51,18 +51,18 @@ class Layout:
         Raises:
             ConfigError: Sizes contradict each other.
         """
-        given = given_fields(args)
-        sizes = {name: given[field] for name, field in _FIELDS.items() if field in given}
+        fields = given_fields(args)
+        sizes = {name: fields[field] for name, field in _FIELDS.items() if field in fields}
         for name, size in sizes.items():
             if size < 1:
                 raise ConfigError(f"{_flag(name)} {size}: at least 1")
-        layout = cls(**sizes, sequence_parallel=bool(given.get("sequence_parallel", False)))
-        per_chunk = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
+        layout = cls(**sizes, sequence_parallel=bool(fields.get("sequence_parallel", False)))
+        per_chunk = given(args, "num_layers_per_virtual_pipeline_stage")
         if per_chunk is not None and num_layers is not None:
-            layout = _with_chunks_of(layout, per_chunk, num_layers, given)
-        layout._check(given, interleaved=per_chunk is not None)
+            layout = _with_chunks_of(layout, per_chunk, num_layers, fields)
+        layout._check(fields, interleaved=per_chunk is not None)
         if num_layers is not None:
-            _check_stages(layout, num_layers, given)
+            _check_stages(layout, num_layers, fields)
         return layout
 
     @property

@@ -27,6 +27,7 @@ from slime_core.trainers.megatron.checkpoints import checkpoint
 from slime_core.trainers.megatron.checks import check_run
 from slime_core.trainers.megatron.cpu_mode import on_device
 from slime_core.trainers.megatron.hooks import HOOK_SETTINGS, Hooks
+from slime_core.trainers.megatron.installed import missing
 from slime_core.trainers.megatron.layout import Layout
 from slime_core.trainers.megatron.process_groups import ProcessGroups
 from slime_core.trainers.megatron.roles import Models
@@ -122,6 +123,11 @@ class MegatronTrainer:
         return on_device(self.device)
 
     # -- settings --------------------------------------------------------------------------------------
+
+    @classmethod
+    def missing(cls, args: Any) -> str:
+        """What is not installed and what to type; empty when Megatron is there."""
+        return missing()
 
     @classmethod
     def check_settings(cls, settings: Any) -> list[str]:

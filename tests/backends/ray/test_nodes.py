@@ -117,6 +117,7 @@ def reward_file(tmp_path: Path) -> str:
 def test_ranks_on_two_nodes(tiny: TinyRun, nodes: Nodes, reward_file: str, typed: Any, tmp_path: Path) -> None:
     where = tmp_path / "where.jsonl"
     changes: dict[str, Any] = {"num_rollout": 2, "save_interval": 2, "custom_rm_path": reward_file}
+    changes["train_backend"] = "embedded"
     one = tiny.argv(None, **changes, actor_num_gpus_per_node=2)
     two = tiny.argv(None, **changes, actor_num_nodes=2, actor_num_gpus_per_node=1)
     typed("train", *one, "--save", "here")
@@ -140,7 +141,7 @@ def test_ranks_on_two_nodes(tiny: TinyRun, nodes: Nodes, reward_file: str, typed
 
 
 def test_more_nodes_than_there_are(tiny: TinyRun, nodes: Nodes, tmp_path: Path) -> None:
-    flags = tiny.argv(tmp_path / "run", actor_num_nodes=4, actor_num_gpus_per_node=1)
+    flags = tiny.argv(tmp_path / "run", train_backend="embedded", actor_num_nodes=4, actor_num_gpus_per_node=1)
     done = _slime(["train", *flags, "--ray-address", nodes.address], tmp_path, 2)
     assert "--actor-num-nodes 4: the Ray cluster has 2 nodes" in done.stderr
 
@@ -224,7 +225,7 @@ def test_a_job_that_is_stopped(
 @pytest.mark.parametrize("of", ["a rank alone", "the engine"])
 def test_a_node_that_goes(of: str, tiny: TinyRun, nodes: Nodes, slime: Any, tmp_path: Path) -> None:
     restarts = {"max_trainer_restarts": 1, "ray_placement_timeout": 15} if of == "a rank alone" else {}
-    two = {"actor_num_nodes": 2, "actor_num_gpus_per_node": 1, "num_rollout": 10_000}
+    two = {"train_backend": "embedded", "actor_num_nodes": 2, "actor_num_gpus_per_node": 1, "num_rollout": 10_000}
     with begun(tiny, nodes.address, tmp_path, **two, **restarts) as run:
         pids = actors(tmp_path / "run")
         raylet = {name: psutil.Process(pid).ppid() for name, pid in pids.items()}

@@ -43,7 +43,8 @@ _MANY_BUCKETS = {"update_weight_buffer_size": 1 << 16}
 
 @pytest.mark.parametrize(("mode", "how"), [("one-step", _BY_DELTAS), ("full", _MANY_BUCKETS)], ids=["one-step", "full"])
 def test_asynchronous(mode: str, how: Any, tiny: TinyRun, cluster: str, slime: Any, tmp_path: Path) -> None:
-    changes = {"async": True, "async_mode": mode, "eval_in_background": True, "actor_num_gpus_per_node": 2, **how}
+    changes = {"async": True, "async_mode": mode, "eval_in_background": True, **how}
+    changes |= {"train_backend": "embedded", "actor_num_gpus_per_node": 2}
     with begun(tiny, cluster, tmp_path, held=True, **_TWICE, **changes) as run:
         before, after = struck(run, tmp_path, "trainer-rank-1", {"trainer-rank-0", "trainer-rank-1"})
         run.finish()

@@ -84,11 +84,11 @@ def test_a_missing_file_is_named_with_its_flag(load: Load) -> None:
         load(env={"SLIME_EVAL_CONFIG": "none.yaml"})
 
 
-def test_a_single_path_is_an_error(load: Load) -> None:
+def test_half_a_pair_is_an_error(load: Load) -> None:
     with pytest.raises(ConfigError) as caught:
-        load("--eval-prompt-data", "aime.jsonl")
+        load("--eval-prompt-data", "aime", "aime.jsonl", "b.jsonl")
     assert str(caught.value) == (
-        "--eval-prompt-data 'aime.jsonl' (flag): expected pairs of a name and a path,"
+        "--eval-prompt-data 'aime' 'aime.jsonl' 'b.jsonl' (flag): expected pairs of a name and a path,"
         " e.g. --eval-prompt-data aime data/aime.jsonl"
     )
 

@@ -102,8 +102,8 @@ BROKEN = [
     ("--keep-old-actor --proximal-policy interpolate",
      "--keep-old-actor (flag) and --proximal-policy 'interpolate' (flag) both name the old policy; use one."),
     ("--rollout-buffer-url http://h:1",
-     "--rollout-buffer-url 'http://h:1' (flag) is not supported by this version; remove to"
-     " go on."),
+     "--rollout-buffer-url 'http://h:1' (flag) is not supported by this version: there is no rollout buffer server; set"
+     " --data-source-path or --rollout-function-path; remove to go on."),
 ]  # fmt: skip
 
 
@@ -196,14 +196,13 @@ WARNINGS = [
       "--rs-tr-threshold 0.1 (flag): no effect without --rs-trust-region."]),
     ("--use-tis --use-rs --rs-level sequence --tis-lower-bound 0.5", []),
     ("--custom-rm-path m.f", ["--rm-type 'math' (flag) has no effect with --custom-rm-path 'm.f' (flag)."]),
-    ("--train-env-vars {} --release-train --rollout-num-gpus 4 --mtp-loss-scaling-factor 0.2",
+    ("--train-env-vars {} --release-train --mtp-loss-scaling-factor 0.2",
      ["without effect in this version: --release-train (flag)"]),
-    ("--actor-num-nodes 1 --actor-num-gpus-per-node 8", []),
     ("--use-dynamic-batch-size --max-tokens-per-gpu 64 --micro-batch-size 2",
      ["--micro-batch-size 2 (flag) has no effect with --use-dynamic-batch-size (flag)."]),
-    ("--tensor-model-parallel-size 2 --sequence-parallel --swiglu --sglang-mem-fraction-static 0.8",
-     ["without effect with --train-backend embedded and --rollout-engine embedded: --tensor-model-parallel-size 2"
-      " (flag), --sequence-parallel (flag), --swiglu (flag), --sglang-mem-fraction-static 0.8 (flag)"]),
+    ("--train-backend embedded --rollout-engine embedded --swiglu --sglang-mem-fraction-static 0.8",
+     ["without effect with --train-backend embedded and --rollout-engine embedded: --swiglu (flag),"
+      " --sglang-mem-fraction-static 0.8 (flag)"]),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ ROWS = [
 ]
 OUR_DEFAULTS = {
     "distributed_backend": "auto",
-    "train_backend": "embedded",
+    "train_backend": "auto",
     "update_weight_transport": "auto",
     "rollout_function_path": None,
     "use_tensorboard": None,

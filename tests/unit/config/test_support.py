@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.config import load_settings
 from slime_core.config.spec import flag_specs
-from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack, check_component_support
+from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, check_component_support
 from slime_core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,25 +41,6 @@ def test_settings_without_effect_are_not_read_by_the_loop() -> None:
 def test_settings_of_some_components_are_not_those_of_none() -> None:
     assert set(BY_COMPONENT) <= set(flag_specs())
     assert not set(BY_COMPONENT) & set(UNSUPPORTED)
-
-
-def _flags_between(text: str, begin: str, end: str) -> set[str]:
-    """Names of the settings whose flags stand between two phrases."""
-    part = text[text.index(begin) + len(begin) :]
-    by_flag = {spec.flag: name for name, spec in flag_specs().items()}
-    return {by_flag[flag] for flag in re.findall(r"`(--[a-z0-9-]+)`", part[: part.index(end)]) if flag in by_flag}
-
-
-def test_the_migrating_page_names_as_refused_and_without_effect_what_is() -> None:
-    """Its examples, and nothing among its differences, which are all obeyed."""
-    page = (ROOT / "docs/migrating-from-slime.md").read_text(encoding="utf-8")
-    lacks = {**UNSUPPORTED, **BY_COMPONENT}
-    refused = _flags_between(page, "- **refused**", "- **no effect**") - {"multimodal_keys"}
-    assert {name: lacks.get(name) for name in refused} == dict.fromkeys(refused, Lack.REFUSED)
-    hints = _flags_between(page, "- **no effect**", "- Megatron's own")
-    assert {name: lacks.get(name) for name in hints} == dict.fromkeys(hints, Lack.HINT)
-    assert len(refused) > 1 < len(hints)
-    assert not set(UNSUPPORTED) & _flags_between(page, "Differences flag by flag", "## Done differently")
 
 
 def test_settings_that_the_chosen_components_do_not_act_on_are_told_or_refused() -> None:

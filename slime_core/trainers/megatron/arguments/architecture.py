@@ -15,7 +15,7 @@ from slime_core.errors import ConfigError
 from slime_core.models.megatron_family import Architecture
 from slime_core.trainers.megatron.arguments.fields import known_fields
 from slime_core.trainers.megatron.arguments.flags import flag_list
-from slime_core.trainers.megatron.arguments.values import given_fields
+from slime_core.trainers.megatron.arguments.values import given, given_fields
 
 COMPARED: Mapping[str, str] = {
     "num_layers": "num_hidden_layers",
@@ -216,7 +216,7 @@ def _of_names(args: Any, architecture: Architecture) -> Iterator[str]:
         "quick_geglu": (lambda v: v is _activation(architecture, "quick_gelu", gated=True), "another activation"),
         # Where the number of groups is given it is compared; with one head to a group the switch says nothing wrong.
         "group_query_attention": (
-            lambda v: latent or getattr(args, "num_query_groups", None) is not None or v is (groups != heads),
+            lambda v: latent or given(args, "num_query_groups") is not None or v is (groups != heads),
             f"{groups} key-value heads for {heads} heads",
         ),
         "untie_embeddings_and_output_weights": (
@@ -225,6 +225,7 @@ def _of_names(args: Any, architecture: Architecture) -> Iterator[str]:
         ),
         "position_embedding_type": (lambda v: v == "rope", "rope"),
         "use_rotary_position_embeddings": (bool, "rope"),
+        "no_position_embedding": (bool, "rope"),
         "use_rope_scaling": (lambda v: v is (scaling is not None), f"rope_scaling {scaling}"),
         "rope_scaling_factor": (
             lambda v: scaling is not None and math.isclose(v, float(scaling.get("factor", 1.0))),
@@ -241,6 +242,6 @@ def _of_names(args: Any, architecture: Architecture) -> Iterator[str]:
         ),
     }
     for name, (agrees, found) in statements.items():
-        value = getattr(args, name, None)
+        value = given(args, name)
         if value is not None and not agrees(value):
             yield f"{flag_list().by_name[name].show(value)}: the model has {found}"

@@ -18,22 +18,11 @@ from slime_core.errors import ConfigError
 from slime_core.models.megatron_family import Architecture
 from slime_core.trainers.megatron.arguments.architecture import COMPARED
 from slime_core.trainers.megatron.arguments.fields import known_fields
-from slime_core.trainers.megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU
-from slime_core.trainers.megatron.arguments.values import given_fields
+from slime_core.trainers.megatron.arguments.owned import FOR_RL, NO_EFFECT, NOT_ON_CPU
+from slime_core.trainers.megatron.arguments.values import given, given_fields
 from slime_core.trainers.megatron.layout import Layout
 from slime_core.trainers.megatron.settings import MegatronSettings
 from slime_core.trainers.settings import Role, value_of
-
-FOR_RL: Mapping[str, Any] = {
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "moe_router_load_balancing_type": "none",
-    "moe_aux_loss_coeff": 0.0,
-    "moe_router_bias_update_rate": 0.0,
-    "moe_token_dispatcher_type": "alltoall",
-}
-"""Defaults where Megatron's are for pre-training: log-probs are the same in every pass, and experts are chosen as in
-the engine's copy of the weights."""
 
 FUSED_ON_GPU = ("bias_activation_fusion", "bias_dropout_fusion")
 """On by default there; they need nothing but torch."""
@@ -133,7 +122,7 @@ def optimizer_config(args: Any, *, role: Role = "actor", device: torch.device) -
     fields |= {"use_distributed_optimizer": True, **_of(args, "optimizer")}
     fields |= {"bf16": dtype == torch.bfloat16, "params_dtype": dtype}
     if device.type != "cpu":
-        fields |= {name: _DTYPES[getattr(args, name)] for name in PRECISION_AWARE if getattr(args, name, None)}
+        fields |= {name: _DTYPES[value] for name in PRECISION_AWARE if (value := given(args, name))}
     _for_device(fields, device, ("optimizer",))
     _check_overlap(fields, args)
     return _made(OptimizerConfig, fields)

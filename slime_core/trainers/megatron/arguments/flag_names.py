@@ -57,6 +57,7 @@ STATED: Mapping[str, Named] = {
     "untie-embeddings-and-output-weights": Named("switch", "The output layer has a matrix of its own."),
     "position-embedding-type": Named("str", "Kind of position embedding."),
     "use-rotary-position-embeddings": Named("switch", "Positions are rotations."),
+    "no-position-embedding": Named("switch", "There are no learned position embeddings."),
     "use-rope-scaling": Named("switch", "Rotations are scaled as in Llama 3."),
     "rope-scaling-factor": Named("float", "Factor of that scaling."),
     "full-attention-interval": Named("int", "Every so many layers one has full attention, the others linear."),
@@ -106,7 +107,84 @@ _CHECKPOINT = "slime decides how checkpoints are written, and finds out what it 
 _LOGGING = "slime reports by itself"
 _LOOP = "the loop is slime's"
 
+_PROFILER = "there is no profiler; the trace of --trace says when what began and ended"
+_DATA = "samples come from --prompt-data, each in a row of its own"
+_RESTARTS = "slime watches and ends its processes by itself"
+_BATCHES = "set --global-batch-size and --max-tokens-per-gpu or --micro-batch-size"
+
+
+def _each(words: str, text: str) -> dict[str, Named]:
+    """`name[:kind[=default]][*]` -> its entry; without a kind a switch, with the star a list."""
+    found = {}
+    for word in words.split():
+        name, _, kind = word.removesuffix("*").partition(":")
+        kind, _, default = kind.partition("=")
+        value = int(default) if kind == "int" and default else default or None
+        found[name] = Named(_KIND[kind], text, default=value, is_list=word.endswith("*"))
+    return found
+
+
+_KIND: Mapping[str, ForeignKind] = {"": "switch", "int": "int", "str": "str", "float": "float", "any": "any"}
+
+_OF_THE_LOOP: Mapping[str, Named] = {
+    **_each(
+        "log-energy timing-log-option:str=minmax tensorboard-log-interval:int=1 tensorboard-queue-size:int=1000"
+        " log-timers-to-tensorboard no-log-loss-scale-to-tensorboard log-validation-ppl-to-tensorboard"
+        " log-memory-to-tensorboard log-world-size-to-tensorboard log-batch-size-to-tensorboard"
+        " log-learning-rate-to-tensorboard logging-level:int wandb-entity:str wandb-exp-name:str wandb-save-dir:str"
+        " log-params-norm log-straggler disable-straggler-on-startup straggler-ctrlr-port:int=65535"
+        " straggler-minmax-count:int=1 run-workload-inspector-server log-device-memory-used log-memory-interval:int"
+        " enable-one-logger no-one-logger one-logger-project:str one-logger-run-name:str one-logger-async"
+        " app-tag-run-name:str app-tag-run-version:str",
+        _LOGGING,
+    ),
+    **_each(
+        "profile profile-step-start:int=10 profile-step-end:int=12 use-pytorch-profiler profile-ranks:int*"
+        " memory-snapshot-path:str",
+        _PROFILER,
+    ),
+    **_each(
+        "no-manual-gc-eval result-rejected-tracker-filename:str check-for-spiky-loss rerun-mode:str"
+        " error-injection-rate:int error-injection-type:str train-sync-interval:int"
+        " check-weight-hash-across-dp-replicas-interval:int",
+        _LOOP,
+    ),
+    **_each(
+        "exit-signal-handler exit-signal-handler-for-dataloader adlr-autoresume adlr-autoresume-interval:int"
+        " local-rank:int lazy-mpu-init:any distributed-timeout-seconds-after-init:int disable-gloo-process-groups"
+        " nccl-communicator-config-path:str use-sharp sharp-enabled-group:str high-priority-stream-groups:str*"
+        " enable-ft-package calc-ft-timeouts inprocess-restart disable-msc",
+        _RESTARTS,
+    ),
+    **_each(
+        "save-retain-interval:int non-persistent-save-interval:int non-persistent-ckpt-type:str"
+        " non-persistent-global-ckpt-dir:str non-persistent-local-ckpt-dir:str non-persistent-local-ckpt-algo:str"
+        " use-checkpoint-args use-mp-args-from-checkpoint-args no-use-tokenizer-model-from-checkpoint-args"
+        " no-ckpt-fully-parallel-save dist-ckpt-strictness:str dist-ckpt-save-pre-mcore-014"
+        " dist-ckpt-optim-fully-reshardable distrib-optim-fully-reshardable-mem-efficient replication"
+        " replication-jump:int replication-factor:int=2 load-main-params-from-ckpt no-strict-fsdp-dtensor-load"
+        " exit-on-missing-checkpoint data-parallel-random-init",
+        _CHECKPOINT,
+    ),
+    **_each(
+        "data-cache-path:str no-mmap-bin-files encoder-seq-length:int decoder-seq-length:int"
+        " retriever-seq-length:int=256 sample-rate:float mask-prob:float short-seq-prob:float reset-position-ids"
+        " reset-attention-mask eod-mask-loss num-dataset-builder-threads:int=1 dataloader-type:str"
+        " object-storage-cache-path:str mid-level-dataset-surplus:float allow-ambiguous-pad-tokens split:str",
+        _DATA,
+    ),
+    **_each(
+        "vocab-extra-ids:int tokenizer-metadata:str tiktoken-pattern:str tiktoken-num-special-tokens:int=1000"
+        " tiktoken-special-tokens:str* legacy-tokenizer trust-remote-code",
+        _TOKENIZER,
+    ),
+    **_each("full-validation multiple-validation-sets", "slime evaluates whole data sets; set --eval-interval"),
+    **_each("no-scatter-gather-tensors-in-pipeline ddp-num-buckets:int", "it concerns speed alone"),
+}
+"""What only Megatron-LM's own training loop and its set-up read (megatron/training/arguments.py)."""
+
 GRANTED: Mapping[str, Named] = {
+    **_OF_THE_LOOP,
     "seq-length": Named("int", "micro-batches have the lengths of their samples"),
     "use-mcore-models": Named("switch", "there are no others"),
     "use-dist-ckpt": Named("switch", _CHECKPOINT),
@@ -171,6 +249,22 @@ REFUSED: Mapping[str, Named] = {
     "hybrid-override-pattern": Named("str", "there are no Mamba models here; remove it"),
     "hybrid-layer-pattern": Named("str", "there are no Mamba models here; remove it"),
     "init-method-xavier-uniform": Named("switch", "weights come from a checkpoint; remove it"),
+    **_each("lr-wsd-decay-samples:int warmup:int", _SCHEDULE.format("--lr-wsd-decay-iters or --lr-warmup-iters")),
+    **_each("batch-size:int decrease-batch-size-if-needed iterations-to-skip:int*", _BATCHES),
+    **_each("recompute-activations checkpoint-activations", "set --recompute-granularity"),
+    **_each("model-parallel-size:int", "set --tensor-model-parallel-size"),
+    **_each("ckpt-convert-format:str ckpt-convert-save:str", "type slime convert"),
+    **_each("skip-train", "type slime eval"),
+    **_each(
+        "data-path:str* train-data-path:str* valid-data-path:str* test-data-path:str* data-args-path:str"
+        " per-split-data-args-path:str mock-data",
+        "set --prompt-data",
+    ),
+    **_each("use-legacy-models openai-gelu onnx-safe", "there are only Megatron Core's models here; remove it"),
+    **_each("use-torch-fsdp2", "slime wraps models in Megatron's DistributedDataParallel; remove it"),
+    **_each("grad-reduce-in-bf16", "set --no-accumulate-allreduce-grads-in-fp32"),
+    **_each("yaml-cfg:str", "settings in YAML are a --config file"),
+    **_each("perform-rl-step", "set --advantage-estimator; this is slime's own loop"),
 }
 """Would change what is computed, and does not; an error that says what to set instead."""
 

@@ -21,6 +21,22 @@ if TYPE_CHECKING:
     from slime_core.trainers.megatron.arguments.flag_names import Named
 
 USED_BY = ("megatron",)
+CHOSEN_BY = (
+    "actor_num_gpus_per_node",
+    "actor_num_nodes",
+    "custom_megatron_before_log_prob_hook_path",
+    "custom_megatron_before_train_step_hook_path",
+    "custom_megatron_init_path",
+    "custom_model_provider_path",
+)
+"""GPUs for training, and what this trainer alone acts on."""
+SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
 
 
 def megatron_flags() -> ForeignFlags:
@@ -28,11 +44,22 @@ def megatron_flags() -> ForeignFlags:
     return ForeignFlags(
         owner="Megatron",
         used_by=USED_BY,
+        chooses="train_backend",
+        chosen_by=tuple((name,) for name in CHOSEN_BY),
+        sizes=SIZES,
+        default_of=default_of,
         listing=lambda _: flag_list(),
         help_flag="help-megatron",
         examples=("tensor-model-parallel-size", "pipeline-model-parallel-size", "sequence-parallel"),
         check=check_flags,
     )
+
+
+def default_of(args: Any, name: str) -> Any:
+    """Megatron's own value of an attribute that was not given. Raises LookupError when it has none."""
+    from slime_core.trainers.megatron.arguments import defaults
+
+    return defaults.default_of(args, name)
 
 
 @cache

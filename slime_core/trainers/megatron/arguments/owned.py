@@ -56,6 +56,17 @@ OWNED: Mapping[str, tuple[Any, str]] = {
 }
 """Field -> (the value it has here, what to do instead)."""
 
+FOR_RL: Mapping[str, Any] = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "moe_router_load_balancing_type": "none",
+    "moe_aux_loss_coeff": 0.0,
+    "moe_router_bias_update_rate": 0.0,
+    "moe_token_dispatcher_type": "alltoall",
+}
+"""Defaults where Megatron's are for pre-training: log-probs are the same in every pass, and experts are chosen as in
+the engine's copy of the weights."""
+
 _INFERENCE = "it concerns Megatron's own inference"
 _FP16 = "it concerns loss scaling, which only --fp16 has"
 _MUON = "it concerns the optimizer Muon, which --optimizer does not have"

@@ -22,17 +22,28 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
+def given(args: Any, name: str) -> Any:
+    """What a flag was given; None where it was not, although `args.NAME` then answers with Megatron's default.
+
+    Args:
+        args: The run's settings, or any object with attributes.
+        name: Attribute that is no setting of slime's own.
+    """
+    extra = getattr(args, "model_extra", None)
+    return getattr(args, name, None) if extra is None else extra.get(name)
+
+
 def given_fields(args: Any) -> dict[str, Any]:
     """Field -> value of every flag that was given and is a field; slime's own settings are not among them.
 
     Raises:
         ConfigError: A value that the field cannot have.
     """
-    given = {name: getattr(args, name, None) for name in known_fields().fields if name not in flag_specs()}
-    given = {name: value for name, value in given.items() if value is not None}
-    if getattr(args, "use_flash_attn", None) and "attention_backend" not in given:
-        given["attention_backend"] = "flash"
-    return check_values(given, {})
+    found = {name: given(args, name) for name in known_fields().fields if name not in flag_specs()}
+    found = {name: value for name, value in found.items() if value is not None}
+    if given(args, "use_flash_attn") and "attention_backend" not in found:
+        found["attention_backend"] = "flash"
+    return check_values(found, {})
 
 
 def check_values(given: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:

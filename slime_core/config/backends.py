@@ -1,0 +1,75 @@
+"""`--train-backend auto` and `--rollout-engine auto` -> the name of a backend, by what else was given.
+
+Called by `load_settings` once everything is typed, so nothing behind it ever sees "auto". Whose flags choose what is
+said by their owners (`ForeignFlags.chooses`, `chosen_by`); no name of a backend but the one for "nothing" is in here.
+What a reader would get wrong: the machine is not looked at. The same command means the same everywhere, and where the
+backend that it means is missing, `launch.component_settings` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from slime_core.config.foreign import Given
+from slime_core.config.origins import Origin
+from slime_core.config.passthrough import ForeignFlags, find_foreign
+from slime_core.config.settings import Settings
+from slime_core.config.spec import flag_specs
+from slime_core.errors import ConfigError
+
+AUTO = "auto"
+WITHOUT_FLAGS = "embedded"
+"""What "auto" is where nothing chooses; needs nothing that slime does not bring."""
+BACKENDS = ("train_backend", "rollout_engine")
+
+
+def choose_backends(settings: Settings, given: Sequence[Given], owners: Sequence[ForeignFlags]) -> None:
+    """Replace "auto" in both settings; the origin says because of what.
+
+    Args:
+        settings: Typed, before any rule.
+        given: Other programs' flags of all layers.
+        owners: Whose flags they may be.
+
+    Raises:
+        ConfigError: Flags of several backends are given.
+    """
+    for name in BACKENDS:
+        if getattr(settings.args, name) != AUTO:
+            continue
+        chosen = dict(_by_flags(name, given, owners)) or dict(_by_settings(name, settings, owners))
+        if len(chosen) > 1:
+            told = " and ".join(f"{value} (because of {why})" for value, why in chosen.items())
+            flag = flag_specs()[name].flag
+            raise ConfigError(f"{flag} auto: {told} are both asked for; type {flag} NAME, or remove the other's flags.")
+        value, why = next(iter(chosen.items()), (WITHOUT_FLAGS, ""))
+        setattr(settings.args, name, value)
+        if why or settings.is_given(name):
+            settings.origins[name] = Origin("auto", f"because of {why}" if why else "")
+
+
+def _by_flags(name: str, given: Sequence[Given], owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
+    """(Backend, flag) for another program's flags, the first given one last."""
+    for item in reversed(given):
+        found = find_foreign(owners, item.attribute)
+        # `--model` names the model for every trainer.
+        if found is None or item.origin.kind == "preset" or item.value is None:
+            continue
+        if found[0].chooses == name and found[0].used_by:
+            yield found[0].used_by[0], item.named
+
+
+def _by_settings(name: str, settings: Settings, owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
+    """(Backend, flag) for slime's own settings that only one backend can mean."""
+    for owner in owners:
+        if owner.chooses != name or not owner.used_by:
+            continue
+        for together in owner.chosen_by:
+            if all(settings.is_given(n) and getattr(settings.args, n) not in (None, False) for n in together):
+                yield owner.used_by[0], " and ".join(_named(settings, n) for n in together)
+                break
+
+
+def _named(settings: Settings, name: str) -> str:
+    origin = settings.origins[name]
+    return flag_specs()[name].flag + ("" if origin.kind == "flag" else f" ({origin})")

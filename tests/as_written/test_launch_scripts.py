@@ -1,0 +1,102 @@
+"""THUDM/slime's launch scripts as they are: `slime check --flags-only` accepts them, or says why not."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from slime_core.cli.check import check_flags
+from slime_core.errors import ConfigError
+from tests.as_written.launch_scripts import EXCEPTIONS, launch_scripts, verdicts
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+SCRIPTS = launch_scripts()
+TRAINS_ALONE = "--debug-train-only"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_gets_the_backends_it_names_or_a_reason(name: str) -> None:
+    verdict, argv = verdicts()[name], SCRIPTS[name]
+    named = re.findall(r"`(--[a-z-]+)`", verdict.why)
+    while verdict.kind == "refused" and named:
+        with pytest.raises(ConfigError, match=re.escape(named[0])):
+            check_flags(argv)
+        argv = _without(argv, named.pop(0))
+    settings = check_flags(argv)
+    assert settings.args.train_backend == "megatron"
+    assert settings.args.rollout_engine == ("embedded" if TRAINS_ALONE in argv else "sglang")
+    (idle,) = [w for w in settings.warnings if w.startswith("without effect in this version")] or [""]
+    assert [flag for flag in named if flag not in idle] == []
+    assert verdict.kind == "refused" or bool(idle) is (verdict.kind == "differs")
+
+
+def _without(argv: list[str], flag: str) -> list[str]:
+    at = argv.index(flag)
+    end = next((i for i in range(at + 1, len(argv)) if argv[i].startswith("--")), len(argv))
+    return argv[:at] + argv[end:]
+
+
+def test_exceptions_are_scripts() -> None:
+    assert set(EXCEPTIONS) <= set(SCRIPTS)
+    assert len(SCRIPTS) == 34
+
+
+@pytest.mark.slow
+def test_the_command(slime: Slime) -> None:
+    done = slime("check", "--flags-only", "--json", *SCRIPTS["scripts_run-qwen3-4B.sh"])
+    assert '"level": "ok"' in done.stdout
+    assert "--train-backend 'megatron' (auto: because of --swiglu)" in done.stdout
+    assert done.stderr == ""
+
+
+OTHER = "--hf-checkpoint /m --prompt-data /p --rm-type math --rollout-batch-size 8 --rollout-max-response-len 9"
+
+
+@pytest.mark.parametrize(
+    ("words", "attribute", "value"),
+    [
+        ("--num-rollout=3 --num-rollout=5", "num_rollout", 5),
+        ("--num-rollout 5 --context-parallel-size=2 --context-parallel-size 4", "context_parallel_size", 4),
+        ("--num-rollout 5 --sglang-mem-fraction 0.5", "sglang_mem_fraction_static", 0.5),  # SGLang's parser: beginnings
+        ("--num-rollout 5 --sglang-mamba-scheduler-strategy extra_buffer", "sglang_mamba_radix_cache_strategy",
+         "extra_buffer"),
+        ("--num-rollout 5 --sglang-nsa-decode-backend fa3", "sglang_dsa_decode_backend", "fa3"),
+        ("--num-rollout 5 --no-position-embedding --tokenizer-type HuggingFaceTokenizer", "no_position_embedding",
+         True),
+        ("--num-rollout 5 --mtp-num-layers 1 --model-name qwen3", "mtp_num_layers", 1),
+        ("--num-rollout 5 --use-pytorch-profiler --profile-step-end 9 --tensorboard-queue-size 5 --log-params-norm"
+         " --dist-ckpt-strictness log_all --exit-signal-handler --split 99,1,0 --logging-level 20",
+         "profile_step_end", 9),
+    ],
+)  # fmt: skip
+def test_other_scripts(words: str, attribute: str, value: object) -> None:
+    args = check_flags(shlex.split(f"{OTHER} {words}")).args
+    assert getattr(args, attribute) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--tensor-model-parallel 2",
+            "unknown flag --tensor-model-parallel. Did you mean --tensor-model-parallel-size?",
+        ),
+        ("--sglang-mem 0.5 --num-rollout 1 --sglang-enable 1", "has no such flag"),  # beginning of several
+        ("--data-path corpus --num-rollout 1", "--data-path corpus (flag): set --prompt-data"),
+        ("--recompute-activations --num-rollout 1", "--recompute-activations (flag): set --recompute-granularity"),
+        ("--enable-mtp-training --num-rollout 1", "layers for multi-token prediction are not trained"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused_with_what_to_do(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_flags([*OTHER.split(), *words.split()])
+
+
+def test_the_name_of_evaluation_data_that_is_a_path_alone() -> None:
+    words = f"{OTHER} --num-rollout 1 --eval-prompt-data /data/aime-2024.jsonl@[0:9] --eval-max-response-len 9"
+    (data,) = check_flags(words.split()).args.eval_datasets
+    assert (data.name, data.path) == ("aime-2024", "/data/aime-2024.jsonl@[0:9]")
