@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from slime_core.plugins.candidates import Candidate, candidate_rewards, sample_candidates
     from slime_core.plugins.hookspecs import hookimpl
     from slime_core.plugins.json_client import JsonClient
+    from slime_core.plugins.numerals import same_number
     from slime_core.plugins.options import PluginOptions, options
     from slime_core.plugins.resolve import resolve
     from slime_core.protocols import (
@@ -106,6 +107,7 @@ _EXPORTS = {
     "planned_models": "slime_core.engines.model_urls",
     "resolve": "slime_core.plugins.resolve",
     "run_tools": "slime_core.data.tools",
+    "same_number": "slime_core.plugins.numerals",
     "sample_candidates": "slime_core.plugins.candidates",
     "told_tools": "slime_core.data.tools",
     "tool_parser": "slime_core.data.tools",
@@ -162,6 +164,7 @@ __all__ = [
     "planned_models",
     "resolve",
     "run_tools",
+    "same_number",
     "sample_candidates",
     "told_tools",
     "tool_parser",

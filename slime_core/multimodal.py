@@ -3,7 +3,8 @@
 The data source (`data/images.py`) makes them, `Sample` stores them, generate functions hand `Sample.image_data` to the
 engine and the trainer gets `TrainInputs` with its batch. Standard library only until a value is looked at. What a
 reader would get wrong: `Sample.multimodal_inputs["images"]` holds texts, a path or a `data:` URL each, never pixels; an
-image named by path is read again whenever it is needed, so the file has to stay where it is.
+image named by path is read again whenever it is needed, so the file has to stay where it is. An address on the web,
+which a user's function may put there, is stored and sent as it is; nothing fetches it, and no server is asked to.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 IMAGES = "images"
 """The key of `Sample.multimodal_inputs`, as in THUDM/slime."""
 _TYPES = {"float32": "<f4", "int64": "<i8"}
+_WEB = ("http://", "https://")
 _MAGIC = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"), (b"BM", "bmp"), (b"RIFF", "webp"))
 
 
@@ -131,22 +133,23 @@ def _of_lists(name: str, value: Any) -> tuple[str, tuple[int, ...], bytes]:
     return dtype, tuple(shape), struct.pack(f"<{len(flat)}{'f' if dtype == 'float32' else 'q'}", *flat)
 
 
-def image_ref(value: Any, folder: Path | None = None) -> str:
+def image_ref(value: Any, folder: Path | None = None, *, fetched: bool = True) -> str:
     """An image as a text: the absolute path of a file, or a `data:` URL that holds it.
 
     Args:
         value: A path, a `data:` URL, base64 text or bytes of an image file, a PIL image, or the Hugging Face data sets'
             `{"bytes": ..., "path": ...}`.
         folder: What a relative path counts from.
+        fetched: Its pixels are needed here; otherwise an address on the web is kept as it is.
 
     Raises:
-        ValueError: It is no image, a file that is not there, or an address on the web.
+        ValueError: It is no image, a file that is not there, or an address on the web whose pixels are needed.
     """
     if isinstance(value, Mapping):
         inner = value.get("bytes") or value.get("path") or value.get("url")
         if inner is None:
             raise ValueError(f"an image as a mapping needs 'bytes' or 'path'; it has {', '.join(map(str, value))}")
-        return image_ref(inner, folder)
+        return image_ref(inner, folder, fetched=fetched)
     if isinstance(value, bytes | bytearray | memoryview):
         return _data_url(bytes(value))
     if hasattr(value, "save") and hasattr(value, "mode"):  # a PIL image
@@ -155,13 +158,15 @@ def image_ref(value: Any, folder: Path | None = None) -> str:
         return _data_url(buffer.getvalue())
     if not isinstance(value, str | Path):
         raise ValueError(f"an image is a path, bytes or base64, not {type(value).__name__}")
+    if not fetched and str(value).startswith(_WEB):
+        return str(value)
     return _text_ref(str(value), folder)
 
 
 def _text_ref(text: str, folder: Path | None) -> str:
     if text.startswith("data:"):
         return _data_url(image_bytes(text))
-    if text.startswith(("http://", "https://")):
+    if text.startswith(_WEB):
         raise ValueError(f"{text}: images are not fetched from the web; save it and name the file")
     text = text.removeprefix("file://")
     path = (folder or Path()) / text if len(text) < 4096 else None
@@ -213,7 +218,9 @@ def image_token_of(checkpoint: str | None) -> int | None:
 
 def inputs_to_json(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`Sample.multimodal_inputs` with every image as a text. Raises ValueError for what is no image."""
-    return {k: [image_ref(i) for i in v] if k == IMAGES and v is not None else v for k, v in inputs.items()}
+    return {
+        k: [image_ref(i, fetched=False) for i in v] if k == IMAGES and v is not None else v for k, v in inputs.items()
+    }
 
 
 def _data_url(data: bytes) -> str:

@@ -70,7 +70,8 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     """[prompt + response] token ids."""
     multimodal_inputs: dict[str, Any] | None = None
-    """`{"images": [...]}`, in the order of the prompt: a path or a `data:` URL each (`multimodal.image_ref`)."""
+    """`{"images": [...]}`, in the order of the prompt: a path or a `data:` URL each (`multimodal.image_ref`);
+    user code may put addresses on the web there for itself, which are kept."""
     multimodal_train_inputs: Any = None
     """What the model takes besides the tokens: a `TrainInputs`, or a mapping of arrays that it can be made of."""
     multimodal_train_input_id: str | None = None
@@ -155,7 +156,7 @@ class Sample:
         return self.remove_sample or self.is_lost
 
     def image_data(self) -> list[str]:
-        """The prompt's images as `data:` URLs, for engines. Raises ValueError where a file cannot be read any more."""
+        """The prompt's images as `data:` URLs, for engines. Raises ValueError where one cannot be read, or not here."""
         return [image_url(image_ref(image)) for image in (self.multimodal_inputs or {}).get(IMAGES) or ()]
 
     def get_reward_value(self, args: Any) -> float:
@@ -178,10 +179,14 @@ class Sample:
     ) -> None:
         """Append response tokens, keeping tokens, spans, log-probs, loss mask and weight versions aligned.
 
+        Columns that the response so far does not have (log-probs, versions) are not begun in its middle. No tokens at
+        all are a turn that was ended before its first one: `meta_info` is taken in.
+
         Args:
             args: The run's arguments; unused here, kept for THUDM/slime's call.
             tokens: [n] ids.
-            log_probs: [n] log-probs of the sampling policy: required when `trainable`, forbidden otherwise.
+            log_probs: [n] log-probs of the sampling policy: required when `trainable`, forbidden otherwise; of no
+                tokens either way.
             trainable: True for tokens the policy sampled; False for tool output and template tokens.
             meta_info: The engine's answer (`finish_reason`, `weight_version`, `token_weight_versions`,
                 `routed_experts`, ...).
@@ -206,11 +211,14 @@ class Sample:
             self.loss_mask = [1] * self.response_length
         provenance.add_span(spans, writer, len(tokens), "" if writer != Source.DEMONSTRATION else "context")
         self.spans = spans
+        begun = self.response_length > 0
         self.tokens.extend(tokens)
         self.response_length += len(tokens)
         self.loss_mask.extend([int(trainable)] * len(tokens))
-        self.rollout_log_probs = [*(self.rollout_log_probs or []), *new_log_probs]
-        self.token_weight_versions.extend(versions)
+        if self.rollout_log_probs is not None or not begun:
+            self.rollout_log_probs = [*(self.rollout_log_probs or []), *new_log_probs]
+        if self.token_weight_versions or not begun:
+            self.token_weight_versions.extend(versions)
         self.rollout_routed_experts = routed
         if self.rollout_top_p_token_offsets is not None:
             self.rollout_top_p_token_offsets.extend([self.rollout_top_p_token_offsets[-1]] * len(tokens))
@@ -262,6 +270,8 @@ class Sample:
         """The log-probs and versions to append, or ValueError before anything is changed."""
         n = len(tokens)
         self.validate()
+        if not n and not log_probs:
+            return [], []
         if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in tokens):
             raise ValueError(f"{self._name()}: token ids must be integers >= 0")
         if not trainable:

@@ -1,11 +1,10 @@
 r"""The answer after the last `Answer:` against the label, normalised as in Minerva (Lewkowycz et al., 2022).
 
 Source: DAPO (Yu et al., 2025, arXiv:2503.14476) and THUDM/slime's `dapo`. Only the last 300 characters are read. Score
-+1.0 when the normalised answer is spelt as the normalised label, else -1.0. `Answer: $A$`, `Answer: \boxed{A}` and
-`**Answer:** A` all answer A; text after the answer's line is not read.
++1.0 when the normalised answer is spelt as the normalised label or both are one number, else -1.0. `Answer: $A$`,
+`Answer: \boxed{A}` and `**Answer:** A` all answer A; text after the answer's line is not read.
 
-What a reader would get wrong: the comparison is of spellings, so 0.5 is not 1/2 (`math` knows better), except that two
-integers are compared as integers (`042`, `42.0`).
+What a reader would get wrong: but for numbers the comparison is of spellings, so x+1 is not 1+x (`math` knows better).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slime_core import Sample, last_boxed
+from slime_core import Sample, last_boxed, same_number
 
 TAIL = 300
 """Characters at the end of the response that are read."""
@@ -53,17 +52,32 @@ reward.extract_answer = extract_answer  # type: ignore[attr-defined]
 
 def score(response: str, label: Any) -> dict[str, Any]:
     """`score` (+1.0 or -1.0), `acc` (bool) and `pred` (the normalised answer, or "[INVALID]" without one)."""
-    answer = find_answer(response)
-    correct = answer is not None and label is not None and answer != "" and answer == normalized(_bare(str(label)))
+    given = _answered(response)
+    answer = None if given is None else normalized(given)
+    expected = None if label is None else _bare(str(label))
+    correct = bool(given and answer and expected is not None and _alike(given, expected))
     return {"score": 1.0 if correct else -1.0, "acc": correct, "pred": "[INVALID]" if answer is None else answer}
 
 
 def find_answer(response: str) -> str | None:
     """What follows the last `Answer:` of the tail on its line, normalised; None without one."""
+    given = _answered(response)
+    return None if given is None else normalized(given)
+
+
+def _answered(response: str) -> str | None:
     tail = _END_TOKENS.sub("", response[-TAIL:])
     markers = list(_MARKER.finditer(tail))
     line = _LINE.match(tail, markers[-1].end()) if markers else None
-    return normalized(_bare(line[1])) if line else None
+    return _bare(line[1]) if line else None
+
+
+def _alike(given: str, expected: str) -> bool:
+    """One number as written (normalised, `1 1/2` has no space), spelt alike, or one number once normalised."""
+    if same_number(given.strip().rstrip(".,;:"), expected):
+        return True
+    answer, label = normalized(given), normalized(expected)
+    return answer == label or bool(same_number(answer, label))
 
 
 def normalized(answer: str) -> str:

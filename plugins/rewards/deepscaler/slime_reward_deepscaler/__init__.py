@@ -5,24 +5,27 @@ Source: DeepScaleR (Agentica, 2025) and THUDM/slime's `deepscaler`. The answer i
 does one without a box after it. The label may be boxed; a list of labels means any of them. Equal means: spelt alike
 once normalised as in the MATH data set (Hendrycks et al., 2021), or equal as sympy expressions.
 
-What a reader would get wrong: a fraction must be reduced when the label is one (`\frac{2}{4}` is not `\frac{1}{2}`), as
-in the MATH grader; `math` takes both.
+What a reader would get wrong: a fraction must be reduced when the label is one (`\frac{2}{4}` is not `\frac{1}{2}`, but
+it is 0.5), as in the MATH grader; `math` takes both.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from slime_core import Sample, last_boxed
+from slime_core import Sample, last_boxed, same_number
 from slime_reward_deepscaler.spelling import normalized
 from slime_reward_deepscaler.symbolic import equal_expressions
 
 MARKERS = ("</think>", "###Response")
 """The answer stands after the last one of the first marker that occurs."""
 
-_FRACTION = re.compile(r"-?\\frac\{-?\d+\}\{\d+\}|-?\d+/\d+")
+_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*-?(\d+)\s*\}|(\d))\s*(?:\{\s*-?(\d+)\s*\}|(\d))|(\d+)\s*/\s*-?(\d+)")
+_PERCENT = re.compile(r"\\?%")
+_AND = re.compile(r"\s*,?\s+(?:or|and)\s+")
 _BRACKETS = {"(": ")", "[": "]"}
 
 
@@ -51,14 +54,15 @@ reward.extract_answer = extract_answer  # type: ignore[attr-defined]
 
 
 def equal(answer: str, label: str) -> bool:
-    """Equal as spelt in the manner of MATH, or as expressions; intervals and tuples part by part."""
+    """One number, equal as spelt in the manner of MATH, or as expressions; intervals and tuples part by part."""
+    answer, label = _plain(answer), _plain(label)
     given, expected = normalized(answer), normalized(label)
     if not given or not expected:
         return False
     if given == expected:
         return True
-    if _FRACTION.fullmatch(given) and _FRACTION.fullmatch(expected):
-        return False  # two fractions spelt differently: one is not reduced
+    if same_number(answer, label) is not None:
+        return _equal_parts(answer, label)
     given_parts, expected_parts = _parts(given), _parts(expected)
     if len(given_parts) != len(expected_parts) or (
         len(expected_parts) > 1 and (given[0], given[-1]) != (expected[0], expected[-1])
@@ -67,14 +71,26 @@ def equal(answer: str, label: str) -> bool:
     return all(_equal_parts(g, e) for g, e in zip(given_parts, expected_parts))
 
 
+def _plain(text: str) -> str:
+    """Without percent signs and braces around all of it; several answers with commas between them."""
+    text = _AND.sub(",", _PERCENT.sub("", text).replace("\\{", "{").replace("\\}", "}")).strip()
+    inner = text[1:-1]
+    return inner if text == f"{{{inner}}}" and "{" not in inner and "}" not in inner else text
+
+
 def _equal_parts(given: str, expected: str) -> bool:
     if given == expected:
         return True
-    if _FRACTION.fullmatch(given) and _FRACTION.fullmatch(expected):
-        return False
-    if _is_integer(expected) and not _is_integer(given) and not re.search(r"[\\^*/+()-]", given):
-        return False  # 2.0000001 is not 2
-    return equal_expressions(given, expected)
+    same = same_number(given, expected)
+    if same is None:
+        return equal_expressions(given, expected)
+    return same and not (_FRACTION.search(expected) and _is_unreduced(given))
+
+
+def _is_unreduced(text: str) -> bool:
+    fraction = _FRACTION.search(text)
+    above, below = [int(g) for g in fraction.groups() if g is not None] if fraction else (1, 1)
+    return math.gcd(above, below) > 1
 
 
 def _parts(text: str) -> Sequence[str]:
@@ -84,10 +100,6 @@ def _parts(text: str) -> Sequence[str]:
     if any(character in text[1:-1] for character in "()[]"):
         return [text]
     return text[1:-1].split(",")
-
-
-def _is_integer(text: str) -> bool:
-    return bool(re.fullmatch(r"-?\d+", text))
 
 
 def _bare(label: Any) -> str:

@@ -10,6 +10,11 @@ import re
 _DROPPED = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\[!,;: ]|\^\s*\{?\s*\\circ\s*\}?|\\?\$|\\?%|\\displaystyle")
 _COMMAND = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox)\s*\{([^{}]*)\}")
 _UNIT_AT_END = re.compile(r"(?<=\d)\s*\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?\d\}?)?\s*$")
+_WORD_AT_END = re.compile(
+    r"(?<=[\d}])\s*(?:degrees?|cm|(?:centi)?met(?:er|re)s?|miles?|seconds?|minutes?|hours?|days?|weeks?|months?|years?"
+    r"|foot|feet|inch(?:es)?|yards?)\s*(?:\^\s*\{?\d\}?)?$"
+)
+"""Units that THUDM/slime's grader takes away."""
 _BARE_FRACTION = re.compile(r"\\frac\s*(\d)\s*(\d)|\\frac\s*\{([^{}]+)\}\s*(\d)|\\frac\s*(\d)\s*\{([^{}]+)\}")
 _SLASH = re.compile(r"(-?\d+)\s*/\s*(-?\d+)")
 _ROOT = re.compile(r"\\sqrt\s*(\w)")
@@ -23,7 +28,7 @@ def normalized(answer: str) -> str:
     if _GROUPED.fullmatch(text):
         text = _THOUSANDS.sub("", text)
     text = text.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac")
-    text = _UNIT_AT_END.sub("", text)
+    text = _WORD_AT_END.sub("", _UNIT_AT_END.sub("", text))
     text = _COMMAND.sub(r"\1", _DROPPED.sub("", text))
     text = _BARE_FRACTION.sub(_braced, text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)

@@ -58,6 +58,11 @@ def test_spelling(text: str, expected: str) -> None:
         ("2", "", False),
         ("", "", False),
         ("Paris", "Paris", True),
+        ("paris", "Paris", True),
+        ("1 or 2", "1, 2", True),
+        ("1, 2, and 3", "1,2,3", True),
+        (r"\{1,2\}", "{1,2}", True),
+        ("{5}", "5", True),
     ],
 )
 def test_equality(answer: str, label: str, expected: bool) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import math_verify
 
-from slime_core import Sample
+from slime_core import Sample, same_number
 
 for _name in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_name).setLevel(logging.ERROR)  # each warns once that its time limits are off
@@ -29,6 +29,7 @@ _OPENING = r"\boxed{"
 _TAIL = 500
 _MAX_ANSWER = 1000
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|\n")
+_PERCENT = re.compile(r"\\?%\s*$")
 _MAX_POWER = 10_000
 _POWER = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*[-+]?\s*(\d+)")
 _CHAIN = re.compile(r"(?:\^|\*\*)\s*[-+]?\s*\d+\s*(?:\^|\*\*)")
@@ -76,13 +77,20 @@ def final_answer(response: str) -> str:
 
 
 def equal(answer: str, label: str) -> bool:
-    """True when both parse and math-verify calls them equal, or when they are spelt alike."""
+    """True when both are one number, are spelt alike, or parse and math-verify calls them equal."""
     if _squeezed(answer) == _squeezed(label):
         return _squeezed(label) != _OPENING + "}"
+    if same_number(_content(answer), _content(label)):
+        return True
     if not answer or len(answer) > _MAX_ANSWER or explodes(answer):
         return False
     found, expected = _parsed(answer), _parsed_label(label)
     return bool(found and expected and math_verify.verify(expected, found, timeout_seconds=None))
+
+
+def _content(box: str) -> str:
+    r"""What a text that is one `\boxed{...}` holds, without a percent sign: 50% is 50 (and, to math-verify, 0.5)."""
+    return _PERCENT.sub("", box[len(_OPENING) : -1]) if box.startswith(_OPENING) and box.endswith("}") else ""
 
 
 def explodes(expression: str) -> bool:
