@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from slime_core.config.async_rules import asynchrony
 from slime_core.config.deadline_rules import group_deadline
-from slime_core.config.debug_rules import dumps, half_a_loop, second_export
+from slime_core.config.debug_rules import dumps, half_a_loop
 from slime_core.config.distillation_rules import distillation
 from slime_core.config.eval_config import resolve_eval_datasets
 from slime_core.config.objective_rules import (
@@ -70,14 +70,6 @@ def run_directory(s: Settings) -> None:
         s.derive("run_dir", s.args.save, "save")
     elif s.args.run_dir is None and s.command not in ("show", "serve"):
         s.derive("run_dir", os.path.join("outputs", s.command), f"slime {s.command}")
-
-
-def checkpoint_interval(s: Settings) -> None:
-    """Checkpoints need a place."""
-    if s.args.save_interval is not None and not s.args.save:
-        raise ConfigError(f"{s.cite('save_interval')} needs --save DIR.")
-    if s.args.keep_checkpoints is not None and not s.args.save:
-        raise ConfigError(f"{s.cite('keep_checkpoints')} needs --save DIR.")
 
 
 # -- data, batches, length of the run --------------------------------------------------------------------
@@ -376,8 +368,6 @@ RULES: tuple[Rule, ...] = (
     dtype_flags,
     true_on_policy,
     run_directory,
-    checkpoint_interval,
-    second_export,
     half_a_loop,
     dumps,
     sft_defaults,

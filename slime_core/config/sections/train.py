@@ -147,13 +147,13 @@ class CheckpointArgs(Section):
     """Checkpoint."""
 
     save: str | None = None
-    """Directory for checkpoints."""
+    """Directory for checkpoints; the run directory when not given."""
     load: str | None = None
     """Directory of checkpoints to go on from."""
     save_interval: Annotated[int | None, Field(gt=0)] = None
-    """Rollouts between checkpoints."""
+    """Rollouts between checkpoints; when not given, one after the last rollout, and where a signal ends the run."""
     drain_timeout: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds from SIGTERM to the end of the run; until then it finishes its training step and commits."""
+    """Seconds from SIGTERM or ctrl-C to the end of the run; until then it finishes its training step and commits."""
     max_trainer_restarts: Annotated[int, Field(ge=0)] = 0
     """How often trainer ranks that died are started again from the last commit, with the engines as they are; for
     --launcher ray. 0: the run ends, and --load goes on."""

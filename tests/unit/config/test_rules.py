@@ -77,8 +77,6 @@ BROKEN = [
     ("--max-tokens-per-gpu 64", "--max-tokens-per-gpu 64 (flag) needs --use-dynamic-batch-size."),
     ("--balance-by-flops", "--balance-by-flops (flag) needs --use-dynamic-batch-size."),
     ("--eval-interval 5", "--eval-interval 5 (flag) needs --eval-prompt-data NAME PATH or --eval-config FILE."),
-    ("--save-interval 5", "--save-interval 5 (flag) needs --save DIR."),
-    ("--keep-checkpoints 5", "--keep-checkpoints 5 (flag) needs --save DIR."),
     ("--rollout-max-context-len 32 --rollout-max-prompt-len 32",
      "--rollout-max-prompt-len 32 (flag) must be smaller than --rollout-max-context-len 32 (flag)."),
     ("--rollout-temperature 0", "--rollout-temperature '0' (flag): must be greater than 0"),
