@@ -199,12 +199,16 @@ def adapters(s: Settings) -> None:
 
 
 def schedule(s: Settings) -> None:
-    """One way to give the warm-up, and a floor below the peak."""
+    """One way to give the warm-up, a floor below the peak, and a decay where something is said of one."""
     a = s.args
     if a.lr_warmup_fraction is not None and a.lr_warmup_iters:
         raise ConfigError(f"{s.cite('lr_warmup_iters')} and {s.cite('lr_warmup_fraction')} are both set; use one.")
     if a.min_lr > a.lr:
         raise ConfigError(f"{s.cite('min_lr')} must not exceed {s.cite('lr')}.")
+    if a.lr_decay_style == "constant":
+        for name in ("min_lr", *([] if a.lr_warmup_fraction else ["lr_decay_iters"])):
+            if s.is_given(name) and getattr(a, name):
+                s.warnings.append(f"{s.cite(name)} has no effect with {s.cite('lr_decay_style')}: nothing decays.")
 
 
 # -- generation and reward -------------------------------------------------------------------------------

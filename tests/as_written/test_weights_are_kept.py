@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -13,12 +14,12 @@ import pytest
 from tests.conftest import SLIME, TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
-NO_EVAL = {"eval_interval": None, "eval_prompt_data": None, "rollout_max_response_len": 4}
+PLAIN = {"eval_interval": None, "eval_prompt_data": None, "lr_decay_style": None, "rollout_max_response_len": 4}
 
 
 def argv_of(tiny: TinyRun, run_dir: Path, **flags: object) -> list[str]:
-    """No `--save`, no `--save-interval`."""
-    return tiny.argv(None, run_dir=run_dir, **{**NO_EVAL, "num_rollout": 2, **flags})
+    """No `--save`, no `--save-interval`, no `--lr-decay-style`."""
+    return tiny.argv(None, run_dir=run_dir, **{**PLAIN, "num_rollout": 2, **flags})
 
 
 def commits(run_dir: Path) -> list[str]:
@@ -33,13 +34,15 @@ def finished(tiny: TinyRun, slime: Slime, tmp_path_factory: pytest.TempPathFacto
     return run_dir
 
 
-def test_the_last_rollout_is_committed_and_gone_on_from(
+def test_the_last_rollout_is_committed_and_a_finished_run_goes_on(
     tiny: TinyRun, finished: Path, tmp_path: Path, slime: Slime
 ) -> None:
     assert commits(finished) == ["rollout_0000001"]
-    more = slime("train", *argv_of(tiny, tmp_path / "next", num_rollout=3), "--load", finished)
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir)
+    more = slime("train", *argv_of(tiny, run_dir, num_rollout=3), "--load", run_dir)
     assert "2 of 3 rollouts done" in more.stdout
-    assert commits(tmp_path / "next") == ["rollout_0000002"]
+    assert commits(run_dir) == ["rollout_0000001", "rollout_0000002"]
 
 
 def test_records_of_another_run_are_not_written_over(

@@ -18,8 +18,8 @@ class OptimizerArgs(Section):
     """Learning rate."""
     min_lr: Annotated[float, Field(ge=0)] = 0.0
     """Learning rate at the end of the decay."""
-    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
-    """Shape of the decay from --lr to --min-lr."""
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "constant"
+    """Shape of the decay from --lr to --min-lr; constant: none, so a run can go on for longer."""
     lr_decay_iters: Annotated[int | None, Field(gt=0)] = None
     """Optimizer steps of the decay; all steps of the run when not given."""
     lr_warmup_iters: Annotated[int, Field(ge=0)] = 0

@@ -197,6 +197,8 @@ WARNINGS = [
     ("--train-env-vars {} --release-train --rollout-num-gpus 4 --mtp-loss-scaling-factor 0.2",
      ["without effect in this version: --release-train (flag)"]),
     ("--actor-num-nodes 1 --actor-num-gpus-per-node 8", []),
+    ("--min-lr 1e-7",
+     ["--min-lr 1e-07 (flag) has no effect with --lr-decay-style 'constant' (default): nothing decays."]),
     ("--use-dynamic-batch-size --max-tokens-per-gpu 64 --micro-batch-size 2",
      ["--micro-batch-size 2 (flag) has no effect with --use-dynamic-batch-size (flag)."]),
     ("--tensor-model-parallel-size 2 --sequence-parallel --swiglu --sglang-mem-fraction-static 0.8",
