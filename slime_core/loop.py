@@ -94,7 +94,7 @@ def train(args: Any, stages: Stages, start: int) -> int:
         if is_due(args.eval_interval, rollout_id, args.num_rollout):
             metrics |= _evaluate(stages, rollout_id + 1)
         stages.journal.step_end(rollout_id, metrics)
-        if stages.unfinished or is_due(args.save_interval, rollout_id, args.num_rollout):
+        if stages.unfinished or saves_after(args, rollout_id):
             stages.journal.save(rollout_id)
             saved = rollout_id
         if stages.unfinished:
@@ -116,3 +116,8 @@ def _evaluate(stages: Stages, step: int) -> dict[str, float]:
 def is_due(interval: int | None, rollout_id: int, num_rollout: int) -> bool:
     """Every `interval` rollouts and after the last one; never without an interval."""
     return bool(interval) and ((rollout_id + 1) % interval == 0 or rollout_id + 1 == num_rollout)  # type: ignore[operator]
+
+
+def saves_after(args: Any, rollout_id: int) -> bool:
+    """Every `--save-interval` rollouts, and after the last one in any case: nobody trains weights to lose them."""
+    return rollout_id + 1 == args.num_rollout or is_due(args.save_interval, rollout_id, args.num_rollout)

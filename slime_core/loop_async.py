@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from slime_core.errors import RolloutInterrupted
-from slime_core.loop import is_due
+from slime_core.loop import is_due, saves_after
 from slime_core.types import TrainBatch
 
 T = TypeVar("T")
@@ -141,14 +141,12 @@ async def _train(args: Any, stages: AsyncStages, evaluations: _Evaluations, star
             metrics |= await evaluations.run(rollout_id + 1)
         await stages.journal.step_end(rollout_id, metrics | clock.metrics())
         stops = stages.stop() or evaluations.interrupted
-        if stops or is_due(args.save_interval, rollout_id, args.num_rollout):
+        if stops or saves_after(args, rollout_id):
             await _save(stages, evaluations, rollout_id)
             saved = rollout_id
         if stops:
             return rollout_id + 1
     await evaluations.ended()
-    if evaluations.interrupted and start < args.num_rollout and saved != args.num_rollout - 1:
-        await _save(stages, evaluations, args.num_rollout - 1)
     return int(max(start, args.num_rollout))
 
 

@@ -2,7 +2,8 @@
 
 A command is a module of `slime_core.cli`, imported when it is chosen, so `slime --help` loads nothing heavy. Two
 shapes: commands that take the run's settings have `run(argv)`; the others have `add_parser(subparsers)` and
-`run(namespace)`. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 ended by SIGTERM.
+`run(namespace)`. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted (a run that trains: with a commit), 143
+ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _guarded(argv: list[str], termination: Termination) -> int:
     try:
         status = _dispatch(argv)
         sys.stdout.flush()
-        return status
+        return INTERRUPTED if termination.interrupted and not status else status
     except SlimeError as error:
         print("slime: error: " + str(error).replace("\n", "\n  "), file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1

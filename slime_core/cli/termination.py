@@ -1,7 +1,7 @@
 """SIGTERM (docker stop, a scheduler, `kill`) ends a command the way ctrl-C does: engines, workers and hooks are told.
 
-A run that trains gets the first one as a request to drain instead (`launch/drain.py`). For all else,
-`cli.main` runs every command inside `Termination`. The signal is handed to whoever handles SIGINT at the time, so an
+A run that trains gets the first signal of either kind as a request to drain instead (`launch/drain.py`). For all else,
+`cli.main` runs every command inside `Termination`. SIGTERM is handed to whoever handles SIGINT at the time, so an
 event loop cancels its tasks first. What a reader would get wrong: a command started with `&` in a script ignores
 SIGINT, and children that a user's code forks inherit the handler; neither may change what SIGTERM does to them.
 """
@@ -17,16 +17,15 @@ from typing import Any
 
 from slime_core.launch import drain
 
-_SAME_REQUEST = 1.0
-"""Seconds: `timeout` and schedulers signal a process and then its group, which is one request and not two."""
-
 
 class Termination:
     """`with Termination() as termination:` until its end, SIGTERM raises KeyboardInterrupt and is remembered."""
 
     def __init__(self) -> None:
         self.asked = False
-        """Whether a SIGTERM has come."""
+        """Whether a SIGTERM has come that was no request to drain."""
+        self.interrupted = False
+        """Whether a run was asked by ctrl-C to drain."""
         self._last = float("-inf")
         self._owner = os.getpid()
         self._before: Any = None
@@ -35,6 +34,7 @@ class Termination:
         # Only the main thread may; only the default is replaced, since another handler is somebody's decision.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            drain.handle_interrupts(self._on_interrupt)
         return self
 
     def __exit__(
@@ -42,6 +42,7 @@ class Termination:
     ) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+            drain.handle_interrupts(None)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:  # a forked child
@@ -50,14 +51,25 @@ class Termination:
             return
         now = time.monotonic()
         training = drain.current()
-        if now - self._last < _SAME_REQUEST and not (training is not None and training.late):
+        if now - self._last < drain.SAME_REQUEST and not (training is not None and training.late):
             return
         self._last = now
-        if training is not None and training.ask("SIGTERM"):
+        if training is not None and training.ask(signal.SIGTERM):
             return
         self.asked = True
-        interrupt = signal.getsignal(signal.SIGINT)
-        if callable(interrupt):
-            interrupt(signal.SIGINT, frame)
+        _interrupt(frame)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        """SIGINT inside of a drain."""
+        training = drain.current()
+        if training is not None and training.ask(signal.SIGINT):
+            self.interrupted = True
         else:
-            raise KeyboardInterrupt
+            _interrupt(frame)
+
+
+def _interrupt(frame: FrameType | None) -> None:
+    handler = drain.interrupt_handler()
+    if not callable(handler):
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)

@@ -30,8 +30,8 @@ def report(summary: dict[str, Any], args: Any) -> None:
 
 
 def _how_to_go_on(summary: dict[str, Any], args: Any) -> str:
-    """For a run that SIGTERM ended early."""
-    done = f"ended early by SIGTERM: {summary['rollouts']} of {args.num_rollout} rollouts done"
+    """For a run that a signal ended early."""
+    done = f"ended early: {summary['rollouts']} of {args.num_rollout} rollouts done"
     own = args.load and Path(args.load).resolve() in {Path(p).resolve() for p in (args.save, args.run_dir) if p}
     if not summary["checkpoint"]:
         again = "the same command" if own else "the same command with --overwrite"

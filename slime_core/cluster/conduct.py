@@ -6,7 +6,7 @@ run before any actor exists, and other code on a node before any model is loaded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,12 @@ from slime_core.launch.resume import commit_to_resume, first_rollout
 from slime_core.observability.run_dir import run_dir_of
 
 
-def conduct(run: Prepared, carried: Carried | None, reuse: Mapping[str, bool], started: float) -> dict[str, Any]:
+def conduct(run: Prepared, carried: Carried | None, started: float) -> dict[str, Any]:
     """The run; returns the summary.
 
     Args:
         run: Settings and components, in whose place the driver has stand-ins.
         carried: Files that Ray brings to the nodes.
-        reuse: How the run directory may be used again (`open_run_dir`).
         started: `time.perf_counter()` at the start of the command.
 
     Raises:
@@ -42,7 +41,7 @@ def conduct(run: Prepared, carried: Carried | None, reuse: Mapping[str, bool], s
     print(placement.describe(), flush=True)
     reserved = reserve(placement, f"slime {run_dir_of(args).name}", args.ray_placement_timeout)
     try:
-        begin_run_dir(run, commit, reuse)
+        begin_run_dir(run, commit)
         crew = Crew.create(run, placement, reserved, carried)
         try:
             crew.assemble(run, placement, reserved, first_rollout(args, commit), tell_groups=wants_groups(run))

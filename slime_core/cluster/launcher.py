@@ -29,8 +29,8 @@ def train(settings: Settings) -> dict[str, Any]:
         SlimeError: What a stage raises, wherever it lives.
     """
     started, args = time.perf_counter(), settings.args
-    run_dir, reuse = run_dir_of(args), {"resume": bool(args.load), "overwrite": args.overwrite}
-    check_run_dir(run_dir, **reuse)
+    run_dir = run_dir_of(args)
+    check_run_dir(run_dir, args.save, resume=bool(args.load), overwrite=args.overwrite)
     run = prepare(settings)
     if args.preflight:
         run_preflight(run)
@@ -40,4 +40,4 @@ def train(settings: Settings) -> dict[str, Any]:
         carrying(args, joins_another(args)) as (carried, package),
         connected(args, package),
     ):
-        return conduct(run, carried, reuse, started)
+        return conduct(run, carried, started)

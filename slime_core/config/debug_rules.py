@@ -32,7 +32,7 @@ def half_a_loop(s: Settings) -> None:
             raise ConfigError(f"{s.cite('debug_rollout_only')} contradicts {s.cite('load_debug_rollout_data')}.")
         if s.command not in ("train", "rollout", "show"):
             raise ConfigError(f"{s.cite('debug_rollout_only')}: slime {s.command} has no rollouts; use slime train.")
-        for name in ("load", "save_interval", "save_debug_train_data"):
+        for name in ("load", "save_interval", "keep_checkpoints", "save_hf", "save_debug_train_data"):
             if s.is_given(name) and getattr(a, name):
                 s.warnings.append(f"{s.cite(name)} has no effect with --debug-rollout-only: nothing is trained.")
     if loads and not a.debug_train_only:
@@ -57,12 +57,6 @@ def dumps(s: Settings) -> None:
     for name in _TEMPLATES:
         _check_template(s, name)
     _check_distinct(s)
-
-
-def second_export(s: Settings) -> None:
-    """An export is made from a checkpoint."""
-    if s.args.save_hf is not None and not (s.args.save and s.args.save_interval):
-        raise ConfigError(f"{s.cite('save_hf')} needs --save DIR and --save-interval N: checkpoints are exported.")
 
 
 def _check_template(s: Settings, name: str) -> None:

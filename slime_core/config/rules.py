@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from slime_core.config.async_rules import asynchrony
 from slime_core.config.deadline_rules import group_deadline
-from slime_core.config.debug_rules import dumps, half_a_loop, second_export
+from slime_core.config.debug_rules import dumps, half_a_loop
 from slime_core.config.distillation_rules import distillation
 from slime_core.config.eval_config import resolve_eval_datasets
 from slime_core.config.length_rules import context_lengths, context_of_model, response_is_bounded
@@ -71,14 +71,6 @@ def run_directory(s: Settings) -> None:
         s.derive("run_dir", s.args.save, "save")
     elif s.args.run_dir is None and s.command not in ("show", "serve"):
         s.derive("run_dir", os.path.join("outputs", s.command), f"slime {s.command}")
-
-
-def checkpoint_interval(s: Settings) -> None:
-    """Checkpoints need a place."""
-    if s.args.save_interval is not None and not s.args.save:
-        raise ConfigError(f"{s.cite('save_interval')} needs --save DIR.")
-    if s.args.keep_checkpoints is not None and not s.args.save:
-        raise ConfigError(f"{s.cite('keep_checkpoints')} needs --save DIR.")
 
 
 # -- data, batches, length of the run --------------------------------------------------------------------
@@ -213,12 +205,16 @@ def adapters(s: Settings) -> None:
 
 
 def schedule(s: Settings) -> None:
-    """One way to give the warm-up, and a floor below the peak."""
+    """One way to give the warm-up, a floor below the peak, and a decay where something is said of one."""
     a = s.args
     if a.lr_warmup_fraction is not None and a.lr_warmup_iters:
         raise ConfigError(f"{s.cite('lr_warmup_iters')} and {s.cite('lr_warmup_fraction')} are both set; use one.")
     if a.min_lr > a.lr:
         raise ConfigError(f"{s.cite('min_lr')} must not exceed {s.cite('lr')}.")
+    if a.lr_decay_style == "constant":
+        for name in ("min_lr", *([] if a.lr_warmup_fraction else ["lr_decay_iters"])):
+            if s.is_given(name) and getattr(a, name):
+                s.warnings.append(f"{s.cite(name)} has no effect with {s.cite('lr_decay_style')}: nothing decays.")
 
 
 # -- reward and evaluation ----------------------------------------------------------------------------------
@@ -351,8 +347,6 @@ RULES: tuple[Rule, ...] = (
     dtype_flags,
     true_on_policy,
     run_directory,
-    checkpoint_interval,
-    second_export,
     half_a_loop,
     dumps,
     sft_defaults,

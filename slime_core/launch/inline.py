@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -39,9 +38,9 @@ from slime_core.weights.collective import FollowingWeights
 def train(settings: Settings) -> dict[str, Any]:
     """`slime train` and `slime sft`: returns the summary (empty on ranks that another process started or leads)."""
     started, args = time.perf_counter(), settings.args
-    run_dir, reuse = run_dir_of(args), {"resume": bool(args.load), "overwrite": args.overwrite}
+    run_dir = run_dir_of(args)
     if is_leader():
-        check_run_dir(run_dir, **reuse)
+        check_run_dir(run_dir, args.save, resume=bool(args.load), overwrite=args.overwrite)
     run = prepare(settings)
     if args.preflight and is_leader() and not is_rank():
         run_preflight(run)
@@ -50,16 +49,14 @@ def train(settings: Settings) -> dict[str, Any]:
         with published(args, "parent of the ranks"):
             return start_ranks(run)
     with sole_writer(run_dir) if is_leader() else nullcontext(), published(args, f"rank {os.environ.get('RANK', '0')}"):
-        summary = _train(run, commit_to_resume(args), run_dir, reuse, started)
+        summary = _train(run, commit_to_resume(args), started)
     return {} if is_rank() else summary
 
 
-def _train(
-    run: Prepared, commit: Path | None, run_dir: Path, reuse: Mapping[str, bool], started: float
-) -> dict[str, Any]:
+def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]:
     args, stage = run.args, None
     if is_leader():
-        begin_run_dir(run, commit, reuse)
+        begin_run_dir(run, commit)
         stage = run.rollout_stage()
         if args.num_rollout is None:
             args.num_rollout = rollouts_of(args, stage.parts.data_source)

@@ -7,7 +7,7 @@ several times, where the launcher says what it survives; only the last end is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from slime_core.launch.journal import Journal
 from slime_core.launch.offload import make_room, offloading
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.ranks import is_rank
-from slime_core.launch.resume import first_rollout, restore, unfinished_evaluations
+from slime_core.launch.resume import first_rollout, goes_on, restore, unfinished_evaluations
 from slime_core.launch.trainers import Trainers
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
@@ -122,12 +122,12 @@ def _drive(args: Any, cast: Cast, journal: Journal, start: int) -> int:
             raise
 
 
-def begin_run_dir(run: Prepared, commit: Path | None, reuse: Mapping[str, bool]) -> None:
+def begin_run_dir(run: Prepared, commit: Path | None) -> None:
     """Create the run directory and say what the run starts from. Raises ConfigError, RolloutError."""
-    args = run.args
+    args, run_dir = run.args, run_dir_of(run.args)
     if args.load_debug_rollout_data:
         check_saved(args, first_rollout(args, commit))
-    open_run_dir(run_dir_of(args), **reuse)
+    open_run_dir(run_dir, args.save, resume=goes_on(run.settings, commit), overwrite=args.overwrite)
     for line in run.starting_points:
         print(line, flush=True)
     if args.dump_details:

@@ -25,7 +25,7 @@ from slime_core.errors import ConfigError, DataError, SlimeError
 from slime_core.launch.findings import Finding, Level
 from slime_core.launch.fresh_process import FreshProcess
 from slime_core.launch.prepare import Prepared
-from slime_core.launch.resume import first_rollout, named_commit
+from slime_core.launch.resume import first_rollout, goes_on, named_commit
 from slime_core.models.decoder_shape import decoder_shape
 from slime_core.models.hf_io import weight_files
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
@@ -56,11 +56,11 @@ def starting(run: Prepared) -> Iterator[Finding]:
     if run.settings.command not in ("train", "sft"):
         return
     try:
-        check_run_dir(run_dir_of(args), resume=bool(args.load), overwrite=args.overwrite)
-        if not args.debug_rollout_only:
-            commit = named_commit(args)
-            if args.load_debug_rollout_data:
-                check_saved(args, first_rollout(args, commit))
+        commit = None if args.debug_rollout_only else named_commit(args)
+        resume = not args.debug_rollout_only and goes_on(run.settings, commit)
+        check_run_dir(run_dir_of(args), args.save, resume=resume, overwrite=args.overwrite)
+        if not args.debug_rollout_only and args.load_debug_rollout_data:
+            check_saved(args, first_rollout(args, commit))
     except SlimeError as error:
         yield Finding("start", Level.ERROR, str(error))
 

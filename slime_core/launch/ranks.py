@@ -142,14 +142,15 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
         logs_specs=DefaultLogsSpecs(log_dir=str(folder), redirects=dict.fromkeys(range(1, count), Std.ALL)),
     )
     stopped: signal.Signals | None = None
-    with Drain(args.drain_timeout) as draining, _environment(args, count), _quiet_agent():
-        draining.on_ask(_tell_rank_0)
+    with _quiet_agent(), Drain(args.drain_timeout) as draining, _environment(args, count):
+        draining.on_ask(lambda: _tell_ranks(draining))
         try:
             with waiting(f"{count} ranks to end", deadline=None, then="each has deadlines of its own"):
                 elastic_launch(config, sys.executable)("-m", "slime_core", run.settings.command, *run.settings.argv)
         except ChildFailedError as failed:
-            if draining.asked and getattr(failed.failures.get(0), "exitcode", None) == ASKED_TO_END:
-                draining.late, stopped = True, signal.SIGTERM  # rank 0 had nothing to commit yet, or took too long
+            if draining.asked and {f.exitcode for f in failed.failures.values()} & {ASKED_TO_END, -signal.SIGTERM}:
+                # There was nothing to commit yet, or rank 0 took too long.
+                draining.late, stopped = True, draining.number
             else:
                 raise first_error(failed.failures, count, folder, GRACE_S) from None
         except SignalException as caught:
@@ -162,13 +163,13 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
 
 
 def _left_to_agent(config: type) -> dict[str, Any]:
-    """All signals but SIGTERM, where the command has a handler for that: then the run drains, and no rank is ended.
+    """The signals that no run drains at: SIGTERM and SIGINT are the command's, where it has handlers for them.
 
-    Before torch 2.9 there is no such choice: SIGTERM ends a run of several ranks at once.
+    Before torch 2.9 there is no such choice: they end a run of several ranks at once.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL or not hasattr(config, "signals_to_handle"):
         return {}
-    return {"signals_to_handle": ",".join(number.name for number in _TERMINATING if number != signal.SIGTERM)}
+    return {"signals_to_handle": ",".join(n.name for n in _TERMINATING if n not in (signal.SIGTERM, signal.SIGINT))}
 
 
 @contextmanager
@@ -187,15 +188,19 @@ def _environment(args: Any, count: int) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _tell_rank_0() -> None:
-    """Hand SIGTERM on to rank 0, which tells the others in its next message."""
-    mine = (f"{PARENT}={os.getpid()}".encode(), b"RANK=0")
+def _tell_ranks(draining: Drain) -> None:
+    """Hand SIGTERM on: rank 0 drains, and the others know a second one when it comes. Before there are any, end."""
+    mine, told = f"{PARENT}={os.getpid()}".encode(), False
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if f"\nPPid:\t{os.getpid()}\n" not in (process / "status").read_text(encoding="utf-8"):
                 continue
-            if set(mine) <= set((process / "environ").read_bytes().split(b"\0")):
+            if mine in (process / "environ").read_bytes().split(b"\0"):
                 os.kill(int(process.name), signal.SIGTERM)
+                told = True
+    if not told:
+        draining.late = True
+        signal.raise_signal(draining.number)
 
 
 @contextmanager

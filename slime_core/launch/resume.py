@@ -9,9 +9,11 @@ from typing import Any
 
 from slime_core.checkpoint.sources import required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
+from slime_core.config import Settings
 from slime_core.errors import CheckpointError
 from slime_core.launch.journal import Journal
 from slime_core.launch.starting_points import no_checkpoint
+from slime_core.observability.run_dir import CONFIG, run_dir_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,28 @@ def _initial(args: Any) -> Path | None:
         return None
     args.finetune = True
     return required_source(args.initial_megatron_checkpoint, None, cite="--initial-megatron-checkpoint").directory
+
+
+def goes_on(settings: Settings, commit: Path | None) -> bool:
+    """Whether the records in the run directory are this run's, to go on with.
+
+    They are where `--load` names a commit beside them, or the same command has been there and not got to its first
+    commit: what a scheduler starts again. Records of other settings, without a commit to go on from, are another run's.
+    """
+    args = settings.args
+    if not args.load:
+        return False
+    places = {Path(place).resolve() for place in (args.save, args.run_dir) if place}
+    if commit is not None and not places.isdisjoint(commit.resolve().parents):
+        return True
+    config = run_dir_of(args) / CONFIG
+    return config.is_file() and _given(config.read_text(encoding="utf-8")) == _given(settings.to_yaml())
+
+
+def _given(config: str) -> list[str]:
+    """The lines of a `config.yaml` without origins, derived values, and settings that may differ."""
+    lines = [line.rpartition("  # ")[0] for line in config.splitlines() if not line.startswith("#")]
+    return [line for line in lines if line.partition(":")[0] not in _PLACES]
 
 
 def first_rollout(args: Any, commit: Path | None) -> int:

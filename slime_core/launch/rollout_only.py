@@ -67,11 +67,11 @@ def train_without_training(settings: Settings) -> dict[str, Any]:
     if not is_leader():
         return {}
     started, args = time.perf_counter(), settings.args
-    run_dir, reuse = run_dir_of(args), {"resume": bool(args.load), "overwrite": args.overwrite}
-    check_run_dir(run_dir, **reuse)
+    run_dir, reuse = run_dir_of(args), {"resume": False, "overwrite": args.overwrite}
+    check_run_dir(run_dir, args.save, **reuse)
     run = prepare(settings, learn=False)
     with sole_writer(run_dir), published(args, "rollout"):
-        open_run_dir(run_dir, **reuse)
+        open_run_dir(run_dir, args.save, **reuse)
         journal = Journal(args, run_dir, run.hooks, [], dict, run.plugins, started)
 
         def before(stage: RolloutStage) -> None:

@@ -26,28 +26,37 @@ def run_dir_of(args: Any) -> Path:
     return Path(args.run_dir)
 
 
-def check_run_dir(run_dir: Path, *, resume: bool, overwrite: bool) -> list[str]:
-    """What of another run is there. Raises ConfigError unless it may be continued or overwritten."""
-    used = [name for name in _OURS if (run_dir / name).exists()]
+def check_run_dir(run_dir: Path, save: str | None = None, *, resume: bool, overwrite: bool) -> list[Path]:
+    """What of another run is there. Raises ConfigError unless it may be continued or overwritten.
+
+    Args:
+        run_dir: Where records go.
+        save: Where commits go, if elsewhere.
+        resume: This is the run whose records are there.
+        overwrite: Nobody wants them any more.
+    """
+    ours = {run_dir / name: name for name in _OURS} | {Path(save or run_dir) / CHECKPOINTS: CHECKPOINTS}
+    used = [path for path in ours if path.exists()]
     if used and not (resume or overwrite):
+        commits = Path(save or run_dir) / CHECKPOINTS
+        go_on = f"Continue it with --load {commits.parent}," if commits in used else "No checkpoint is there to load:"
         raise ConfigError(
-            f"{run_dir} already holds a run ({', '.join(used)}). Continue it with --load {run_dir},"
+            f"{used[0].parent} already holds a run ({', '.join(ours[path] for path in used)}). {go_on}"
             " start over with --overwrite, or choose another --save"
         )
     return used
 
 
-def open_run_dir(run_dir: Path, *, resume: bool, overwrite: bool) -> None:
-    """Create the directory, after clearing it of another run that may be overwritten.
+def open_run_dir(run_dir: Path, save: str | None = None, *, resume: bool, overwrite: bool) -> None:
+    """Create the directory, after clearing it of another run that may be overwritten; arguments as above.
 
     Raises:
         ConfigError: It holds a run that must not be touched, or cannot be written.
     """
-    used = check_run_dir(run_dir, resume=resume, overwrite=overwrite)
+    used = check_run_dir(run_dir, save, resume=resume, overwrite=overwrite)
     try:
         # A summary speaks of a finished run, so the one of an earlier part goes when the run goes on.
-        for name in {SUMMARY} & {*used} if resume else used:
-            path = run_dir / name
+        for path in {run_dir / SUMMARY} & {*used} if resume else used:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

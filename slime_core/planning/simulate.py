@@ -199,7 +199,7 @@ class _Run:
                 yield from self._push()
             if _due(plan.eval_interval, rollout, last):
                 yield work.evaluate
-            if _due(plan.save_interval, rollout, last):
+            if last or _due(plan.save_interval, rollout, last):
                 if plan.mode == "one-step":
                     yield self._wave_done
                 yield work.save

@@ -61,11 +61,11 @@ class LoopRun:
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
-        """HF name -> tensor at the end of the run. Raises ConfigError where the run saved none."""
+        """HF name -> tensor at the end of the run. Raises ConfigError where nothing was trained."""
         from slime_core.models.hf_io import read_weights
 
         if self.checkpoint is None:
-            raise ConfigError("this run saved no checkpoint, so its weights are gone; leave save_interval as it is")
+            raise ConfigError("this run has trained nothing")
         return dict(read_weights(self.checkpoint))
 
     @property
@@ -106,7 +106,6 @@ def run_loop(folder: Path, steps: int = 3, **settings: Any) -> LoopRun:
         "num_threads": 1,
         "preflight": False,
         "save": folder / "run",
-        "save_interval": steps,
         "save_debug_rollout_data": folder / "run" / _SAMPLES,
     }
     if not settings.get("prompt_data"):
@@ -114,7 +113,7 @@ def run_loop(folder: Path, steps: int = 3, **settings: Any) -> LoopRun:
     if not {"custom_rm_path", "rm_type", "rollout_function_path"} & settings.keys():
         defaults["custom_rm_path"] = "slime_core.testing.tiny:digits"
     if "save" in settings and settings["save"] is None:
-        defaults |= {"save_interval": None, "run_dir": folder / "run"}
+        defaults["run_dir"] = folder / "run"
     with _left_as_it_was():
         loaded = load_settings(_argv({**defaults, **settings}), command="train", env=_environment())
         summary = run(loaded)

@@ -56,7 +56,7 @@ def test_sigterm_commits_and_the_rest_skips_no_prompt(
     argv = tiny.argv(tmp_path / "run", **own)
     first = slime_async(argv, CALL=call)
     assert first.returncode == 0, first.stderr
-    assert "ended early by SIGTERM" in first.stdout
+    assert "ended early" in first.stdout
     again = ["--load", str(tmp_path / "run")] if "committed" in first.stdout else ["--overwrite"]
     rest = slime_async([*argv, *again])
     assert rest.returncode == 0, rest.stderr

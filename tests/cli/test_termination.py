@@ -93,7 +93,7 @@ def test_sigterm_ends_a_run_cleanly(ignores_ctrl_c: bool, tiny: TinyRun, tmp_pat
     finally:
         process.kill()
     assert process.returncode == 0, said
-    assert said.startswith("slime: SIGTERM: ending with a commit, within 300 s")
+    assert said.startswith("slime: SIGTERM: ending with a commit of what is trained, within 300 s")
     assert said.count("\n") == 1, said
     assert (tmp_path / "ended").read_text() == "NoneType"
     children = [int(pid) for pid in started.read_text().split()]

@@ -114,9 +114,9 @@ def test_what_was_trained_is_committed_and_goes_on(
     save = tmp_path / "run"
     argv = tiny.argv(save, **FLAGS, **{name: f"{functions}:{function}"})
     first = slime("train", *argv, CALL=str(call))
-    assert first.stderr.startswith("slime: SIGTERM: ending with a commit, within 300 s (--drain-timeout)")
+    assert first.stderr.startswith("slime: SIGTERM: ending with a commit of what is trained, within 300 s")
     assert first.stderr.count("\n") == 1
-    assert f"ended early by SIGTERM: {done} of {ROLLOUTS} rollouts done and committed; the same command" in first.stdout
+    assert f"ended early: {done} of {ROLLOUTS} rollouts done and committed; the same command" in first.stdout
     assert f"--load {save} goes on from there" in first.stdout
     assert json.loads((save / "summary.json").read_text())["drained"] is True
     assert [line["step"] for line in _metrics(save)] == list(range(1, done + 1))

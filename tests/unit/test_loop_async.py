@@ -112,7 +112,9 @@ def test_an_interval_pushes_after_every_other_rollout_and_after_the_last(fakes: 
 
 def test_a_run_goes_on_where_it_is_told_to(fakes: Fakes) -> None:
     assert fakes.run(start=3, num_rollout=4, eval_interval=4) == 4
-    assert fakes.said == words("push, take 3, train 3, before_push, push, evaluate 3, evaluated 3, end 3")
+    assert fakes.said == words(
+        "push, take 3, train 3, before_push, push, evaluate 3, evaluated 3, end 3, before_save, save 3"
+    )
 
 
 def test_an_evaluation_in_the_background_stops_the_next_push_and_nothing_else(fakes: Fakes) -> None:

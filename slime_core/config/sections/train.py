@@ -18,8 +18,8 @@ class OptimizerArgs(Section):
     """Learning rate."""
     min_lr: Annotated[float, Field(ge=0)] = 0.0
     """Learning rate at the end of the decay."""
-    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
-    """Shape of the decay from --lr to --min-lr."""
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "constant"
+    """Shape of the decay from --lr to --min-lr; constant: none, so a run can go on for longer."""
     lr_decay_iters: Annotated[int | None, Field(gt=0)] = None
     """Optimizer steps of the decay; all steps of the run when not given."""
     lr_warmup_iters: Annotated[int, Field(ge=0)] = 0
@@ -149,16 +149,16 @@ class CheckpointArgs(Section):
     """Checkpoint."""
 
     save: str | None = None
-    """Directory for checkpoints."""
+    """Directory for checkpoints; the run directory when not given."""
     load: str | None = None
     """Directory of checkpoints to go on from."""
     initial_megatron_checkpoint: str | None = None
     """Weights to start from where --load has no checkpoint: Megatron's format or Hugging Face's; the tokenizer and the
     configuration are those of --hf-checkpoint."""
     save_interval: Annotated[int | None, Field(gt=0)] = None
-    """Rollouts between checkpoints."""
+    """Rollouts between checkpoints; when not given, one after the last rollout, and where a signal ends the run."""
     drain_timeout: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds from SIGTERM to the end of the run; until then it finishes its training step and commits."""
+    """Seconds from SIGTERM or ctrl-C to the end of the run; until then it finishes its training step and commits."""
     max_trainer_restarts: Annotated[int, Field(ge=0)] = 0
     """How often trainer ranks that died are started again from the last commit, with the engines as they are; for
     --launcher ray. 0: the run ends, and --load goes on."""

@@ -43,7 +43,7 @@ class LearningRateSchedule:
             value = getattr(args, name, None)
             return default if value is None else value
 
-        style, wsd_style = get("lr_decay_style", "linear"), get("lr_wsd_decay_style", "exponential")
+        style, wsd_style = get("lr_decay_style", "constant"), get("lr_wsd_decay_style", "exponential")
         _check_choice("--lr-decay-style", style, STYLES)
         _check_choice("--lr-wsd-decay-style", wsd_style, WSD_STYLES)
         fraction, warmup = get("lr_warmup_fraction", None), int(get("lr_warmup_iters", 0))

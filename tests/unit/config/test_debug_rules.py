@@ -49,7 +49,6 @@ def test_a_name_that_promises_a_pickle_is_warned_about(load: Load) -> None:
         ("--save-debug-train-data d.jsonl", r"overwrite each other; put \{rollout_id\} into it"),
         ("--save-debug-rollout-data d/{rollout_id} --save-debug-train-data ./d/{rollout_id}", r"are the same file"),
         ("--save-debug-rollout-data d/{rollout_id} --load-debug-rollout-data d/{rollout_id}", r"are the same file"),
-        ("--save-hf d", r"--save-hf.*needs --save DIR and --save-interval N"),
     ],
 )
 def test_refused(load: Load, argv: str, message: str) -> None:

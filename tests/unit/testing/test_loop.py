@@ -86,5 +86,3 @@ def test_a_metric_there_is_not(run_loop: Callable[..., LoopRun]) -> None:
     run = run_loop(steps=1, save=None)
     with pytest.raises(KeyError, match="rollout/raw_reward"):
         run.metric("rollout/reward")
-    with pytest.raises(ConfigError, match="saved no checkpoint"):
-        _ = run.weights

@@ -1,0 +1,93 @@
+"""What people type who give no thought to checkpoints: nothing that was trained is lost or written over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SLIME, TinyRun
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+PLAIN = {"eval_interval": None, "eval_prompt_data": None, "lr_decay_style": None, "rollout_max_response_len": 4}
+
+
+def argv_of(tiny: TinyRun, run_dir: Path, **flags: object) -> list[str]:
+    """No `--save`, no `--save-interval`, no `--lr-decay-style`."""
+    return tiny.argv(None, run_dir=run_dir, **{**PLAIN, "num_rollout": 2, **flags})
+
+
+def commits(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").glob("rollout_*"))
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: TinyRun, slime: Slime, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shortest command there is, done."""
+    run_dir = tmp_path_factory.mktemp("kept") / "run"
+    slime("train", *argv_of(tiny, run_dir))
+    return run_dir
+
+
+def test_the_last_rollout_is_committed_and_a_finished_run_goes_on(
+    tiny: TinyRun, finished: Path, tmp_path: Path, slime: Slime
+) -> None:
+    assert commits(finished) == ["rollout_0000001"]
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir)
+    more = slime("train", *argv_of(tiny, run_dir, num_rollout=3), "--load", run_dir)
+    assert "2 of 3 rollouts done" in more.stdout
+    assert commits(run_dir) == ["rollout_0000001", "rollout_0000002"]
+
+
+def test_records_of_another_run_are_not_written_over(
+    tiny: TinyRun, finished: Path, tmp_path: Path, slime: Slime
+) -> None:
+    """`--load` says where to go on from; where to write is another matter."""
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "metrics.jsonl").write_text('{"step": 1}\n')
+    for load in (used, finished):
+        refused = slime("train", *argv_of(tiny, used, load=load), check=False)
+        assert refused.returncode == 2, refused.stderr
+        assert "already holds a run (metrics.jsonl). No checkpoint is there to load: start over" in refused.stderr
+        assert (used / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    refused = slime("train", *argv_of(tiny, tmp_path / "new"), "--save", finished, check=False)
+    assert f"{finished} already holds a run (checkpoints). Continue it with --load {finished}" in refused.stderr
+    checked = slime("check", *argv_of(tiny, used, load=used), check=False)
+    assert "No checkpoint is there to load" in checked.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_commits(tiny: TinyRun, tmp_path: Path) -> None:
+    argv = [SLIME, "train", *argv_of(tiny, tmp_path / "run", num_rollout=10_000)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("rollout 2/"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.startswith("slime: ctrl-C: ending with a commit of what is trained")
+    done = json.loads((tmp_path / "run" / "summary.json").read_text())["rollouts"]
+    assert f"ended early: {done} of 10000 rollouts done and committed" in out
+    assert commits(tmp_path / "run") == [f"rollout_{done - 1:07d}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [{"save_interval": 1}, {"async": True}, {"async": True, "async_mode": "full"}])
+def test_in_every_mode(tiny: TinyRun, tmp_path: Path, slime: Slime, extra: dict[str, object]) -> None:
+    slime("train", *argv_of(tiny, tmp_path / "run", **extra))
+    assert commits(tmp_path / "run")[-1] == "rollout_0000001"
+    assert len(commits(tmp_path / "run")) == (2 if "save_interval" in extra else 1)
+
+
+def test_nothing_is_committed_where_nothing_is_trained(tiny: TinyRun, tmp_path: Path, slime: Slime) -> None:
+    done = slime("train", *argv_of(tiny, tmp_path / "run", debug_rollout_only=True, keep_checkpoints=2))
+    assert commits(tmp_path / "run") == []
+    assert "--keep-checkpoints 2 (flag) has no effect with --debug-rollout-only: nothing is trained" in done.stderr
