@@ -25,7 +25,7 @@ called once), data, tokenizer, chat template, batch arithmetic, paths, disk spac
   --strict       warnings count as errors
   --json         one JSON object per finding
 
-All other flags are settings; `slime train --help` lists them. Exit status: 0, or 1 when there is an error."""
+All other flags are settings; `slime train --help-all` lists them. Exit status: 0, or 1 when there is an error."""
 
 
 def run(argv: list[str]) -> int:

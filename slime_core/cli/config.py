@@ -26,7 +26,7 @@ The text is a configuration file: `--config` reads it back.
   --changed      leave out defaults
   --json         one JSON object, {name: {"value": ..., "origin": ...}}
 
-All other flags are settings; `slime train --help` lists them."""
+All other flags are settings; `slime train --help-all` lists them."""
 
 
 def run(argv: list[str]) -> int:

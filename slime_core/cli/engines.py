@@ -25,7 +25,8 @@ GPUs nor the models need to be there.
                  inference
   --json         one JSON object
 
-All other flags are settings; `slime train --help` lists them. Exit status: 0, or 2 when there can be no such plan."""
+All other flags are settings; `slime train --help-all` lists them. Exit status: 0, or 2 when there can be no
+such plan."""
 
 
 def run(argv: list[str]) -> int:

@@ -121,7 +121,7 @@ def _dispatch(argv: list[str]) -> int:
         try:
             return int(module.run(argv[1:]))
         except SystemExit:
-            if {"-h", "--help"}.isdisjoint(argv):  # another program's flags have been printed
+            if {"-h", "--help", "--help-all"}.isdisjoint(argv):  # another program's flags have been printed
                 raise
             import_module("slime_core.cli.plugin_help").print_options(argv[1:])
             raise
@@ -142,7 +142,7 @@ def overview() -> str:
         "commands:",
         *(f"  {name:<{width}}  {text}" for name, text in rows),
         "",
-        "`slime <command> --help` explains one command; `slime train --help` lists every setting.",
+        "`slime <command> --help` explains one command; `slime train --help-all` lists every setting.",
     ]
     return "\n".join(lines)
 

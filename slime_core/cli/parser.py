@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 from typing import NoReturn
 
 from slime_core.errors import ConfigError
@@ -12,5 +14,10 @@ class Parser(argparse.ArgumentParser):
     """Raises ConfigError, which begins with the command's name, where argparse would print its usage and exit."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError."""
+        """Raise ConfigError, with the choice that was probably meant."""
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if wrong:
+            choices = [word.strip(" '") for word in wrong[2].split(",")]
+            close = difflib.get_close_matches(wrong[1], choices, n=1, cutoff=0.6)
+            message += f". Did you mean {close[0]}?" if close else ""
         raise ConfigError(f"{self.prog}: {message}")

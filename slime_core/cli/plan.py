@@ -28,7 +28,8 @@ run. Nothing is started, and neither GPUs nor weights need to be there.
   --what CHANGES      such as async=full,staleness=4,engines=2; repeatable. Names: {names}
   --json              one JSON object
 
-All other flags are settings; `slime train --help` lists them. Exit status: 0, or 2 when there can be no such run."""
+All other flags are settings; `slime train --help-all` lists them. Exit status: 0, or 2 when there can be no
+such run."""
 
 
 def run(argv: list[str]) -> int:

@@ -29,7 +29,10 @@ def run(argv: list[str]) -> int:
     from slime_core.errors import ConfigError
 
     parser = _parser()
-    namespace, rest = parser.parse_known_args(argv)
+    try:
+        namespace, rest = parser.parse_known_args(argv)
+    except SystemExit:  # --help has been printed; there are no plugin options to list after it
+        return 0
     if namespace.action is None:
         raise ConfigError("slime rewards: say what to do: replay or score (slime rewards --help)")
     return {"replay": _replay, "score": _score}[namespace.action](namespace, rest)

@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     """Submit, and follow. Raises ConfigError for what is wrong before, and PluginError."""
     command = next((index for index, word in enumerate(argv) if word in COMMANDS), None)
     own_words = argv[:command]
-    if not argv or "-h" in own_words or "--help" in own_words:
+    if not argv or "-h" in argv or "--help" in argv:
         print(_HELP)
         return 0
     parser = Parser(prog="slime submit", add_help=False, allow_abbrev=False)

@@ -15,7 +15,9 @@ from typing import Any, NoReturn
 
 from slime_core.config.foreign import Given
 from slime_core.config.origins import FLAG, Entry
+from slime_core.config.other_trainers import renamed
 from slime_core.config.passthrough import ForeignFlag, ForeignFlags, find_foreign
+from slime_core.config.short_help import short_help
 from slime_core.config.spec import FlagSpec, did_you_mean, flag_specs
 from slime_core.errors import ConfigError
 
@@ -49,22 +51,12 @@ class ParsedFlags:
     """The flag that asks for another program's flags, when it is among them."""
 
 
-def _metavar(spec: FlagSpec) -> str:
-    if spec.spelling.metavar:
-        return spec.spelling.metavar
-    if spec.choices:
-        return "{" + ",".join(spec.choices) + "}"
-    words = {"mapping": "JSON", "int": "N", "float": "X"}
-    return words.get(spec.kind, "PATH" if spec.name.endswith("_path") else "TEXT")
+class _ShortHelp(argparse.Action):
+    """`--help`: the settings that people set with this command."""
 
-
-def _default_text(spec: FlagSpec) -> str:
-    if spec.default is None or spec.default == [] or spec.default == {}:
-        return ""
-    if spec.kind == "bool":
-        return " (default: on)" if spec.default else ""
-    value = " ".join(spec.default) if isinstance(spec.default, list) else spec.default
-    return f" (default: {value})"
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+        print(short_help(parser.prog))
+        raise SystemExit(0)
 
 
 class _Switch(argparse.Action):
@@ -80,8 +72,8 @@ class _Switch(argparse.Action):
 
 
 def _add_flag(group: Any, spec: FlagSpec) -> None:
-    text = (spec.help + _default_text(spec)).replace("%", "%%")
-    shape: dict[str, Any] = {"metavar": _metavar(spec)}
+    text = spec.help_with_default.replace("%", "%%")
+    shape: dict[str, Any] = {"metavar": spec.metavar}
     if spec.kind == "bool" and not spec.is_list:
         shape = {"action": _Switch, "off": spec.off_flag}
     elif spec.spelling.append:
@@ -106,7 +98,10 @@ def _foreign_shape(flag: ForeignFlag) -> dict[str, Any]:
 
 def build_parser(foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> argparse.ArgumentParser:
     """The parser of every command that takes the run's settings."""
-    parser = _Parser(prog=prog, usage=f"{prog} [--config FILE] [flags]", description=_HELP_HEAD, allow_abbrev=False)
+    usage = f"{prog} [--config FILE] [flags]"
+    parser = _Parser(prog=prog, usage=usage, description=_HELP_HEAD, allow_abbrev=False, add_help=False)
+    parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, default=argparse.SUPPRESS, help="the first page")
+    parser.add_argument("--help-all", action="help", help="list every setting")
     groups: dict[str, Any] = {}
     for spec in flag_specs().values():
         if spec.section not in groups:
@@ -179,7 +174,7 @@ def _take_open_flags(
 
 
 def parse_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> ParsedFlags:
-    """Read a command line. Raises ConfigError; prints help and raises SystemExit on `--help`."""
+    """Read a command line. Raises ConfigError; prints help and raises SystemExit on `--help`, `--help-all`."""
     parser = build_parser(foreign, prog=prog)
     options = {option for action in parser._actions for option in action.option_strings}
     rest, opened = _take_open_flags(argv, foreign, options)
@@ -202,10 +197,11 @@ def parse_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags], *, prog: s
 
 
 def _unknown_message(token: str, known: Sequence[str], prog: str) -> str:
+    theirs = renamed(token)
+    if theirs:
+        return f"unknown flag {token.partition('=')[0]}: {theirs}."
     if not token.startswith("-"):
-        return f"unexpected argument {token!r}; every setting is a flag, see `{prog} --help`."
+        return f"unexpected argument {token!r}; every setting is a flag, see `{prog} --help-all`."
     word = token.partition("=")[0]
-    hint = did_you_mean(word, known)
-    return (
-        f"unknown flag {word}.{hint or f' `{prog} --help` lists all; keys of your own go into --custom-config-path.'}"
-    )
+    own = f" `{prog} --help-all` lists all; keys of your own go into --custom-config-path."
+    return f"unknown flag {word}.{did_you_mean(word, known) or own}"

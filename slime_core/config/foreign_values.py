@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from slime_core.config.passthrough import ForeignFlag
+from slime_core.config.spec import did_you_mean
 from slime_core.config.yaml_file import read_scalar
 
 _SIZES = {
@@ -73,7 +74,8 @@ def _elements(raw: Any) -> list[Any]:
 def _one(flag: ForeignFlag, raw: Any) -> Any:
     value = _typed(flag.kind, raw)
     if flag.choices and value not in flag.choices:
-        raise ValueError(f"must be one of {', '.join(map(str, flag.choices))}")
+        hint = did_you_mean(str(value), map(str, flag.choices), cutoff=0.6)
+        raise ValueError(f"must be one of {', '.join(map(str, flag.choices))}" + (f".{hint}" if hint else ""))
     return value
 
 

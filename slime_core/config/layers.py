@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from slime_core.config.flags import ParsedFlags
 from slime_core.config.foreign import Given
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
+from slime_core.config.other_trainers import renamed
 from slime_core.config.passthrough import ForeignFlags, find_foreign
 from slime_core.config.schema import Args
 from slime_core.config.settings import CUSTOM_KEY, left_out
@@ -189,7 +190,8 @@ def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
     known = [*flag_specs(), *switched_off(), *respelled(), CUSTOM_KEY]
     known += [a for owner in foreign for a in owner.by_attribute]
     known += [name for owner in foreign if owner.has_open_names for name in owner.listed.by_name]
-    hint = did_you_mean(name, known)
+    theirs = renamed(name)
+    hint = f" It is another trainer's: {theirs}." if theirs else did_you_mean(name, known)
     return hint or f" Keys of your own go under {CUSTOM_KEY!r}: or into --custom-config-path."
 
 
@@ -303,6 +305,8 @@ def _words(layered: Layered, error: Any) -> str:
         return f"{path} {error['input']!r} ({entry.origin}): must be a mapping of options, e.g. {path}.OPTION=VALUE"
     if spec.choices:
         reason = f"must be one of {', '.join(spec.choices)}"
+        hint = did_you_mean(str(error["input"]), spec.choices, cutoff=0.6)
+        reason += f".{hint}" if hint else ""
     elif spec.kind in ("int", "float") and error["type"].endswith("_parsing"):
         reason = "must be a whole number" if spec.kind == "int" else "must be a number"
     return f"{spec.flag} {error['input']!r} ({entry.origin}): {reason}"

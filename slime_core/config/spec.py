@@ -47,6 +47,26 @@ class FlagSpec:
         return "--" + (self.spelling.name or self.name.replace("_", "-"))
 
     @property
+    def metavar(self) -> str:
+        """Name of the value in the help text."""
+        if self.spelling.metavar:
+            return self.spelling.metavar
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        words = {"mapping": "JSON", "int": "N", "float": "X"}
+        return words.get(self.kind, "PATH" if self.name.endswith("_path") else "TEXT")
+
+    @property
+    def help_with_default(self) -> str:
+        """The help text, and the default where there is one to tell."""
+        if self.default is None or self.default == [] or self.default == {}:
+            return self.help
+        if self.kind == "bool":
+            return self.help + (" (default: on)" if self.default else "")
+        value = " ".join(self.default) if isinstance(self.default, list) else self.default
+        return f"{self.help} (default: {value})"
+
+    @property
     def off_flag(self) -> str | None:
         """The flag that stores False; None when there is none."""
         if self.kind != "bool" or self.name.startswith("no_"):
@@ -145,7 +165,7 @@ def respelled() -> dict[str, str]:
     return {name.replace("-", "_"): attribute for name, attribute in others}
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'x'?", or an empty string when nothing is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
+    """ " Did you mean x?", or an empty string when nothing is close; few words to choose from bear a lower cutoff."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]}?" if close else ""

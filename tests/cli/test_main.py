@@ -94,15 +94,6 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
         frame.main(["config"])
 
 
-def test_train_help_shows_every_flag_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    from slime_core.config.spec import flag_specs
-
-    assert frame.main(["train", "--help"]) == 0
-    words = set(capsys.readouterr().out.replace(",", " ").split())
-    assert [s.flag for s in flag_specs().values() if s.flag not in words] == []
-    assert {"--set", "--tensor-model-parallel-size", "--sglang-*"} <= words
-
-
 def test_train_script_is_slime_train(tmp_path: Path) -> None:
     def run(*command: str) -> tuple[int, str]:
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=60)

@@ -77,7 +77,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def flags_of_settings() -> set[str]:
-    names = {"--help", "--set"}
+    names = {"--help", "--help-all", "--set"}
     for spec in flag_specs().values():
         names |= {spec.flag} | ({spec.off_flag} if spec.off_flag else set())
     return names
@@ -135,7 +135,18 @@ def test_flags_in_the_text_exist(path: Path) -> None:
         assert flag in known or flag in flags_of_others() or flag in NOT_OURS, f"{path}: {flag}"
 
 
-NOT_OURS = {"--x", "--no-x", "--disable-x", "--tiny", "--help", "--check", "--slime-component", "--slime-args"} | {
+NOT_OURS = {
+    "--x",
+    "--no-x",
+    "--disable-x",
+    "--tiny",
+    "--help",
+    "--help-all",
+    "--learning-rate",
+    "--check",
+    "--slime-component",
+    "--slime-args",
+} | {
     "--ref-micro-batch-size",
     *NEWER,
 }

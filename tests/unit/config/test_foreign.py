@@ -158,7 +158,7 @@ def test_an_owner_without_prefixes_has_all_of_that_too(capsys: pytest.CaptureFix
     with pytest.raises(ConfigError, match=r"^--mine-mode 'c' \(flag\): must be one of a, b$"):
         load_it("--mine-mode", "c")
     with pytest.raises(SystemExit):
-        load_it("--help")
+        load_it("--help-all")
     assert "--mine-expert-size INT, --mine-ep INT" in capsys.readouterr().out
 
 

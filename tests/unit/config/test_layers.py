@@ -189,9 +189,9 @@ def test_file_errors_name_file_and_line(yaml: str, message: str) -> None:
         ("--rollout_batch_size=4", "unknown flag --rollout_batch_size. Did you mean --rollout-batch-size?"),
         ("--tensor-model-parallel 4",
          "unknown flag --tensor-model-parallel. Did you mean --tensor-model-parallel-size?"),
-        ("--zzz", "unknown flag --zzz. `slime config show --help` lists all; keys of your own go into"
+        ("--zzz", "unknown flag --zzz. `slime config show --help-all` lists all; keys of your own go into"
          " --custom-config-path."),
-        ("stray", "unexpected argument 'stray'; every setting is a flag, see `slime config show --help`."),
+        ("stray", "unexpected argument 'stray'; every setting is a flag, see `slime config show --help-all`."),
         ("--lr", "--lr: expected one argument"),
         ("--num-roll 3", "unknown flag --num-roll. Did you mean --num-rollout?"),
         ("--config none.yaml", "--config 'none.yaml' (flag): no such file"),

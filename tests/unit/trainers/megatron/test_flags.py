@@ -140,5 +140,5 @@ def test_help_has_megatrons_words_and_slimes(capsys: pytest.CaptureFixture[str])
     assert "--norm-epsilon, --layernorm-epsilon X Epsilon value for any LayerNorm/RMSNorm operations." in text
     assert "--use-megatron-fsdp, --no-use-megatron-fsdp Slime's to set" in text
     assert "--swiglu The MLP has a gate with SiLU. Compared with config.json." in text
-    assert main(["train", "--help"]) == 0
+    assert main(["train", "--help-all"]) == 0
     assert "(--help-megatron lists them)" in capsys.readouterr().out

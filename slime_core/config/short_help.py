@@ -1,0 +1,89 @@
+"""What `slime train --help` prints: the settings that people set with a command, by topic, in the schema's words.
+
+`flags.build_parser` hangs it on `--help`; `--help-all` is the schema as a whole. A command that is not in `FIRST` is
+shown what `train` is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Mapping
+
+from slime_core.config.spec import FlagSpec, flag_specs
+
+_DATA = "config hf_checkpoint prompt_data input_key label_key apply_chat_template"
+_SAMPLING = "rollout_temperature rollout_max_response_len custom_generate_function_path rollout_engine"
+_TRAINING = "global_batch_size max_tokens_per_gpu lr lr_decay_style train_backend lora_rank"
+_REWARD = "rm_type custom_rm_path"
+
+FIRST: Mapping[str, Mapping[str, str]] = {
+    "train": {
+        "Model and data": _DATA,
+        "Rollout": f"num_rollout num_epoch rollout_batch_size n_samples_per_prompt {_SAMPLING}",
+        "Reward": _REWARD,
+        "Algorithm": "advantage_estimator use_kl_loss kl_loss_coef eps_clip",
+        "Training": f"num_steps_per_rollout {_TRAINING}",
+        "Machines": "device actor_num_gpus_per_node rollout_num_gpus colocate async_training",
+        "Evaluation": "eval_prompt_data eval_interval",
+        "Output": "save save_interval load overwrite seed",
+    },
+    "sft": {
+        "Model and data": f"{_DATA} loss_mask_type",
+        "Training": f"num_epoch rollout_batch_size {_TRAINING}",
+        "Machines": "device actor_num_gpus_per_node",
+        "Output": "save save_interval load overwrite seed",
+    },
+    "rollout": {
+        "Model and data": _DATA,
+        "Rollout": f"num_rollout rollout_batch_size n_samples_per_prompt {_SAMPLING}",
+        "Reward": _REWARD,
+        "Output": "run_dir save_debug_rollout_data overwrite seed",
+    },
+    "eval": {
+        "Model and data": "config hf_checkpoint eval_prompt_data eval_config eval_input_key eval_label_key"
+        " apply_chat_template",
+        "Sampling": "n_samples_per_eval_prompt eval_temperature eval_top_p eval_max_response_len"
+        " custom_generate_function_path rollout_engine",
+        "Reward": f"{_REWARD} eval_answer_path",
+        "Output": "run_dir resume overwrite",
+    },
+}
+"""Command -> topic -> settings, in the order in which they are shown."""
+
+_COLUMN = 34
+"""Where the texts begin."""
+
+
+def short_help(prog: str) -> str:
+    """The first page of a command's help.
+
+    Args:
+        prog: The command as typed, `slime train`.
+    """
+    width = min(max(shutil.get_terminal_size().columns, 80), 120)
+    topics = FIRST.get(prog.split()[-1], FIRST["train"])
+    lines = [
+        f"usage: {prog} [--config FILE] [flags]",
+        "",
+        "Settings come from defaults, then --config files, then SLIME_<NAME> variables, then flags; later ones win.",
+        f"`{prog} --help-all` lists every setting, `slime config show` each value and where it is from.",
+    ]
+    for title, names in topics.items():
+        lines += ["", f"{title}:"]
+        for name in names.split():
+            lines += _entry(flag_specs()[name], width)
+    return "\n".join(lines)
+
+
+def _entry(spec: FlagSpec, width: int) -> list[str]:
+    head = f"  {spec.flag}" if spec.kind == "bool" else f"  {spec.flag} {_value(spec)}"
+    text = textwrap.wrap(spec.help_with_default, width - _COLUMN, break_on_hyphens=False)
+    if len(head) < _COLUMN - 1:
+        head, text = f"{head:<{_COLUMN}}{text[0]}", text[1:]
+    return [head, *(" " * _COLUMN + line for line in text)]
+
+
+def _value(spec: FlagSpec) -> str:
+    """Choices that fill a line are in the text of --help-all."""
+    return spec.metavar if len(spec.metavar) < 24 else "NAME"

@@ -1,0 +1,109 @@
+"""What people type first: help, words of other trainers, and slips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli.main import COMMANDS, main
+from slime_core.cli.plugins import _COMMANDS as PLUGINS
+from slime_core.config.other_trainers import _OURS
+from slime_core.config.short_help import FIRST
+from slime_core.config.spec import flag_specs
+
+ACTIONS = {
+    "config": ["show"],
+    "convert": ["hf-to-megatron", "megatron-to-hf"],
+    "engines": ["plan"],
+    "ledger": ["show", "verify"],
+    "models": ["list", "show", "args"],
+    "plugins": [*PLUGINS],
+    "rewards": ["replay", "score"],
+    "samples": ["filter"],
+    "submit": ["train", "sft"],
+    "tokens": ["check"],
+}
+"""Commands with words of their own behind them."""
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What an accepted command line prints."""
+    assert main(list(argv)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    """The one line that a refused command line prints."""
+    assert main(line.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+@pytest.mark.parametrize("command", [c.name for c in COMMANDS])
+def test_help_at_every_word(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([command], *([command, action] for action in ACTIONS.get(command, []))):
+        text = said(capsys, *words, "--help")
+        assert text.startswith("usage: slime " + command), words
+        assert "not known" not in text, words
+
+
+@pytest.mark.parametrize("command", FIRST)
+def test_the_first_page_fits_two_screens(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = said(capsys, command, "--help").splitlines()
+    assert 30 < len(lines) <= 100
+    assert max(map(len, lines)) <= 120
+    asked = " ".join(FIRST[command].values()).split()
+    assert all(any(line.split()[:1] == [flag_specs()[name].flag] for line in lines) for name in asked)
+    assert f"slime {command} --help-all" in lines[3]
+
+
+def test_all_of_the_settings_are_one_flag_away(capsys: pytest.CaptureFixture[str]) -> None:
+    words = set(said(capsys, "train", "--help-all").replace(",", " ").split())
+    assert [s.flag for s in flag_specs().values() if s.flag not in words] == []
+    assert {"--set", "--tensor-model-parallel-size", "--sglang-*"} <= words
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("train --learning-rate 1e-6", "unknown flag --learning-rate: slime's is --lr."),
+        ("train --num_generations=8", "unknown flag --num_generations: slime's is --n-samples-per-prompt."),
+        ("sft --per-device-train-batch-size 4", "slime's is --micro-batch-size N or --use-dynamic-batch-size"),
+        ("train --max-completion-length 512", "slime's is --rollout-max-response-len."),
+        (
+            "train --beta 0.04",
+            "slime's is --use-kl-loss --kl-loss-coef X (a loss term) or --kl-coef X (in",
+        ),
+        ("train actor_rollout_ref.rollout.n=8", "slime's is --n-samples-per-prompt."),
+        ("train data.train_batch_size=64", "slime's is --rollout-batch-size N (prompts per rollout) or"),
+        ("train --lr-decay-style cosin", "inverse-square-root, WSD. Did you mean cosine?"),
+        ("train --advantage-estimator grpoo", "Did you mean 'grpo'?"),
+        ("config show --async-mode ful", "must be one of one-step, full. Did you mean full?"),
+        ("check --for trian", "Did you mean train?"),
+        ("rewards scor", "Did you mean score?"),
+        ("plugins lst", "Did you mean list?"),
+    ],
+)
+def test_a_slip_is_answered_with_what_to_type(line: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer in refusal(capsys, line)
+
+
+def test_keys_of_other_trainers_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text("lr: 1e-6\nmax_new_tokens: 512\n")
+    told = refusal(capsys, f"train --config {tmp_path / 'run.yaml'}")
+    assert "run.yaml:2: unknown setting 'max_new_tokens'" in told
+    assert "slime's is --rollout-max-response-len." in told
+
+
+def test_every_name_of_ours_is_a_flag_and_none_of_theirs_is() -> None:
+    ours = {spec.flag for spec in flag_specs().values()}
+    named = {word for text in _OURS for word in text.split() if word.startswith("--")}
+    assert named - {"--sglang-mem-fraction-static"} <= ours
+    assert {f"--{word}" for words in _OURS.values() for word in words.split()}.isdisjoint(ours)
