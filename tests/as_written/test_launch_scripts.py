@@ -87,7 +87,7 @@ def test_other_scripts(words: str, attribute: str, value: object) -> None:
         ),
         ("--sglang-mem 0.5 --num-rollout 1 --sglang-enable 1", "has no such flag"),  # beginning of several
         ("--data-path corpus --num-rollout 1", "--data-path corpus (flag): set --prompt-data"),
-        ("--recompute-activations --num-rollout 1", "--recompute-activations (flag): set --recompute-granularity"),
+        ("--checkpoint-activations --num-rollout 1", "--checkpoint-activations (flag): set --recompute-granularity"),
         ("--enable-mtp-training --num-rollout 1", "layers for multi-token prediction are not trained"),
     ],
 )

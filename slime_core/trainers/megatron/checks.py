@@ -22,7 +22,7 @@ from slime_core.trainers.megatron.arguments.config import PRECISION_AWARE, padde
 from slime_core.trainers.megatron.arguments.flags import flag_list
 from slime_core.trainers.megatron.arguments.owned import NOT_ON_CPU, REFUSED_ON_CPU
 from slime_core.trainers.megatron.arguments.values import given as given_value
-from slime_core.trainers.megatron.arguments.values import given_fields
+from slime_core.trainers.megatron.arguments.values import given_fields, recompute_granularity
 from slime_core.trainers.megatron.chosen import trained_names
 from slime_core.trainers.megatron.installed import check_installed
 from slime_core.trainers.megatron.layout import Layout
@@ -120,7 +120,7 @@ def _of_experts(args: Any) -> list[str]:
 
 def _check_recompute(args: Any) -> list[str]:
     """What Megatron would say once processes are up, and what it would say nothing about."""
-    given, granularity = given_fields(args), getattr(args, "recompute_granularity", None)
+    given, granularity = given_fields(args), recompute_granularity(args)
     if granularity == "selective":
         if "recompute_num_layers" in given:
             raise ConfigError(

@@ -19,7 +19,7 @@ from slime_core.models.megatron_family import Architecture
 from slime_core.trainers.megatron.arguments.architecture import COMPARED
 from slime_core.trainers.megatron.arguments.fields import known_fields
 from slime_core.trainers.megatron.arguments.owned import FOR_RL, NO_EFFECT, NOT_ON_CPU
-from slime_core.trainers.megatron.arguments.values import given, given_fields
+from slime_core.trainers.megatron.arguments.values import given, given_fields, recompute_granularity
 from slime_core.trainers.megatron.layout import Layout
 from slime_core.trainers.megatron.settings import MegatronSettings
 from slime_core.trainers.settings import Role, value_of
@@ -177,7 +177,7 @@ def _of(args: Any, *owners: str) -> dict[str, Any]:
 
 def _recompute(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """`--recompute-granularity full` alone recomputes every layer."""
-    granularity = getattr(args, "recompute_granularity", None)
+    granularity = recompute_granularity(args)
     if granularity is None:
         return {}
     every_layer = {} if granularity == "selective" else {"recompute_method": "uniform", "recompute_num_layers": 1}

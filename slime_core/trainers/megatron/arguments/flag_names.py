@@ -251,7 +251,7 @@ REFUSED: Mapping[str, Named] = {
     "init-method-xavier-uniform": Named("switch", "weights come from a checkpoint; remove it"),
     **_each("lr-wsd-decay-samples:int warmup:int", _SCHEDULE.format("--lr-wsd-decay-iters or --lr-warmup-iters")),
     **_each("batch-size:int decrease-batch-size-if-needed iterations-to-skip:int*", _BATCHES),
-    **_each("recompute-activations checkpoint-activations", "set --recompute-granularity"),
+    **_each("checkpoint-activations", "set --recompute-granularity"),
     **_each("model-parallel-size:int", "set --tensor-model-parallel-size"),
     **_each("ckpt-convert-format:str ckpt-convert-save:str", "type slime convert"),
     **_each("skip-train", "type slime eval"),

@@ -107,3 +107,9 @@ def _pattern(node: ast.expr) -> Any:
     if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int) and right < 100_000:
         return left * right
     return None
+
+
+def recompute_granularity(args: Any) -> str | None:
+    """`--recompute-granularity`, or what `--recompute-activations` stands for."""
+    granularity: str | None = getattr(args, "recompute_granularity", None)
+    return granularity or ("selective" if getattr(args, "recompute_activations", False) else None)
