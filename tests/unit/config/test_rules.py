@@ -115,8 +115,12 @@ def test_contradictions(load: Load, argv: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+NO_MODEL = (
+    "--hf-checkpoint is required: a directory in Hugging Face layout (scripts/models/*.sh put it into CKPT_ARGS where"
+    " HF_CHECKPOINT is set before they are sourced)."
+)
 REQUIRED = [
-    ("train", "--hf-checkpoint", "--hf-checkpoint is required: a directory in Hugging Face layout."),
+    ("train", "--hf-checkpoint", NO_MODEL),
     ("train", "--prompt-data", "--prompt-data is required: a JSONL or parquet file."),
     ("train", "--rollout-batch-size", "--rollout-batch-size is required: the number of prompts per rollout."),
     ("train", "--num-rollout", "--num-rollout N or --num-epoch N is required."),
@@ -125,7 +129,7 @@ REQUIRED = [
     ("train", "--rollout-max-response-len",
      "--rollout-max-response-len N or --rollout-max-context-len N is required."),
     ("eval", "--rm-type", "nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE."),
-    ("serve", "--hf-checkpoint", "--hf-checkpoint is required: a directory in Hugging Face layout."),
+    ("serve", "--hf-checkpoint", NO_MODEL),
 ]  # fmt: skip
 
 
