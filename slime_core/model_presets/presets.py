@@ -3,7 +3,8 @@
 Used by `--model`, `slime models` and the script that writes `scripts/models/*.sh`. A file has one HF `model_type`:
 
     shared     what its models have in common of their config.json
-    models     name -> {"hub": "owner/name", "config": the rest of its config.json}
+    models     name -> {"hub": "owner/name", "config": the rest of its config.json,
+                        "like": a model above whose config it has otherwise, "also": its other names}
     megatron   flags for what the family always does, which its config.json does not say
     norms_per_layer   when it is not two
 
@@ -38,6 +39,8 @@ class ModelPreset:
     """Like its `config.json`: the family plugin and transformers' configuration class read it."""
     megatron: Mapping[str, Any]
     """Megatron flags, without dashes, that `config` does not imply; True for a switch."""
+    also: tuple[str, ...]
+    """Other names for it, each with a script of its own."""
     numbers: Numbers
     """The same numbers under one name each, whatever the family calls them."""
 
@@ -56,9 +59,11 @@ def model_presets() -> Mapping[str, ModelPreset]:
         family = json.loads(path.read_text(encoding="utf-8"))
         for name, model in family["models"].items():
             assert name not in found, f"two presets are called {name}"
-            config = _merged(family["shared"], model["config"])
+            base = found[model["like"]].config if "like" in model else family["shared"]
+            config = _merged(base, model["config"])
             numbers = read_numbers(config, family["megatron"], family.get("norms_per_layer", 2))
-            found[name] = ModelPreset(name, model["hub"], config, family["megatron"], numbers)
+            also = tuple(model.get("also", ()))
+            found[name] = ModelPreset(name, model["hub"], config, family["megatron"], also, numbers)
     return MappingProxyType(found)
 
 
@@ -73,9 +78,10 @@ def find_preset(name: str, origin: str = "") -> ModelPreset:
         ConfigError: There is none.
     """
     presets = model_presets()
-    if name in presets:
-        return presets[name]
-    by_lower = {known.lower(): known for known in presets}
+    by_name = {known: preset for preset in presets.values() for known in (preset.name, *preset.also)}
+    if name in by_name:
+        return by_name[name]
+    by_lower = {known.lower(): known for known in by_name}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
     hint = f" Did you mean {by_lower[close[0]]}?" if close else ""
     cited = f"--model {name!r}" + (f" ({origin})" if origin else "")

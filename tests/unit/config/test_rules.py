@@ -112,8 +112,12 @@ def test_contradictions(load: Load, argv: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+NO_MODEL = (
+    "--hf-checkpoint is required: a directory in Hugging Face layout (scripts/models/*.sh put it into CKPT_ARGS where"
+    " HF_CHECKPOINT is set before they are sourced)."
+)
 REQUIRED = [
-    ("train", "--hf-checkpoint", "--hf-checkpoint is required: a directory in Hugging Face layout."),
+    ("train", "--hf-checkpoint", NO_MODEL),
     ("train", "--prompt-data", "--prompt-data is required: a JSONL or parquet file."),
     ("train", "--rollout-batch-size", "--rollout-batch-size is required: the number of prompts per rollout."),
     ("train", "--num-rollout", "--num-rollout N or --num-epoch N is required."),
@@ -123,7 +127,7 @@ REQUIRED = [
      "--rollout-max-response-len N or --rollout-max-context-len N is required, since"
      " --hf-checkpoint '/m' (flag) has no config.json yet that says how long the model's context is."),
     ("eval", "--rm-type", "nothing to evaluate: give --eval-prompt-data NAME PATH or --eval-config FILE."),
-    ("serve", "--hf-checkpoint", "--hf-checkpoint is required: a directory in Hugging Face layout."),
+    ("serve", "--hf-checkpoint", NO_MODEL),
 ]  # fmt: skip
 
 

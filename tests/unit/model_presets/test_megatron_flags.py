@@ -11,7 +11,7 @@ import pytest
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
 from slime_core.model_presets.megatron_flags import bash_array, flag_words, megatron_flags
-from slime_core.model_presets.presets import model_presets
+from slime_core.model_presets.presets import find_preset, model_presets
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
 from slime_core.trainers.megatron.arguments.architecture import check_architecture
@@ -38,13 +38,13 @@ def test_a_launch_script_and_the_setting_say_the_same(name: str) -> None:
 
 def test_bash_reads_the_arrays_as_they_are_meant() -> None:
     scripts = sorted((ROOT / "scripts" / "models").glob("*.sh"))
-    assert {path.stem for path in scripts} == set(PRESETS)
+    assert {path.stem for path in scripts} == {name for p in PRESETS.values() for name in (p.name, *p.also)}
     lines = [f'source "{path}"; printf "%s\\n" "${{MODEL_ARGS[@]}}" END' for path in scripts]
     done = subprocess.run(
         ["bash", "-eu", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60, check=True
     )
     found = [text.strip("\n").split("\n") for text in done.stdout.split("END\n") if text]
-    expected = [[w for words in flag_words(megatron_flags(PRESETS[path.stem])) for w in words] for path in scripts]
+    expected = [[w for words in flag_words(megatron_flags(find_preset(path.stem))) for w in words] for path in scripts]
     assert found == expected
 
 

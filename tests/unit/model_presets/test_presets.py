@@ -45,22 +45,32 @@ glm4-9B                  40  4096 13696 32 2 -   151552 1e4 50
 glm4-32B                 64  6144 23040 48 8 -   151552 1e4 50
 glm4.5-106B-A12B         46  4096 10944 96 8 128 151552 1e6 50
 glm4.5-355B-A32B         92  5120 12288 96 8 128 151552 1e6 50
+glm4.6-355B-A32B         92  5120 12288 96 8 128 151552 1e6 50
+glm4.7-355B-A32B         92  5120 12288 96 8 128 151552 1e6 50
 glm4.7-30B-A3B           47  2048 10240 20 MLA 192 154880 1e6
 glm5-744B-A40B           78  6144 12288 64 MLA 192 154880 1e6
 glm5.2-744B-A40B         78  6144 12288 64 MLA 192 154880 8e6
 deepseek-v3              61  7168 18432 128 MLA 128 129280 1e4
+deepseek-v3.1            61  7168 18432 128 MLA 128 129280 1e4
+deepseek-r1              61  7168 18432 128 MLA 128 129280 1e4
 deepseek-v3-5layer       5   7168 18432 128 MLA 128 129280 1e4
 deepseek-v3-20layer      20  7168 18432 128 MLA 128 129280 1e4
 kimi-k2                  61  7168 18432 64 MLA 64  163840 5e4
 kimi-k2-thinking         61  7168 18432 64 MLA 64  163840 5e4
 moonlight                27  2048 11264 16 MLA 128 163840 5e4
+llama3-8B                32  4096 14336 32 8 128 128256 5e5
+llama3-70B               80  8192 28672 64 8 128 128256 5e5
 llama3.1-8B-Instruct     32  4096 14336 32 8 128 128256 5e5
 llama3.2-3B-Instruct     28  3072 8192  24 8 128 128256 5e5
 llama3.2-3B-Instruct-amd 28  3072 8192  24 8 128 128256 5e5
 mimo-7B-rl               36  4096 11008 32 8 -   151680 6.4e5
 minimax-m2               62  3072 1536  48 8 128 200064 5e6 50
 """
-"""Name, layers, hidden, ffn, heads, kv groups, kv channels, vocabulary, rotary base and percent of every script."""
+"""Name, layers, hidden, ffn, heads, kv groups, kv channels, vocabulary, rotary base and percent of every script;
+of models without one, those of their published config.json."""
+ALIKE = {"deepseek-v3.1": "deepseek-v3", "deepseek-r1": "deepseek-v3"}
+ALIKE |= {f"glm4.{minor}-355B-A32B": "glm4.5-355B-A32B" for minor in (6, 7)}
+"""Model -> the one whose architecture it has."""
 
 DIFFERENT: Mapping[tuple[str, str], Any] = {
     # The script's 1e4 is DeepSeek-R1-Distill-Qwen-1.5B's; Qwen/Qwen2.5-1.5B has the base of all Qwen2.5.
@@ -93,6 +103,7 @@ EXPERTS = {
     "moonlight": (64, 6, 1408, 2816, 1, "sigmoid", 1, 1, 2.446),
     "minimax-m2": (256, 8, 1536, 0, 0, "sigmoid", 1, 1, 1.0),
 }
+EXPERTS |= {name: EXPERTS[other] for name, other in ALIKE.items()}
 """Number, per token, ffn, shared, first dense layers, score function, groups, groups per token, scaling."""
 
 LATENT = {
@@ -106,9 +117,11 @@ LATENT = {
     "kimi-k2-thinking": (1536, 512, 128, 64, 128),
     "moonlight": (None, 512, 128, 64, 128),
 }
+LATENT |= {name: LATENT[other] for name, other in ALIKE.items() if other in LATENT}
 """Ranks of queries and of keys and values, sizes of the plain and the rotated part of a key, and of a value."""
 
-QKV_BIAS = {"glm4-9B", "glm4.5-106B-A12B", "glm4.5-355B-A32B", "mimo-7B-rl"} | {n for n in PRESETS if "qwen2.5" in n}
+QKV_BIAS = {"glm4-9B", "mimo-7B-rl"} | {n for n in PRESETS if "qwen2.5" in n or (n[:4] == "glm4" and "B-A" in n)}
+QKV_BIAS -= {"glm4.7-30B-A3B"}
 TIED = {
     "qwen2.5-0.5B", "qwen2.5-1.5B", "qwen2.5-3B", "qwen3-0.6B", "qwen3-1.7B", "qwen3-4B", "qwen3-4B-Instruct-2507",
     "qwen3.5-0.8B", "qwen3.5-4B", "llama3.2-3B-Instruct", "llama3.2-3B-Instruct-amd",
@@ -118,7 +131,7 @@ NO_QK_NORM = {"glm4-9B", "glm4-32B", "glm4.5-106B-A12B", "mimo-7B-rl"} | {
 }
 SCALING = {"deepseek-v3": 40, "kimi-k2": 32, "kimi-k2-thinking": 64, "llama3.1-8B-Instruct": 8}
 SCALING |= {"llama3.2-3B-Instruct": 32, "llama3.2-3B-Instruct-amd": 32}
-SCALING |= {"deepseek-v3-5layer": 40, "deepseek-v3-20layer": 40}
+SCALING |= dict.fromkeys(("deepseek-v3-5layer", "deepseek-v3-20layer", "deepseek-v3.1", "deepseek-r1"), 40)
 
 
 def table() -> dict[str, dict[str, Any]]:
@@ -141,7 +154,7 @@ def table() -> dict[str, dict[str, Any]]:
 
 
 def test_every_script_has_a_preset() -> None:
-    assert len(PRESETS) == 39
+    assert len(PRESETS) == 45
     assert set(table()) == set(PRESETS)
 
 
