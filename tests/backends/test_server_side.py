@@ -36,6 +36,7 @@ def test_weights_are_checked_on_cpu(sglang_server: Running) -> None:
     (url,) = sglang_server.urls
     assert check(url, "snapshot")["success"]
     assert check(url, "compare")["success"]
+    assert check(url, "snapshot")["success"]  # from 0.5.23 on one that was equal is forgotten
     (rank,) = check(url, "checksum")["ranks"]
     before = rank["checksums"]
     assert len(before) > 10

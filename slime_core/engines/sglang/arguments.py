@@ -101,8 +101,9 @@ def _forced(args: Any, device: str, gpus: int, rank: int, given: Mapping[str, An
             f"--sglang-dp-size {data}{where} needs --sglang-enable-dp-attention; for more engines of one copy each set"
             " --rollout-num-gpus."
         )
-    if tensor % data:
-        raise ConfigError(f"--sglang-dp-size {data}{where} does not divide the engine's tp_size {tensor}.")
+    if tensor % (ranks := attention_ranks(given)):
+        flag = "--sglang-dp-size" if ranks == data else "--sglang-attn-dp-size"
+        raise ConfigError(f"{flag} {ranks}{where} does not divide the engine's tp_size {tensor}.")
     fields: dict[str, Any] = {
         "trust_remote_code": True,
         "skip_server_warmup": True,
@@ -118,6 +119,13 @@ def _forced(args: Any, device: str, gpus: int, rank: int, given: Mapping[str, An
             raise ConfigError(f"--fp16 contradicts --sglang-dtype {given['dtype']}{where}; remove one.")
         fields["dtype"] = "float16"
     return fields
+
+
+def attention_ranks(fields: Mapping[str, Any]) -> int:
+    """Data-parallel ranks inside one engine: `attn_dp_size`, which SGLang has from 0.5.23 on, or `dp_size` with
+    `enable_dp_attention`, which still says the same there."""
+    older = fields.get("dp_size") if fields.get("enable_dp_attention") else None
+    return int(fields.get("attn_dp_size") or older or 1)
 
 
 def _settings(args: Any, owner: str, flags: FlagList, owned: Mapping[str, str]) -> dict[str, Any]:

@@ -17,7 +17,13 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from slime_core.config.settings import Settings
-from slime_core.engines.sglang.environment import engine_python, installed_versions, missing
+from slime_core.engines.sglang.environment import (
+    ROUTER_DISTRIBUTION,
+    SERVER_DISTRIBUTION,
+    engine_python,
+    installed_versions,
+    missing,
+)
 from slime_core.engines.sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
 from slime_core.engines.sglang.incidents import Incidents
 from slime_core.engines.sglang.known_defects import check_model
@@ -28,6 +34,7 @@ from slime_core.engines.sglang.supervisor import Supervisor
 from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.engines.sglang_api.router import Router
 from slime_core.engines.sglang_api.transport import server_url
+from slime_core.engines.sglang_api.versions import untested
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.observability.events import EventLog
@@ -93,7 +100,10 @@ class SglangEngine(Planned, HttpEngine):
                 f"{settings.cite('offload_rollout')}: SGLang frees GPU memory only (torch_memory_saver); servers on a"
                 " CPU keep theirs"
             )
-        if settings.args.engine_router and "sglang-router" not in installed_versions(python):
+        versions = installed_versions(python)
+        if warning := untested(versions[SERVER_DISTRIBUTION]):
+            warnings.append(f"{python}: {warning}")
+        if settings.args.engine_router and ROUTER_DISTRIBUTION not in versions:
             raise ConfigError(
                 f"{settings.cite('engine_router')}: sglang-router is not installed for {python}; type"
                 f" {python} -m pip install sglang-router, or --no-engine-router"
@@ -207,7 +217,7 @@ class SglangEngine(Planned, HttpEngine):
             )
             await self._puller.launch()
             self.pullers = [self._puller.url]
-        version = installed_versions(python).get("sglang-router", "")
+        version = installed_versions(python).get(ROUTER_DISTRIBUTION, "")
         found = {model.plan.name: await self._bring_in(model, version) for model in self.fleet.models}
         self._settings_given = {name: getattr(args, name) for name in _ADDRESSES if hasattr(args, name)}
         args.sglang_model_routers = {name: _host_port(pool, router) for name, (pool, router) in found.items()}

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from slime_core.engines.sglang_api.versions import TESTED_VERSIONS
 from slime_core.errors import ConfigError
 
 PYTHON_VARIABLE = "SLIME_ENGINE_PYTHON"
@@ -55,7 +56,8 @@ def find_python(args: Any) -> Path | None:
         )
     if SERVER_DISTRIBUTION not in installed_versions(python):
         raise ConfigError(
-            f"{where} {str(named)!r}: SGLang is not installed there. Type: {python} -m pip install sglang"
+            f"{where} {str(named)!r}: SGLang is not installed there. Type: {python} -m pip install"
+            f" sglang=={TESTED_VERSIONS[-1]} sglang-router"
         )
     return python
 

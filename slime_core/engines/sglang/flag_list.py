@@ -24,7 +24,8 @@ from typing import Any
 
 from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignKind
 from slime_core.engines.sglang import introspect
-from slime_core.engines.sglang.environment import CPU_STUBS, find_python, installed_versions
+from slime_core.engines.sglang.environment import CPU_STUBS, SERVER_DISTRIBUTION, find_python, installed_versions
+from slime_core.engines.sglang_api.versions import tested
 from slime_core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,10 @@ def introspected(python: Path) -> dict[str, Any]:
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(f"SGLang of {python} cannot be imported to list its flags: {why}. Type: {' '.join(command)}")
+        version = installed_versions(python)[SERVER_DISTRIBUTION]
+        raise ConfigError(
+            f"SGLang {version} of {python} cannot be asked for its flags: {why}; {tested()}. Type: {' '.join(command)}"
+        )
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
@@ -194,7 +198,9 @@ def _engine_flags(found: Mapping[str, Any], note: str) -> EngineFlags:
     older: dict[str, list[str]] = {new: [] for new in RENAMED.values()}
     for old, new in RENAMED.items():
         older[new] += [old] if old not in names else []
-    server = (_flag(SERVER, row, older.get(row["names"][0], ())) for row in found["server"])
+    # Of two flags that set one field (0.5.23 has such a pair), the later is an old spelling, of another type.
+    rows = {row["dest"]: row for row in reversed(found["server"])}
+    server = (_flag(SERVER, row, older.get(row["names"][0], ())) for row in reversed(rows.values()))
     return EngineFlags(
         FlagList(tuple(server), f"SGLang {versions['sglang']}{note}"),
         FlagList(tuple(_flag(ROUTER, row) for row in found["router"]), f"{router}{note}"),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.engines.sglang.arguments import to_argv
+from slime_core.engines.sglang.arguments import attention_ranks, to_argv
 from slime_core.engines.sglang.environment import server_environment
 from slime_core.engines.sglang.plan import ServerPlan
 from slime_core.engines.sglang.service import Service, StrangerError, get_json
@@ -116,6 +116,5 @@ def _port_fields(plan: ServerPlan) -> list[str]:
 
 def _dist_ports(plan: ServerPlan) -> int:
     """Length of the block from `dist_init_addr` on; 0 where SGLang needs none."""
-    if not plan.arguments.get("enable_dp_attention"):
-        return 0
-    return _DIST_PORTS + int(plan.arguments.get("dp_size") or 1)
+    ranks = attention_ranks(plan.arguments)
+    return _DIST_PORTS + ranks if ranks > 1 or plan.arguments.get("enable_dp_attention") else 0

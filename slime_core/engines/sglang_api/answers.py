@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from slime_core.engines.sglang_api.transport import engine_error
+from slime_core.engines.sglang_api.versions import tested
 from slime_core.types import GenerationOutput
 
 _FIRST, _SECOND = itemgetter(0), itemgetter(1)
@@ -43,6 +44,8 @@ class Pieces:
             log_probs, ids = list(map(float, map(_FIRST, entries or ()))), list(map(int, map(_SECOND, entries or ())))
             text = str(body.get("text") or "")
             total = int(meta.get("completion_tokens", len(ids)))
+            if "token_weight_versions" not in meta and (meta.get("weight_version") or meta.get("weight_versions")):
+                meta["token_weight_versions"] = token_weight_versions(meta, total)
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise self._nonsense(body) from error
         if total == len(ids):
@@ -52,12 +55,11 @@ class Pieces:
             self._text += text
         else:
             raise self._nonsense(body)
-        if "token_weight_versions" not in meta and meta.get("weight_version") is not None:
-            meta["token_weight_versions"] = token_weight_versions(meta, total)
         return GenerationOutput(self._ids, self._log_probs, self._text, meta)
 
     def _nonsense(self, body: Any) -> Exception:
-        return engine_error(f"{self._url}/generate", f"not an answer of SGLang's API: {str(body)[:200]}", 200)
+        message = f"not an answer of SGLang's API: {str(body)[:200]}; {tested()}"
+        return engine_error(f"{self._url}/generate", message, 200)
 
 
 def token_weight_versions(meta: Mapping[str, Any], num_tokens: int) -> list[int]:
@@ -76,9 +78,8 @@ def versions_in(meta: Mapping[str, Any]) -> set[str]:
     ours = meta.get("token_weight_versions")
     if meta.get("weight_versions"):
         return {str(span["version"]) for span in meta["weight_versions"]}
-    if ours and len(set(ours)) > 1:
-        return {str(version) for version in ours} | {str(meta["weight_version"])}
-    return set() if meta.get("weight_version") is None else {str(meta["weight_version"])}
+    named = set() if meta.get("weight_version") is None else {str(meta["weight_version"])}
+    return named | {str(version) for version in ours} if ours and len(set(ours)) > 1 else named
 
 
 def is_all_of(meta: Mapping[str, Any], version: int) -> bool:

@@ -33,7 +33,7 @@ from slime_core.engines.sglang_api.requests import generate_request
 from slime_core.engines.sglang_api.router import Router
 from slime_core.engines.sglang_api.router_choice import RouterChoice
 from slime_core.engines.sglang_api.transport import FIRST_DELAY_S, RETRY_STATUS, Http, backoff, engine_error
-from slime_core.engines.sglang_api.weight_protocol import sglang_version
+from slime_core.engines.sglang_api.versions import sglang_version
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput

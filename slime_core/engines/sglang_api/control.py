@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_core.engines.sglang_api.transport import RETRY_STATUS, Answer, Http, engine_error
+from slime_core.engines.sglang_api.transport import RETRY_STATUS, Answer, Http, engine_error, expecting
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import EngineError
 
@@ -25,6 +25,7 @@ PAUSE_MODES = ("abort", "in_place", "retract")
 _FLUSH_POLL_S = 0.1
 SERVER_INFO = ("/server_info", "/get_server_info")
 MODEL_INFO = ("/model_info", "/get_model_info")
+_LOADS = ("/v1/loads",)
 
 
 class Control:
@@ -205,10 +206,9 @@ class Control:
             raise EngineError(self._nobody())
         servers = await self.asked(workers, SERVER_INFO)
         models = await self.asked(workers, MODEL_INFO)
-        loads = (
-            servers if "num_running" in servers[0] else [_load(a) for a in await self.asked(workers, ("/v1/loads",))]
-        )
-        load = {key: sum(int(a.get(key) or 0) for a in loads) for key in ("num_running", "num_waiting")}
+        loads = servers if "num_running" in servers[0] else await self.asked(workers, _LOADS)
+        ranks = [rank for answer in loads for rank in _ranks(answer)]
+        load = {key: sum(rank[key] for rank in ranks) for key in ("num_running", "num_waiting")}
         first = servers[0]
         context = first.get("max_context_length") or first.get("context_length") or first.get("max_req_input_len")
         addresses = [worker.url for worker in self._pool.workers]
@@ -262,10 +262,10 @@ class Control:
                 self._pool.set_state(worker, WorkerState.QUARANTINED, reason)
 
 
-def _load(answer: Mapping[str, Any]) -> dict[str, int]:
-    """SGLang's /v1/loads, one entry per data-parallel rank, in our words."""
-    ranks = answer.get("loads") or []
-    return {
-        "num_running": sum(int(r.get("num_running_reqs") or 0) for r in ranks),
-        "num_waiting": sum(int(r.get("num_waiting_reqs") or 0) for r in ranks),
-    }
+def _ranks(answer: Mapping[str, Any]) -> list[dict[str, int]]:
+    """What runs and waits in each data-parallel rank of a server of ours, or as SGLang's /v1/loads tells; nothing where
+    an old one has neither. Raises EngineError.
+    """
+    ranks, suffix = ([answer], "") if "num_running" in answer else (answer.get("loads") or (), "_reqs")
+    with expecting("loads, a list with num_running_reqs and num_waiting_reqs of each rank", _LOADS[0], answer):
+        return [{key: int(rank[key + suffix] or 0) for key in ("num_running", "num_waiting")} for rank in ranks]

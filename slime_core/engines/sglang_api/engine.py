@@ -18,6 +18,7 @@ from slime_core.engines.sglang_api.control import PAUSE_MODES, Control
 from slime_core.engines.sglang_api.requests import vocab_size_of
 from slime_core.engines.sglang_api.router import Router
 from slime_core.engines.sglang_api.transport import Http, server_url
+from slime_core.engines.sglang_api.versions import untested
 from slime_core.engines.sglang_api.weight_check import WeightCheck
 from slime_core.engines.sglang_api.weight_delta import puller_url, update_by_deltas
 from slime_core.engines.sglang_api.weight_update import WEIGHT_SETTINGS, WeightUpdates
@@ -86,6 +87,9 @@ class HttpEngine:
                 await self.check.require()
             deltas = ("delta",) if self.pullers else ()
             self.weight_transports = (*await self.weights.transports(), *deltas)
+            for worker in self.pool.workers:
+                if not worker.owned and (warning := untested(worker.software)):  # those launched here: check_settings
+                    logger.warning("%s: %s", worker.url, warning)
             self._client = Client(
                 self.http,
                 self.pool,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.engines.sglang_api.continuation import joined
 from slime_core.engines.sglang_api.requests import check_prompt
+from slime_core.engines.sglang_api.transport import expecting
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.types import GenerationOutput
 
@@ -74,7 +75,8 @@ class Flight:
         Raises:
             EngineError: The server read a prompt with images otherwise.
         """
-        made = output if self.begun is None else joined(self.begun, output)
+        with expecting("numbers as counters, base64 as routed_experts", "/generate", output.meta_info):
+            made = output if self.begun is None else joined(self.begun, output)
         if self.prompt and made.token_ids:
             check_prompt(self.prompt, made.meta_info)
         made.meta_info["id"] = self.rid

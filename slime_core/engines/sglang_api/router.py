@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core.engines.sglang_api.transport import Answer, Http, engine_error
+from slime_core.engines.sglang_api.transport import Answer, Http, engine_error, expecting
 from slime_core.engines.sglang_api.worker import Worker
 from slime_core.errors import EngineError
 
@@ -82,10 +82,7 @@ class Router:
         for path in ("/workers", "/list_workers"):
             answer = await self._call("GET", path, accept=(404, 405))
             if answer.status == 200:
-                body = answer.json()
-                if not isinstance(body, dict) or not isinstance(body.get("workers", body.get("urls")), list):
-                    raise engine_error(self.url + path, f"not a router's list of workers: {str(body)[:200]}", 200)
-                return [_url(w) for w in body.get("workers") or body.get("urls") or []]
+                return [url for url, _ in _entries(answer)]
         return None
 
     async def add_worker(
@@ -126,8 +123,8 @@ class Router:
         if answer.status != 200:
             await self._call("POST", f"/remove_worker?url={url}", accept=(400, 404))
             return
-        for entry in answer.json().get("workers", ()):
-            if _url(entry) == url:
+        for listed, entry in _entries(answer):
+            if listed == url:
                 await self._call("DELETE", f"/workers/{entry.get('id', url)}", accept=(204, 404))
         await self._until(url, False, timeout)
 
@@ -135,8 +132,7 @@ class Router:
         """Wait until the router has the worker, healthy, or has it no more: it works in the background."""
         deadline = time.monotonic() + timeout
         while True:
-            entries = (await self._call("GET", "/workers")).json().get("workers", ())
-            found = [e for e in entries if _url(e) == url]
+            found = [entry for listed, entry in _entries(await self._call("GET", "/workers")) if listed == url]
             if (wanted and any(e.get("is_healthy", True) for e in found)) or (not wanted and not found):
                 return
             if time.monotonic() > deadline:
@@ -151,6 +147,10 @@ class Router:
         return await self._http.send(method, self.url, path, body, timeout=timeout, attempts=attempts, accept=accept)
 
 
-def _url(worker: Any) -> str:
-    """An entry of either API's list."""
-    return str(worker["url"] if isinstance(worker, Mapping) else worker).rstrip("/")
+def _entries(answer: Answer) -> list[tuple[str, Mapping[str, Any]]]:
+    """URL and description of each worker in either API's list; the older one has URLs only. Raises EngineError."""
+    body = answer.json()
+    with expecting("a router's list of workers, each with its url", answer.url, body):
+        workers = body["workers"] if "workers" in body else body["urls"]
+        entries = [{"url": worker} if isinstance(worker, str) else worker for worker in workers]
+        return [(str(entry["url"]).rstrip("/"), entry) for entry in entries]

@@ -15,13 +15,14 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import orjson
 
+from slime_core.engines.sglang_api.versions import tested
 from slime_core.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -70,6 +71,25 @@ def engine_error(url: str, message: str, status: int | None = None, *, reached: 
     error = EngineError(f"{url.removeprefix('http://')}: {message}")
     error.url, error.status, error.reached = url, status, reached
     return error
+
+
+@contextmanager
+def expecting(what: str, url: str, answer: object, software: str = "") -> Iterator[None]:
+    """Raise one EngineError where the code inside does not find in an answer what it reads.
+
+    Args:
+        what: What is expected, in words.
+        url: Whose answer it is, with the path.
+        answer: As it came.
+        software: The server's version, where it is known.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        who = f"SGLang {software}" if software else "SGLang"
+        raise engine_error(
+            url, f"{who} answers otherwise than expected, {what}: {str(answer)[:200]} ({error!r}); {tested()}", 200
+        ) from error
 
 
 def backoff(attempt: int) -> float:

@@ -8,13 +8,13 @@ What a reader would get wrong: a session that is not ended leaves a server that 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from slime_core.engines.sglang_api.transport import Http, engine_error
+from slime_core.engines.sglang_api.transport import Http, engine_error, expecting
+from slime_core.engines.sglang_api.versions import sglang_version
 from slime_core.errors import EngineError
 
 _FIRST_WITH_SESSIONS = (0, 5, 21)
@@ -74,12 +74,6 @@ class ServerFacts:
         return sglang_version(self.software) is not None
 
 
-def sglang_version(software: str) -> tuple[int, int, int] | None:
-    """SGLang's version number; None for other servers, whose version is no number."""
-    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", software)
-    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
-
-
 def protocol_of(software: str) -> Protocol:
     """The framing that a server with this version wants; release candidates count as the release."""
     return Protocol.SESSION if (sglang_version(software) or (0, 0, 0)) >= _FIRST_WITH_SESSIONS else Protocol.SIMPLE
@@ -88,11 +82,13 @@ def protocol_of(software: str) -> Protocol:
 async def server_facts(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> ServerFacts:
     """Ask the server. Raises EngineError."""
     info = await _ask(http, url, ("/server_info", "/get_server_info"), timeout)
-    tp, pp = info.get("tp_size") or 1, info.get("pp_size") or 1
+    software = str(info.get("version") or "")
+    with expecting("tp_size and pp_size as numbers", url + "/server_info", info, software):
+        tp, pp = int(info.get("tp_size") or 1), int(info.get("pp_size") or 1)
     return ServerFacts(
-        software=str(info.get("version") or ""),
-        tp_size=int(tp),
-        pp_size=int(pp),
+        software=software,
+        tp_size=tp,
+        pp_size=pp,
         device=str(info.get("device") or ""),
         weight_version=str(info.get("weight_version") or ""),
     )

@@ -9,14 +9,16 @@ element must be held by some process of the server, and every parameter of the s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from slime_core.engines.sglang_api.transport import Http
+from slime_core.engines.sglang_api.transport import Http, expecting
+from slime_core.engines.sglang_api.versions import tested
 from slime_core.engines.sglang_api.weight_buckets import Named
 from slime_core.engines.sglang_api.weight_protocol import server_facts
 from slime_core.engines.sglang_api.worker import Worker
@@ -27,12 +29,12 @@ ACTION = "slime:read-back "
 """Of `/weights_checker`; `weight_action` in the servers' plugin answers it."""
 _FACTS = ""
 _THREADS = 4
-_DRAFT = "draft."
-"""Keys of a speculative draft model, which SGLang adds; it is not trained."""
-_HOW = (
-    "start it with slime's plugin for SGLang on its PYTHONPATH (docs/engines/weight-check.md), or leave"
-    " --check-weight-update-equal away"
-)
+_DRAFT = re.compile(r"draft(_step_\d+)?\.")
+"""Before the keys of a speculative draft model, which SGLang adds (from 0.5.23 on with a number); it is not trained."""
+_NO_ACTION = "Unsupported action"
+"""SGLang's words for an action that nobody has taught it."""
+_AWAY = "leave --check-weight-update-equal away"
+_PLUGIN = f"start it with slime's plugin for SGLang on its PYTHONPATH (docs/engines/weight-check.md), or {_AWAY}"
 
 Piece = tuple[tuple[int, ...], tuple[int, ...], int, str]
 """Size, stride and offset in the contiguous trained tensor, and the checksum of what is served there."""
@@ -140,38 +142,51 @@ class WholeTensors(Reader):
         return Finding(sorted(self._wrong), sorted(self._checksums.keys() - self._asked))
 
 
-class Fused(Reader):
-    """A server with slime's plugin."""
+class _Process(NamedTuple):
+    """What one process of a server tells."""
 
-    def __init__(self, http: Http, worker: Worker, timeout: float) -> None:
+    pieces: dict[str, list[Piece]]
+    """HF name -> what it holds of it."""
+    parameters: tuple[str, ...]
+    """All that its model has."""
+    written: tuple[str, ...]
+    """Those that the names asked for fill."""
+    stale: tuple[str, ...]
+    """Those that differ from what its loader computes without trained tensors."""
+    refused: str
+    """Why it does not tell; empty when it does."""
+
+
+class Fused(Reader):
+    """A server with slime's plugin; `software` is its SGLang's version."""
+
+    def __init__(self, http: Http, worker: Worker, timeout: float, software: str) -> None:
         super().__init__(http, worker, timeout)
+        self._software = software
         self._unfilled: dict[int, set[str]] = {}
         """Of each process of the server."""
         self._stale: set[str] = set()
 
     async def probe(self) -> None:
         """Find out whether it can, and which parameters it has. Raises EngineError, Unverifiable."""
-        url = self._worker.url
-        for number, (_, facts) in enumerate(await self._ranks([])):
-            self._unfilled[number] = set(facts["parameters"])
+        for number, process in enumerate(await self._processes([])):
+            self._unfilled[number] = set(process.parameters)
         if not self._unfilled:
-            raise Unverifiable(f"{url} does not tell what it serves; {_HOW}")
+            raise Unverifiable(f"{self._worker.url} does not tell what it serves; {_PLUGIN}")
 
     async def ask(self, run: Sequence[Named]) -> Mapping[str, Sequence[Piece]]:
         """The pieces of all its processes. Raises EngineError, Unverifiable."""
         wanted = [[name, list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in run]
         served: dict[str, list[Piece]] = {}
-        for number, (pieces, facts) in enumerate(await self._ranks(wanted)):
-            self._unfilled.setdefault(number, set()).difference_update(facts["written"])
-            self._stale.update(facts["stale"])
-            for name, found in pieces.items():
-                served.setdefault(name, []).extend(
-                    (tuple(size), tuple(stride), int(offset), str(checksum)) for size, stride, offset, checksum in found
-                )
+        for number, process in enumerate(await self._processes(wanted)):
+            self._unfilled.setdefault(number, set()).difference_update(process.written)
+            self._stale.update(process.stale)
+            for name, found in process.pieces.items():
+                served.setdefault(name, []).extend(found)
         return served
 
-    async def _ranks(self, wanted: list[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Pieces and facts of each process. Raises EngineError, Unverifiable."""
+    async def _processes(self, wanted: list[Any]) -> list[_Process]:
+        """What each process tells. Raises EngineError, Unverifiable."""
         url, body = self._worker.url, {"action": ACTION + json.dumps(wanted)}
         reply = await self._http.send(
             "POST", url, "/weights_checker", body, timeout=self._timeout, accept=(400, 404, 405)
@@ -179,22 +194,18 @@ class Fused(Reader):
         answer = reply.object()
         if reply.status != 200 or answer.get("success") is False or "ranks" not in answer:
             said = str(answer.get("message") or f"HTTP {reply.status}")
-            raise Unverifiable(f"{url} cannot tell what it serves ({said[:200]}); {_HOW}")
-        ranks = []
-        for rank in answer["ranks"]:
-            if int(rank["parallelism_info"]["pp_size"]) > 1:
-                raise Unverifiable(
-                    f"{url} is pipeline-parallel; only its first stage tells what it serves. Leave"
-                    " --check-weight-update-equal away"
-                )
-            told = {k: json.loads(v) for k, v in rank["checksums"].items() if not k.startswith(_DRAFT)}
-            facts = told.pop(_FACTS)
-            if "refused" in facts:
-                raise Unverifiable(
-                    f"{url} cannot tell what it serves: {facts['refused']}. Leave --check-weight-update-equal away"
-                )
-            ranks.append((told, facts))
-        return ranks
+            what_now = _PLUGIN if _NO_ACTION in said or not answer.get("message") else f"{tested()}; or {_AWAY}"
+            raise Unverifiable(f"{url} cannot tell what it serves ({said[:300]}); {what_now}")
+        what = "one parallelism_info (from 0.5.23 on a list of them) and checksums by name of each rank"
+        with expecting(what, f"{url}/weights_checker", answer, self._software):
+            stages = [int(place["pp_size"]) for rank in answer["ranks"] for place in _places(rank)]
+            processes = [_process(rank["checksums"]) for rank in answer["ranks"]]
+        if max(stages, default=1) > 1:
+            raise Unverifiable(f"{url} is pipeline-parallel; only its first stage tells what it serves. L{_AWAY[1:]}")
+        for process in processes:
+            if process.refused:
+                raise Unverifiable(f"{url} cannot tell what it serves: {process.refused}. L{_AWAY[1:]}")
+        return processes
 
     def finding(self) -> Finding:
         """With the parameters that nothing was loaded into."""
@@ -204,16 +215,34 @@ class Fused(Reader):
 
 async def reader_of(http: Http, worker: Worker, timeout: float) -> Reader:
     """Raises EngineError, Unverifiable."""
-    if (await server_facts(http, worker.url)).is_sglang:
-        reader = Fused(http, worker, timeout)
+    facts = await server_facts(http, worker.url)
+    if facts.is_sglang:
+        reader = Fused(http, worker, timeout, facts.software)
         await reader.probe()
         return reader
     answer = (await http.send("POST", worker.url, "/weights_checker", {"action": "checksum"}, timeout=timeout)).object()
-    if "checksums" not in answer:
-        raise Unverifiable(
-            f"{worker.url} does not tell checksums of its weights; leave --check-weight-update-equal away"
-        )
+    if not isinstance(answer.get("checksums"), dict):
+        raise Unverifiable(f"{worker.url} does not tell checksums of its weights; {_AWAY}")
     return WholeTensors(http, worker, timeout, answer["checksums"])
+
+
+def _places(rank: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Where a process stands; from SGLang 0.5.23 on it says so once for each model that it runs."""
+    told = rank["parallelism_info"]
+    return [told] if isinstance(told, Mapping) else list(told)
+
+
+def _process(checksums: Mapping[str, str]) -> _Process:
+    """What `read_back` in the server made of one process's model."""
+    told = {name: json.loads(text) for name, text in checksums.items() if not _DRAFT.match(name)}
+    facts = told.pop(_FACTS)
+    pieces = {
+        name: [(tuple(size), tuple(stride), int(offset), str(checksum)) for size, stride, offset, checksum in found]
+        for name, found in told.items()
+    }
+    if "refused" in facts:
+        return _Process({}, (), (), (), str(facts["refused"]))
+    return _Process(pieces, tuple(facts["parameters"]), tuple(facts["written"]), tuple(facts["stale"]), "")
 
 
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -110,6 +110,8 @@ def test_sizes_must_fit() -> None:
     )
     with pytest.raises(ConfigError, match=r"^--sglang-dp-size 3 \(m.yaml:3\) does not divide the engine's tp_size 4.$"):
         server("--sglang-enable-dp-attention", gpus=4, overrides={"dp_size": 3}, origin="m.yaml:3")
+    with pytest.raises(ConfigError, match=r"^--sglang-attn-dp-size 3 does not divide the engine's tp_size 4.$"):
+        server("--sglang-attn-dp-size", "3", gpus=4)
 
 
 def test_overrides_lie_above_settings_and_below_slime() -> None:
@@ -135,7 +137,7 @@ def test_overrides_lie_above_settings_and_below_slime() -> None:
 def test_overrides_are_checked_and_name_their_place(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         server(overrides=overrides, origin="m.yaml:3")
-    version = "SGLang 0.5.20 (slime's own list, as no SGLang is installed here or named by --engine-python)"
+    version = "SGLang 0.5.23 (slime's own list, as no SGLang is installed here or named by --engine-python)"
     assert str(caught.value).startswith(message.format(version))
 
 

@@ -90,9 +90,8 @@ def test_without_sglang_the_message_says_what_to_type(tmp_path: Path) -> None:
     ):
         find_python(args("/no/python"))
     bare = make_environment(tmp_path / "bare")
-    with pytest.raises(
-        ConfigError, match=f"'{bare}': SGLang is not installed there. Type: {bare} -m pip install sglang$"
-    ):
+    command = f"{bare} -m pip install sglang==0.5.23 sglang-router$"
+    with pytest.raises(ConfigError, match=f"'{bare}': SGLang is not installed there. Type: {command}"):
         find_python(args(str(bare)))
 
 

@@ -28,6 +28,7 @@ class ServerArgs:
         parser.add_argument("--sizes", type=int, nargs="+")
         parser.add_argument("--check", nargs="?", const="all")
         parser.add_argument("--policy", choices={"b", "a"}, default=object())
+        parser.add_argument("--speed", choices=["fast"], dest="fast", help="Deprecated.")
 """
 
 
@@ -125,8 +126,8 @@ def test_an_sglang_that_cannot_be_imported(python: Path) -> None:
     (next(python.parent.parent.glob("lib/*/site-packages")) / "sglang" / "__init__.py").write_text("import not_there")
     with pytest.raises(ConfigError) as caught:
         installed_flags(python)
-    start = f"SGLang of {python} cannot be imported to list its flags: "
-    assert str(caught.value).startswith(f"{start}ModuleNotFoundError: No module named 'not_there'. Type: {python} ")
+    start = f"SGLang 9.1 of {python} cannot be asked for its flags: ModuleNotFoundError: No module named 'not_there'; "
+    assert str(caught.value).startswith(f"{start}slime is tested with SGLang 0.5.20 and 0.5.23. Type: {python} ")
     assert not cache_file({"sglang": "9.1"}).exists()
 
 
@@ -134,9 +135,9 @@ def test_without_an_environment_the_shipped_list_stands_in(monkeypatch: pytest.M
     monkeypatch.setattr(flag_list, "find_python", lambda _: None)
     flags = flags_for({})
     assert flags is shipped_flags()
-    assert flags.versions == {"sglang": "0.5.20", "sglang-router": "0.3.2"}
-    assert (len(flags.server.flags), len(flags.router.flags)) == (494, 98)
-    assert flags.server.version.startswith("SGLang 0.5.20 (slime's own list")
+    assert flags.versions == {"sglang": "0.5.23", "sglang-router": "0.3.2"}
+    assert (len(flags.server.flags), len(flags.router.flags)) == (530, 98)
+    assert flags.server.version.startswith("SGLang 0.5.23 (slime's own list")
 
 
 def test_old_names_stand_for_the_new_ones() -> None:
@@ -147,5 +148,5 @@ def test_old_names_stand_for_the_new_ones() -> None:
 
 def test_every_type_of_the_shipped_list_is_understood() -> None:
     rows = [row for part in ("server", "router") for row in json.loads(flag_list.SNAPSHOT.read_text())[part]]
-    text = {"str", "nullable_str"}
+    text = {"str", "nullable_str", "parse_cuda_graph_backend_arg"}
     assert {row["type"] for row in rows} == {*flag_list._KINDS, *text}

@@ -167,3 +167,6 @@ def test_a_missing_environment_or_router_is_told_before_anything_starts(monkeypa
         SglangEngine.check_settings(settings)
     settings = load_settings([*argv, "--no-engine-router"], command="serve", env={})
     assert SglangEngine.check_settings(settings) == []
+    monkeypatch.setattr(prefix + "installed_versions", lambda python: {"sglang": "0.6.1"})
+    (warning,) = SglangEngine.check_settings(settings)
+    assert warning.startswith("/env/bin/python: slime is tested with SGLang 0.5.20 and 0.5.23, not with 0.6.1. ")

@@ -47,13 +47,13 @@ def test_help_sglang_lists_every_flag(command: list[str], capsys: pytest.Capture
     assert main([*command, "--help-sglang"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert f"SGLang (SGLang 0.5.20 {NOTE}; taken by: sglang)" in lines
+    assert f"SGLang (SGLang 0.5.23 {NOTE}; taken by: sglang)" in lines
     assert f"SGLang's router (sglang-router 0.3.2 {NOTE}; taken by: sglang)" in lines
     assert "  --sglang-ep-size, --sglang-expert-parallel-size, --sglang-ep N" in lines
     of_tp_size = " ".join(out.split("--sglang-tensor-parallel-size N")[1].split("\n  --")[0].split())
     assert of_tp_size == "Slime's to set: set --rollout-num-gpus-per-engine, which is tp_size * pp_size."
     assert "  --sglang-config TEXT" not in lines, "that name is a setting of slime's"
-    assert sum(line.startswith("  --") for line in lines) == 494 - 1 + 98
+    assert sum(line.startswith("  --") for line in lines) == 530 - 1 + 98
     assert "Plugin options" not in out
 
 
@@ -61,10 +61,10 @@ def test_help_sglang_lists_every_flag(command: list[str], capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--sglang-mem-fracton-static 0.8", "--sglang-mem-fracton-static: SGLang 0.5.20 {} has no such flag. Did you"
+        ("--sglang-mem-fracton-static 0.8", "--sglang-mem-fracton-static: SGLang 0.5.23 {} has no such flag. Did you"
          " mean --sglang-mem-fraction-static?"),
         ("--router-polcy x", "--router-polcy: sglang-router 0.3.2 {} has no such flag. Did you mean --router-policy?"),
-        ("--sglang-router-iq h", "--sglang-router-iq: SGLang 0.5.20 {} has no such flag. Did you mean"
+        ("--sglang-router-iq h", "--sglang-router-iq: SGLang 0.5.23 {} has no such flag. Did you mean"
          " --sglang-router-ip?"),
         ("--router-policy x", "--router-policy 'x' (flag): must be one of cache_aware, manual, power_of_two, random,"
          " round_robin"),

@@ -213,6 +213,7 @@ def test_a_prefill_server_has_a_bootstrap_port(monkeypatch: pytest.MonkeyPatch, 
 def test_data_parallel_attention_has_a_block_from_dist_init_addr_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    fields, server = command_of(monkeypatch, tmp_path, "regular", enable_dp_attention=True, dp_size=4)
-    assert fields["dist_init_addr"] == f"127.0.0.1:{server.port + 2}"
-    assert len(server._ports) == 2 + 30 + 4
+    for said in ({"enable_dp_attention": True, "dp_size": 4}, {"attn_dp_size": 4}):
+        fields, server = command_of(monkeypatch, tmp_path, "regular", **said)
+        assert fields["dist_init_addr"] == f"127.0.0.1:{server.port + 2}"
+        assert len(server._ports) == 2 + 30 + 4

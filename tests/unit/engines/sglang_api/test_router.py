@@ -103,7 +103,7 @@ async def test_what_is_no_router_and_what_is_not_there() -> None:
         router = Router(http, one.url)
         assert await router.list_workers() is None
         assert await router.is_alive()
-        with pytest.raises(EngineError, match="not a router's list of workers"):
+        with pytest.raises(EngineError, match="expected, a router's list of workers"):
             await Router(http, other.url).list_workers()
         await one.stop()
         assert not await router.is_alive()

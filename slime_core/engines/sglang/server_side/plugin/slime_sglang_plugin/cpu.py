@@ -5,7 +5,7 @@
     POST /weights_checker            it synchronises with CUDA, copies to it, and takes `.cpu()` for a copy
     processors of Qwen-VL            their module imports Qwen3.5's, which reads names of kernels for CPUs with AMX
 
-Each repair looks for the place that it changes, and says so in the log when this version of SGLang has another one.
+A repair that does not find its place (`insides`) in this version of SGLang says so in the log.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
+
+from slime_sglang_plugin import insides
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +31,8 @@ def apply() -> None:
     for repair in (_forked_processes, _plain_host_memory, _weight_checker, _names_of_kernels):
         try:
             repair()
-        except (ImportError, AttributeError) as error:
-            logger.warning("slime: %s does not fit this version of SGLang: %s", repair.__name__.strip("_"), error)
+        except insides.Changed as error:
+            logger.warning("slime: %s is left out: %s", repair.__name__.strip("_"), error)
 
 
 def _forked_processes() -> None:
@@ -41,41 +43,37 @@ def _forked_processes() -> None:
     """
     import multiprocessing
 
-    from sglang.srt.entrypoints import engine
+    def forking(configure: Callable[..., Any]) -> Callable[..., Any]:
+        def configured(server_args: Any, *args: Any, **kwargs: Any) -> Any:
+            found = configure(server_args, *args, **kwargs)
+            if not insides.data_parallel(server_args) and len(os.listdir("/proc/self/task")) == 1:
+                multiprocessing.set_start_method("fork", force=True)
+            return found
 
-    configure = engine._set_envs_and_config
+        return configured
 
-    def configured(server_args: Any, *args: Any, **kwargs: Any) -> Any:
-        found = configure(server_args, *args, **kwargs)
-        if server_args.dp_size == 1 and len(os.listdir("/proc/self/task")) == 1:
-            multiprocessing.set_start_method("fork", force=True)
-        return found
-
-    engine._set_envs_and_config = configured
+    insides.around_configure(forking)
 
 
 def _plain_host_memory() -> None:
     """Host buffers of a server without a device are ordinary memory."""
     import torch
-    from sglang.srt.mem_cache.pool_host import common
 
     def allocate(dims: tuple[int, ...], dtype: torch.dtype, device: str, *_: Any, **__: Any) -> torch.Tensor:
         return torch.empty(dims, dtype=dtype, device=device)
 
-    common.ALLOC_MEMORY_FUNCS["cpu"] = allocate
+    insides.host_allocators()["cpu"] = allocate
 
 
 def _weight_checker() -> None:
-    from sglang.srt.utils.weight_checker import WeightChecker
-
-    handle, snapshot = WeightChecker.handle, WeightChecker._snapshot
+    checker = insides.weight_checker()
+    handle, snapshot = checker.handle, checker._snapshot
 
     def handle_on_cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _no_cuda():
             return handle(self, *args, **kwargs)
 
-    WeightChecker.handle = handle_on_cpu
-    WeightChecker._snapshot = _copying(snapshot)
+    checker.handle, checker._snapshot = handle_on_cpu, _copying(snapshot)
 
 
 def _copying(snapshot: Callable[[Any], None]) -> Callable[[Any], None]:

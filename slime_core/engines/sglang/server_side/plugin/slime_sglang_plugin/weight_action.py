@@ -1,7 +1,7 @@
 """POST /weights_checker {"action": "slime:read-back JSON"}: what of the trained tensors this server serves.
 
 JSON: [[HF name, shape, dtype], ...]; the answer's `checksums`, one for each process of the server, are those of
-`read_back`. This module is all that knows SGLang.
+`read_back`. A speculative draft model is not trained: where SGLang says that it asks for one, it gets no answer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import logging
 from typing import Any
 
+from slime_sglang_plugin import insides
 from slime_sglang_plugin.read_back import read_back
 
 logger = logging.getLogger(__name__)
@@ -22,27 +23,27 @@ ACTION = "slime:read-back "
 def apply() -> None:
     """Teach SGLang's checker the action; a version without a checker answers as it does."""
     try:
-        from sglang.srt.utils.weight_checker import WeightChecker
-
-        handle = WeightChecker.handle
-    except (ImportError, AttributeError) as error:
-        logger.warning("slime: weights cannot be read back from this version of SGLang: %s", error)
+        checker = insides.weight_checker()
+    except insides.Changed as error:
+        logger.warning("slime: weights cannot be read back: %s", error)
         return
+    handle = checker.handle
 
     @functools.wraps(handle)
     def handle_ours(self: Any, action: str, *args: Any, **kwargs: Any) -> Any:
         if not action.startswith(ACTION):
             return handle(self, action, *args, **kwargs)
-        return _answer(self, json.loads(action.removeprefix(ACTION)))
+        role = kwargs.get("role")
+        return _answer(self, json.loads(action.removeprefix(ACTION)), role) if role in (None, insides.TARGET) else None
 
-    WeightChecker.handle = handle_ours
+    checker.handle = handle_ours
 
 
-def _answer(checker: Any, wanted: list[list[Any]]) -> dict[str, Any]:
-    found = read_back(checker._get_model(), wanted)
+def _answer(checker: Any, wanted: list[list[Any]], role: str | None) -> dict[str, Any]:
+    found = read_back(insides.model_of(checker), wanted)
     digest = hashlib.blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=16)
     return {
         "checksums": found,
         "per_gpu_checksum": digest.hexdigest(),
-        "parallelism_info": checker._parallelism_info().model_dump(),
+        "parallelism_info": insides.place_of(checker, role),
     }
