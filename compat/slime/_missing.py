@@ -18,19 +18,16 @@ TABLE = "docs/how-to/run-code-written-for-slime.md lists what there is"
 
 _BACKENDS = "trainers and engines are plugins (--train-backend, --rollout-engine; slime_core.protocols)"
 NEAREST = {
-    "slime.agent": "write a generate function that talks to args.sglang_router_ip:args.sglang_router_port",
+    "slime.agent": "slime_core.agents: the generator `agent` (docs/how-to/agents-by-base-url.md)",
     "slime.backends": _BACKENDS,
-    "slime.backends.megatron_utils": "slime.backends.megatron_utils.loss is there; of the rest: " + _BACKENDS,
+    "slime.backends.megatron_utils": "loss and cp_utils are there; of the rest: " + _BACKENDS,
     "slime.backends.megatron_utils.data": "TrainBatch (slime_core.types) and --rollout-data-postprocess-path",
     "slime.backends.sglang_utils": "--rollout-engine sglang, and `slime engines plan`",
     "slime.observability": "hooks of the entry-point group slime.plugins (slime_core.hookimpl), and metrics.jsonl",
+    "slime.observability.logging_utils": "return metrics in RolloutFnTrainOutput, or a hook slime_rollout_end",
     "slime.ray": "there is no Ray: `slime train` runs the loop (slime_core/loop.py) in one process or under torchrun",
-    "slime.rollout.fully_async_rollout": "--async --async-mode full, without --rollout-function-path",
     "slime.rollout.forge_load": "--load-debug-rollout-data PATH",
     "slime.rollout.generate_hub": "--custom-generate-function-path NAME; `slime plugins list --kind generators`",
-    "slime.rollout.sample_hooks": "--rollout-sample-hook-path; examples/hooks/sample_hook.py",
-    "slime.rollout.sglang_streaming_rollout": "slime.rollout.sglang_rollout.generate, which does not stream",
-    "slime.rollout.sleep_rollout": "`slime serve` keeps an engine up",
     "slime.router": "--rollout-engine sglang starts a router; --rollout-engine http talks to one that runs",
     "slime.utils.arguments": "flags are typed settings: `slime config show`, slime_core.config",
     "slime.utils.distributed_utils": "slime_core.ops.masked_whiten takes an all_reduce",

@@ -51,10 +51,7 @@ def test_every_module_says_what_it_is_and_exports_what_it_has() -> None:
     ("statement", "said"),
     [
         ("import slime.ray.rollout", "no slime.ray; nearest: there is no Ray"),
-        (
-            "from slime.rollout import fully_async_rollout",
-            "fully_async_rollout; nearest: --async --async-mode full",
-        ),
+        ("from slime.rollout import forge_load", "forge_load; nearest: --load-debug-rollout-data PATH"),
         (
             "from slime.utils.misc import exec_command",
             "misc has no 'exec_command'; nearest: subprocess.run",

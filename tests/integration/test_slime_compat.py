@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import sys
+import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +81,31 @@ def test_a_rollout_of_ones_own_with_filter_hook_and_evaluation(tiny: TinyRun, sl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_groups_generated_while_the_trainer_trains(tiny: TinyRun, slime: Slime, tmp_path: Path, mode: str) -> None:
+    metrics = train(
+        slime, tiny, tmp_path, rollout_function_path="fully_async_rollout.generate_rollout_fully_async",
+        sglang_server_concurrency=16, num_rollout=3, eval_interval=3, **({"async": True} if mode == "async" else {}),
+    )  # fmt: skip
+    assert len([m for m in metrics if "train/loss" in m]) == 3
+    seen = [s["group_index"] for r in range(3) for s in lines(tmp_path / f"samples/{r}.jsonl")]
+    assert len(seen) == 3 * 16
+    assert sorted(Counter(seen).values()) == [4] * 12  # whole groups, none twice
+    assert any("eval/held" in m for m in metrics)
+
+
+@pytest.mark.slow
+def test_a_stream_per_sample(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    path = "slime.rollout.sglang_streaming_rollout.generate_streaming"
+    metrics = train(slime, tiny, tmp_path, custom_generate_function_path=path)
+    last = [m for m in metrics if "train/loss" in m][-1]
+    assert last["train/train_rollout_logprob_abs_diff"] < 1e-4
+    samples = lines(tmp_path / "samples/0.jsonl")
+    assert {s["status"] for s in samples} <= {"completed", "truncated"}
+    assert all([e["name"] for e in s["trace"]["events"]] == ["sglang_generate_stream"] * 2 for s in samples)
+
+
+@pytest.mark.slow
 def test_a_data_source_a_buffer_filter_and_the_default_rollout_wrapped(
     tiny: TinyRun, slime: Slime, tmp_path: Path
 ) -> None:
@@ -140,3 +169,26 @@ def test_what_is_not_there_is_said_before_anything_starts(tiny: TinyRun, slime: 
     assert "slime-compat has no slime.ray; nearest: there is no Ray" in done.stderr
     assert str(module) in done.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_rollout_that_sleeps_keeps_the_engine_up_until_the_run_is_ended(tiny: TinyRun, tmp_path: Path) -> None:
+    path = "slime.rollout.sleep_rollout.sleep"
+    argv = [*tiny.argv(tmp_path, rollout_function_path=path, eval_interval=None)]
+    command = [sys.executable, "-m", "slime_core", "train", *map(str, argv)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert run.stdout is not None
+        line = next(line for line in run.stdout if "sleeps" in line)
+        url = line.split()[-1]
+        body = {"text": "1+1=", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+        request = urllib.request.Request(
+            f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert len(json.load(answer)["output_ids"]) == 3
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130
+    finally:
+        run.kill()
+        run.wait()

@@ -21,6 +21,7 @@ from slime_core.types import GenerationOutput
 
 if TYPE_CHECKING:
     from slime_core.rollout.generate import SampleRunner
+    from slime_core.rollout.hooks import SampleHook
 
 _RUNNERS = 16
 """Kept per event loop: one per settings object and way of scoring."""
@@ -188,7 +189,7 @@ def _sample_runner(args: Any, tokenizer: Any, score_groups: bool) -> SampleRunne
     from slime_core.plugins.resolve import resolve
     from slime_core.rollout.gate import GatedEngine
     from slime_core.rollout.generate import SampleRunner
-    from slime_core.rollout.hooks import RolloutHooks, SampleHook
+    from slime_core.rollout.hooks import RolloutHooks
     from slime_core.rollout.reward import RewardStage
 
     class LeftToTheCaller(RewardStage):
@@ -208,12 +209,7 @@ def _sample_runner(args: Any, tokenizer: Any, score_groups: bool) -> SampleRunne
     grouped = default is not None and default.scores_groups
     stage: Any = RewardStage if score_groups or not grouped else LeftToTheCaller
     rewards = stage(args, default, lambda named: scorer(args, named, "sample.custom_rm_path"))
-    hooks = RolloutHooks(
-        on_sample=[
-            SampleHook(resolve("sample_hooks", path, origin="--rollout-sample-hook-path").obj, path)
-            for path in getattr(args, "rollout_sample_hook_path", None) or []
-        ]
-    )
+    hooks = RolloutHooks(on_sample=sample_hooks(args))
     engine: Any = RouterEngine(args)
     return SampleRunner(
         args,
@@ -225,6 +221,17 @@ def _sample_runner(args: Any, tokenizer: Any, score_groups: bool) -> SampleRunne
         greedy_baseline=score_groups and _needs_baseline(args),
         hooks=hooks,
     )
+
+
+def sample_hooks(args: Any) -> list[SampleHook]:
+    """Those of `--rollout-sample-hook-path`. Raises slime_core.errors.PluginError."""
+    from slime_core.plugins.resolve import resolve
+    from slime_core.rollout.hooks import SampleHook
+
+    return [
+        SampleHook(resolve("sample_hooks", path, origin="--rollout-sample-hook-path").obj, path)
+        for path in getattr(args, "rollout_sample_hook_path", None) or []
+    ]
 
 
 def _needs_baseline(args: Any) -> bool:

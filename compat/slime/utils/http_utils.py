@@ -117,6 +117,41 @@ async def _request(
     raise AssertionError("the last attempt returns or raises")
 
 
+async def stream_events(
+    url: str, payload: Any, *, headers: Mapping[str, str] | None = None, timeout: float | None = None
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The events that the server answers `payload` with, as they come; not tried again. Leaving it ends the request.
+
+    Args:
+        url: Where to.
+        payload: Sent as JSON.
+        headers: Added to the request.
+        timeout: Seconds until the next bytes; by default `--rollout-timeout`.
+
+    Raises:
+        aiohttp.ClientResponseError: The server refused.
+        aiohttp.ClientError: It could not be reached, or the connection broke.
+        TimeoutError: No bytes in time.
+    """
+    import aiohttp
+
+    client = await _client()
+    limits = aiohttp.ClientTimeout(total=None, sock_read=_Settings.timeout if timeout is None else timeout)
+    async with client.post(url, json=payload, headers=headers, timeout=limits) as answer:
+        if not answer.ok:
+            body = (await answer.read())[:300].decode(errors="replace")
+            raise aiohttp.ClientResponseError(
+                answer.request_info, answer.history, status=answer.status, message=f"POST {url}: {body}"
+            )
+        rest = b""
+        async for chunk in answer.content.iter_any():  # lines have no bound: an event holds all tokens so far
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                if data and data != b"[DONE]":
+                    yield json.loads(data)
+
+
 def _decoded(body: bytes) -> Any:
     try:
         return json.loads(body)
@@ -228,6 +263,7 @@ __all__ = [
     "init_http_client",
     "is_port_available",
     "post",
+    "stream_events",
     "terminate_process",
     "wrap_ipv6",
 ]

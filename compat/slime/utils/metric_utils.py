@@ -24,14 +24,31 @@ def compute_statistics(values: Sequence[float]) -> dict[str, float]:
 
 
 def compute_pass_rate(
-    flat_rewards: Sequence[float], group_size: int, num_groups: int | None = None
+    flat_rewards: Sequence[float],
+    group_size: int,
+    num_groups: int | None = None,
+    group_ids: Sequence[Any] | None = None,
 ) -> dict[str, float]:
-    """`pass@k` for k = 1, 2, 4, ... up to `group_size`; a reward of 1 is correct, groups lie one after the other.
+    """`pass@k` for k = 1, 2, 4, ... up to `group_size`, or the smallest group; a reward of 1 is correct.
 
-    Unbiased as in Chen et al. (Codex, 2021), over `slime_core`'s own. Raises ValueError for a remainder.
+    Unbiased as in Chen et al. (Codex, 2021), over `slime_core`'s own.
+
+    Args:
+        flat_rewards: [samples]; groups lie one after the other, unless `group_ids` says.
+        group_size: Samples of a group.
+        num_groups: How many; by default as many as there are.
+        group_ids: [samples] which group each is of; groups may have different sizes.
+
+    Raises:
+        ValueError: The numbers do not fit together.
     """
     from slime_core.rollout.metrics import pass_rates
 
+    if group_ids is not None:
+        groups: dict[Any, list[float]] = {}
+        for reward, group in zip(flat_rewards, group_ids, strict=True):
+            groups.setdefault(group, []).append(reward)
+        return {} if group_size == 1 else pass_rates(groups.values())
     if group_size < 1 or len(flat_rewards) % group_size or num_groups not in (None, len(flat_rewards) // group_size):
         raise ValueError(f"{len(flat_rewards)} rewards are not {num_groups or 'whole'} groups of {group_size}")
     if group_size == 1:
@@ -46,5 +63,10 @@ def has_repetition(text: str) -> bool:
     return found(text)
 
 
-__all__ = ["compute_pass_rate", "compute_statistics", "dict_add_prefix", "has_repetition"]
+def compute_rollout_step(args: Any, rollout_id: int) -> int:
+    """The step that a rollout's metrics are logged under: its number, here always."""
+    return rollout_id
+
+
+__all__ = ["compute_pass_rate", "compute_rollout_step", "compute_statistics", "dict_add_prefix", "has_repetition"]
 __getattr__ = _missing.names(__name__)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from slime import _missing
 from slime.utils.http_utils import get_host_info, is_port_available
+
+if TYPE_CHECKING:
+    import torch
 
 
 @functools.cache
@@ -90,9 +93,36 @@ def get_free_port(start_port: int = 10000, consecutive: int = 1) -> int:
     raise OSError(f"no {consecutive} free ports in a row from {start_port} on")
 
 
+def decode_int32_meta_array(meta_info: Mapping[str, Any], keys: str | Iterable[str]) -> torch.Tensor | None:
+    """[n] int32 on the CPU: what an engine's `meta_info` has under the first of `keys` that it has.
+
+    Base64 or bytes of little-endian int32, a tensor, an array or (nested) lists; None where it is missing or null.
+
+    Raises:
+        ValueError: The text is not base64, or its bytes are no whole numbers of int32.
+    """
+    import base64
+
+    import numpy as np
+    import torch
+
+    names = (keys,) if isinstance(keys, str) else tuple(keys)
+    value = next((meta_info[name] for name in names if name in meta_info), None)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = base64.b64decode(value, validate=True)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return torch.from_numpy(np.frombuffer(value, dtype="<i4").copy())
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device="cpu", dtype=torch.int32).reshape(-1)
+    return torch.tensor(np.asarray(value), dtype=torch.int32).reshape(-1)
+
+
 __all__ = [
     "Box",
     "SingletonMeta",
+    "decode_int32_meta_array",
     "get_current_node_ip",
     "get_free_port",
     "group_by",

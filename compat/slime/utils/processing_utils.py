@@ -35,6 +35,20 @@ def load_processor(name_or_path: str, **kwargs: Any) -> Any:
     return None if isinstance(processor, PreTrainedTokenizerBase) else processor
 
 
+def build_processor_kwargs(multimodal_inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a processor is called with besides its text: `multimodal_inputs`, and ids as lists beside tensors.
+
+    `processor(text=prompt, **build_processor_kwargs({"images": [...]}))` answers with a list `input_ids` and arrays of
+    each kind of input as torch tensors.
+    """
+    given = dict(multimodal_inputs or {})
+    kinds = {
+        name: {**(given.get(name) or {}), "return_tensors": "pt"}
+        for name in ("audio_kwargs", "images_kwargs", "videos_kwargs")
+    }
+    return {**given, "return_tensors": None, **kinds}
+
+
 def encode_image_for_rollout_engine(image: Any) -> str:
     """A PIL image as the `data:` URL that SGLang takes (PNG)."""
     buffer = io.BytesIO()
@@ -42,5 +56,5 @@ def encode_image_for_rollout_engine(image: Any) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-__all__ = ["encode_image_for_rollout_engine", "load_processor", "load_tokenizer"]
+__all__ = ["build_processor_kwargs", "encode_image_for_rollout_engine", "load_processor", "load_tokenizer"]
 __getattr__ = _missing.names(__name__)

@@ -1,6 +1,8 @@
-"""`slime.backends.megatron_utils.cp_utils.get_sum_of_sample_mean`: a reducer for losses over response tokens.
+"""`slime.backends.megatron_utils.cp_utils`: what custom losses and corrections use under context parallelism.
 
-There is no context parallelism here: a process has whole responses.
+What a reader would get wrong: slime_core gives a user's function whole responses on every context-parallel rank
+(`trainers/megatron/step/context_parallel.py`), where THUDM/slime gives it the rank's part. So there is nothing to
+gather and nothing to cut: a function that gathers, computes and cuts comes to the same numbers, whatever the size.
 """
 
 from __future__ import annotations
@@ -46,5 +48,31 @@ def get_sum_of_sample_mean(
     return lambda values: ops.weighted_sum(values, weights.to(values.device))
 
 
-__all__ = ["get_sum_of_sample_mean"]
+def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length: int) -> torch.Tensor:
+    """The tensor, which holds the whole response already: [response_length, ...].
+
+    Raises:
+        ValueError: It has another length; only a part of a response would, and none is handed out here.
+    """
+    _check_whole("all_gather_with_cp", tensor, total_length, response_length)
+    return tensor
+
+
+def slice_log_prob_with_cp(
+    log_prob: list[float] | torch.Tensor, total_length: int, response_length: int
+) -> list[float] | torch.Tensor:
+    """The log-probs, whole as they are: this rank trains with whole responses. Raises ValueError for another length."""
+    _check_whole("slice_log_prob_with_cp", log_prob, total_length, response_length)
+    return log_prob
+
+
+def _check_whole(function: str, values: list[float] | torch.Tensor, total_length: int, response_length: int) -> None:
+    if not len(values) == int(response_length) <= int(total_length):
+        raise ValueError(
+            f"{function}: {len(values)} entries for a response of {int(response_length)} in {int(total_length)} tokens;"
+            " every context-parallel rank has whole responses here"
+        )
+
+
+__all__ = ["all_gather_with_cp", "get_sum_of_sample_mean", "slice_log_prob_with_cp"]
 __getattr__ = _missing.names(__name__)

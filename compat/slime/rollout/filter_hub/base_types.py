@@ -16,6 +16,20 @@ def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any
     return answer if hasattr(answer, "keep") else DynamicFilterOutput(keep=bool(answer))
 
 
+def should_drop_dynamic_filter_output(
+    output: DynamicFilterOutput, *, remaining_batch_size: int, target_data_size: int
+) -> bool:
+    """Whether a group goes: not kept, and not needed either (`keep_when_insufficient`).
+
+    Args:
+        output: The filter's answer.
+        remaining_batch_size: Groups submitted and not dropped so far, this one included.
+        target_data_size: Groups that the rollout needs.
+    """
+    needed = output.keep_when_insufficient and remaining_batch_size <= target_data_size
+    return not (output.keep or needed)
+
+
 class MetricGatherer:
     """Counts dropped groups by reason, for rollout functions that filter by themselves."""
 
@@ -32,5 +46,5 @@ class MetricGatherer:
         return {f"rollout/dynamic_filter/drop_{reason}": number for reason, number in self._drops.items()}
 
 
-__all__ = ["DynamicFilterOutput", "MetricGatherer", "call_dynamic_filter"]
+__all__ = ["DynamicFilterOutput", "MetricGatherer", "call_dynamic_filter", "should_drop_dynamic_filter_output"]
 __getattr__ = _missing.names(__name__)

@@ -9,12 +9,16 @@ worker process, so a grader that overruns `--rm-timeout` is given up and not kil
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from slime import _missing
+from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
+from slime.rollout.rm_hub.f1 import f1_score
+from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
+from slime.rollout.rm_hub.math_dapo_utils import compute_score as compute_score_dapo
+from slime.rollout.rm_hub.math_utils import grade_answer_verl
 from slime_core.plugins.boxed import last_boxed
 from slime_core.sample import Sample
 
@@ -111,12 +115,15 @@ def extract_boxed_answer(solution: str) -> str | None:
     return last_boxed(solution)
 
 
-def scored(module: str, name: str, response: str, label: Any, metadata: dict[str, Any] | None = None) -> Any:
-    """The answer of the function `reward` of plugin `slime-reward-<name>` to a response and its label."""
-    package = f"slime_reward_{name}"
-    plugin = _missing.plugin(package, f"slime-reward-{name}", module)
-    return plugin.reward(None, Sample(response=response, label=label, metadata=copy.deepcopy(metadata or {})))
-
-
-__all__ = ["async_rm", "batched_async_rm", "extract_boxed_answer", "remote_rm"]
+__all__ = [
+    "async_rm",
+    "batched_async_rm",
+    "compute_gpqa_reward",
+    "compute_score_dapo",
+    "extract_boxed_answer",
+    "f1_score",
+    "get_deepscaler_rule_based_reward",
+    "grade_answer_verl",
+    "remote_rm",
+]
 __getattr__ = _missing.names(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime import _missing
-from slime.rollout.rm_hub import scored
+from slime.rollout.rm_hub._scored import scored
 
 
 def get_deepscaler_rule_based_reward(response: str, label: Any) -> int:

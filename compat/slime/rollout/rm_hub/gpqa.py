@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime import _missing
-from slime.rollout.rm_hub import scored
+from slime.rollout.rm_hub._scored import scored
 
 
 def compute_gpqa_reward(response: str, label: Any, metadata: dict[str, Any] | None = None) -> float:
