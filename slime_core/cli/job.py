@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-HERE = "@the-job-s-folder@"
+HERE = "/@the-job-s-folder@"
 """As in `cluster/submit.py`."""
 
 

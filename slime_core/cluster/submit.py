@@ -14,6 +14,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 import re
 import secrets
 import shlex
@@ -28,6 +29,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from slime_core.cluster.carried import find, stage
 from slime_core.cluster.shell import environment_to_carry
+from slime_core.config.eval_config import located_deep
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.waits import gave_up, waiting
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from slime_core.config import Settings
 
 RUN, ORDER = "run.yaml", "job.json"
-HERE = "@the-job-s-folder@"
+HERE = "/@the-job-s-folder@"
 """Stands for the folder's place on the cluster, which only the job knows; `cli/job.py` puts it in."""
 STOPPED_STATUS = 143
 """Of `slime submit` when somebody stopped the job; as of a process ended by SIGTERM."""
@@ -63,12 +65,15 @@ def make_job(settings: Settings, folder: Path, directory: str) -> None:
         carried, root = stage(found, folder)
         there = Path(HERE, root.name)
         args = carried.localized(args, there)
-        for file in root.rglob("*.y*ml"):  # an --eval-config may name plugins of its own
+        for file in root.rglob("*.y*ml"):  # an --eval-config may name plugins of its own, and data
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            changed = carried.localized(content, there)
+            evaluates = args.eval_config == str(there / file.relative_to(root))
+            named_from = os.path.dirname(str(settings.args.eval_config))
+            changed = carried.localized(located_deep(content, named_from) if evaluates else content, there)
+            changed = located_deep(changed, directory) if evaluates else changed
             if changed != content:
                 file.write_text(yaml.safe_dump(changed, sort_keys=False), encoding="utf-8")
-    text = dataclasses.replace(settings, args=args).to_yaml(changed=True)
+    text = dataclasses.replace(settings, args=args).to_yaml(changed=True, directory=directory)
     (folder / RUN).write_text(text, encoding="utf-8")
     order = {"command": settings.command, "directory": directory}
     (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from slime_core.config.schema import Args
 from slime_core.config.sections.evaluation import EvalDataset
-from slime_core.config.spec import did_you_mean
+from slime_core.config.spec import did_you_mean, flag_specs
 from slime_core.config.yaml_file import Document, Item, child, mapping_items, read_document
 from slime_core.errors import ConfigError
 
@@ -48,6 +48,8 @@ _ARG_FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "stop_token_ids": ("rollout_stop_token_ids",),
     "skip_special_tokens": ("rollout_skip_special_tokens",),
 }
+_SAME_KIND: Mapping[str, str] = {"path": "prompt_data", "answer_path": "eval_answer_path"}
+"""Key -> the setting whose value means the same; other keys have a setting's name, or hold no path."""
 _WITHOUT_EFFECT = (
     "app_service",
     "eval_task_timeout",
@@ -137,8 +139,20 @@ def _values(
             continue
         if name in banned or name not in EvalDataset.model_fields:
             raise ConfigError(_unknown_key(key, name, item, banned))
-        values[name] = item.value
+        values[name] = _located(name, item.value, item.directory)
     return values
+
+
+def _located(name: str, value: Any, directory: str) -> Any:
+    setting = flag_specs().get(_SAME_KIND.get(name, name))
+    return setting.located(value, directory) if setting is not None else value
+
+
+def located_deep(content: Any, directory: str) -> Any:
+    """The content of an evaluation file of `directory`, with its paths as the working directory sees them."""
+    if isinstance(content, dict):
+        return {key: _located(str(key), located_deep(value, directory), directory) for key, value in content.items()}
+    return [located_deep(value, directory) for value in content] if isinstance(content, list) else content
 
 
 def _unknown_key(key: str, name: str, item: Item, banned: tuple[str, ...]) -> str:

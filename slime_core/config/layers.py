@@ -10,7 +10,7 @@ import copy
 import difflib
 import os.path
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -23,7 +23,7 @@ from slime_core.config.passthrough import ForeignFlags, find_foreign
 from slime_core.config.schema import Args
 from slime_core.config.settings import CUSTOM_KEY, left_out
 from slime_core.config.spec import did_you_mean, flag_specs, respelled, switched_off
-from slime_core.config.yaml_file import Item, read_scalar, read_yaml
+from slime_core.config.yaml_file import Item, marked_beside, read_scalar, read_yaml
 from slime_core.errors import ConfigError
 
 _OTHER_ENV = (
@@ -158,7 +158,8 @@ def _add_file_key(layered: Layered, key: str, item: Item, foreign: Sequence[Fore
     if name in ("config", "set"):
         raise ConfigError(f"{item.where}: {key!r} can only be given as a flag.")
     if name in flag_specs():
-        layered.add_mapping_entry(name, _read_text(name, Entry(item.value, origin)))
+        value = flag_specs()[name].located(item.value, item.directory)
+        layered.add_mapping_entry(name, _read_text(name, Entry(value, origin)))
     elif name in switched_off():
         if not isinstance(item.value, bool):
             raise ConfigError(f"{item.where}: {key} {item.value!r}: expected true or false")
@@ -167,9 +168,9 @@ def _add_file_key(layered: Layered, key: str, item: Item, foreign: Sequence[Fore
         if not isinstance(item.value, dict):
             raise ConfigError(f"{item.where}: {CUSTOM_KEY!r} must be a mapping of attribute names to values.")
         for custom_key, value in item.value.items():
-            _add_custom(layered, str(custom_key), Item(value, item.where), foreign)
+            _add_custom(layered, str(custom_key), replace(item, value=value), foreign)
     elif find_foreign(foreign, name):
-        layered.given.append(Given(name, item.value, origin))
+        layered.given.append(Given(name, marked_beside(item.directory, item.value), origin))
     elif open_keys:
         _add_custom(layered, key, item, foreign)
     else:
@@ -183,7 +184,8 @@ def _add_custom(layered: Layered, key: str, item: Item, foreign: Sequence[Foreig
     elif hasattr(BaseModel, key):
         raise ConfigError(f"{item.where}: {key!r} cannot be an attribute of args; rename it.")
     else:
-        layered.custom[key] = Entry(item.value, Origin("file", item.where))
+        value = marked_beside(item.directory, item.value)
+        layered.custom[key] = Entry(value, Origin("file", item.where))
 
 
 def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:

@@ -71,7 +71,7 @@ class Settings:
             values[CUSTOM_KEY] = {name: getattr(self.args, name) for name in self.custom}
         return values
 
-    def to_yaml(self, *, changed: bool = False) -> str:
+    def to_yaml(self, *, changed: bool = False, directory: str = "") -> str:
         """Every value with its origin; `--config` on the text gives the same settings.
 
         Derived values, flags that --model brings, and the names of the files read are comments: loading has them
@@ -79,6 +79,8 @@ class Settings:
 
         Args:
             changed: Leave out values nobody gave or derived.
+            directory: What relative paths are relative to, for a text that is read elsewhere, where they are absolute;
+                by default they stay as they are.
         """
         lines, section = ["# name: value  # origin"], ""
         for name, spec in flag_specs().items():
@@ -87,15 +89,16 @@ class Settings:
             if spec.section != section:
                 section = spec.section
                 lines += ["", f"# {section}"]
-            lines.append(self._yaml_line(name))
+            lines.append(self._yaml_line(name, directory))
         if self.foreign:
             lines += ["", "# Pass-through", *(self._yaml_line(name) for name in self.foreign)]
         if self.custom:
             lines += ["", f"{CUSTOM_KEY}:", *(f"  {self._yaml_line(name)}" for name in self.custom)]
         return "\n".join(lines) + "\n"
 
-    def _yaml_line(self, name: str) -> str:
+    def _yaml_line(self, name: str, directory: str = "") -> str:
         value, origin = getattr(self.args, name), self.origins[name]
+        value = flag_specs()[name].located(value, directory) if directory and name in flag_specs() else value
         key = name if name.isidentifier() else json.dumps(name, ensure_ascii=False)
         line = f"{key}: {dump_value(value)}  # {origin}"
         again = origin.kind == "derived" or (origin.kind == "preset" and name in self.foreign)

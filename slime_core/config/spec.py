@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from slime_core.config.schema import SECTIONS, Args
 from slime_core.config.sections.base import Flag
+from slime_core.config.yaml_file import beside, marked_beside, spec_beside
 
 Kind = Literal["bool", "int", "float", "str", "mapping"]
 
@@ -54,7 +55,12 @@ class FlagSpec:
         if self.choices:
             return "{" + ",".join(self.choices) + "}"
         words = {"mapping": "JSON", "int": "N", "float": "X"}
-        return words.get(self.kind, "PATH" if self.name.endswith("_path") else "TEXT")
+        return words.get(self.kind, "PATH" if self.holds == "path" or self.name.endswith("_path") else "TEXT")
+
+    @property
+    def holds(self) -> str:
+        """See `Flag.holds`."""
+        return self.spelling.holds or ("spec" if self.name.endswith("_path") else "")
 
     @property
     def help_with_default(self) -> str:
@@ -82,6 +88,20 @@ class FlagSpec:
         if self.is_list and isinstance(value, list):
             return " ".join([self.flag, *(_show_scalar(v) for v in value)])
         return f"{self.flag} {_show_scalar(value)}"
+
+    def located(self, value: Any, directory: str) -> Any:
+        """A value written in a file of `directory`, with the paths in it as the working directory sees them."""
+        if self.holds == "marked":
+            return marked_beside(directory, value)
+        if isinstance(value, list):
+            kept = 2 if self.holds == "pairs" else 0
+            return [v if kept and i % kept == 0 else self._located(v, directory) for i, v in enumerate(value)]
+        return self._located(value, directory)
+
+    def _located(self, value: Any, directory: str) -> Any:
+        if not isinstance(value, str) or not self.holds:
+            return value
+        return spec_beside(directory, value) if self.holds == "spec" else beside(directory, value)
 
     def read(self, text: str) -> Any:
         """One string (environment, or a flag's value) as pydantic wants it. Raises ValueError."""

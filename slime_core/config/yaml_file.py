@@ -1,13 +1,15 @@
 """A YAML file -> keys with values and line numbers, so that every complaint can say file:line.
 
 Scalars follow the YAML 1.2 core schema: `1e-6` is a number and `no` is a string, unlike PyYAML's default. `dump_value`
-writes what this reader reads back unchanged.
+writes what this reader reads back unchanged. What a reader would get wrong: paths in a file are relative to the file;
+which settings are paths is `spec`'s to know, `beside` and its like say what they are called from here.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +81,8 @@ class Item:
     value: Any
     where: str
     """ "file:line"."""
+    directory: str = ""
+    """Of the file; empty for the working directory."""
 
 
 def _at(name: str, node: yaml.Node, message: str) -> ConfigError:
@@ -147,7 +151,8 @@ def mapping_items(document: Document, node: yaml.Node | None = None) -> dict[str
         for key_node, value_node in node.value:
             key = str(document.loader.construct_object(key_node, deep=True))
             value = document.loader.construct_object(value_node, deep=True)
-            items[key] = Item(value, f"{document.name}:{key_node.start_mark.line + 1}")
+            where = f"{document.name}:{key_node.start_mark.line + 1}"
+            items[key] = Item(value, where, os.path.dirname(document.name))
     except yaml.YAMLError as error:
         raise _invalid(document.name, "", error) from error
     return items
@@ -159,6 +164,30 @@ def child(node: yaml.Node | None, key: str) -> yaml.Node | None:
     return next((value for name, value in pairs if name.value == key), None)
 
 
+def beside(directory: str, path: str) -> str:
+    """A path that a file of `directory` names, as the working directory sees it; absolute ones, `~` and URLs stay."""
+    if not directory or not path or path.startswith("~") or "://" in path:
+        return path
+    return os.path.normpath(os.path.join(directory, path))
+
+
+def spec_beside(directory: str, spec: str) -> str:
+    """The same for `file.py` and `file.py:name`; a component that is named otherwise stays."""
+    return beside(directory, spec) if _CODE.fullmatch(spec) else spec
+
+
+def marked_beside(directory: str, value: Any) -> Any:
+    """The same for texts that begin with `./` or `../`, however deep, of a value that has no setting's type."""
+    if isinstance(value, dict):
+        return {key: marked_beside(directory, inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [marked_beside(directory, inner) for inner in value]
+    if not isinstance(value, str) or not value.startswith(("./", "../")):
+        return value
+    path = beside(directory, value)
+    return path if os.path.isabs(path) or path.startswith("../") else os.path.join(".", path)  # still marked
+
+
 def read_scalar(text: str) -> Any:
     """One value written on the command line, e.g. of `--set`, as YAML reads it."""
     try:
@@ -167,6 +196,8 @@ def read_scalar(text: str) -> Any:
         raise ValueError(f"not a YAML value: {text!r}") from error
 
 
+_CODE = re.compile(r".+\.py(?::[A-Za-z_][\w.]*)?")
+"""As in `plugins.resolve`."""
 _UNSAFE = re.compile("[^ -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 """Characters YAML forbids or takes for line ends inside quotes."""
 _PLAIN = re.compile(r"^[A-Za-z_./][A-Za-z0-9_./-]*$")

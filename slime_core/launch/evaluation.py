@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def _record(prepared: Prepared, run_dir: Path) -> EvalRecord | None:
         )
     run_dir.mkdir(parents=True, exist_ok=True)
     record.begin()
-    write_text(run_dir / CONFIG, prepared.settings.to_yaml())
+    write_text(run_dir / CONFIG, prepared.settings.to_yaml(directory=os.getcwd()))
     return record
 
 

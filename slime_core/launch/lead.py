@@ -7,6 +7,7 @@ several times, where the launcher says what it survives; only the last end is th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -173,7 +174,7 @@ def rollouts_of(args: Any, source: Any) -> int:
 @contextmanager
 def told_to_hooks(run: Prepared, run_dir: Path) -> Iterator[None]:
     """Write `config.yaml`; `slime_run_start` before, `slime_run_end` on every way out."""
-    write_text(run_dir / CONFIG, run.settings.to_yaml())
+    write_text(run_dir / CONFIG, run.settings.to_yaml(directory=os.getcwd()))
     run.hooks.slime_run_start(args=run.args, run_dir=run_dir)
     try:
         yield

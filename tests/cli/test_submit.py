@@ -55,8 +55,10 @@ def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (work / "rm.py").write_text("def reward(args, sample):\n    return 1.0\n")
     (work / "eval.yaml").write_text("datasets:\n  - {name: held, path: e.jsonl, custom_rm_path: 'rm.py:reward'}\n")
     settings = load_settings([*RUN, "--custom-rm-path", "rm.py:reward", "--eval-config", "eval.yaml", "--lr", "0.5"])
-    make_job(settings, folder, str(work))
-    assert json.loads((folder / "job.json").read_text()) == {"command": "train", "directory": str(work)}
+    make_job(settings, folder, "/on/the/cluster")
+    order = {"command": "train", "directory": "/on/the/cluster"}
+    assert json.loads((folder / "job.json").read_text()) == order
+    (folder / "job.json").write_text(json.dumps({**order, "directory": str(work)}))
     assert HERE in (folder / "run.yaml").read_text()
     assert str(work) not in (folder / "run.yaml").read_text()
 
@@ -78,6 +80,8 @@ def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert Path(file).read_text() == (work / "rm.py").read_text()
     [held] = yaml.safe_load(Path(again.eval_config).read_text())["datasets"]
     assert held["custom_rm_path"] == again.custom_rm_path
+    assert held["path"] == "/on/the/cluster/e.jsonl"
+    assert again.hf_checkpoint == "/on/the/cluster/m"
 
 
 def test_a_directory_that_the_node_lacks(

@@ -60,7 +60,8 @@ def test_the_recipe_of_words_at_reduced_size(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "prepare_words.py"
     source = re.sub(r"(?m)^(NUM_BACKWARD|NUM_MIXED) = \d+", r"\1 = 64", source)
     path.write_text(source.replace("RECIPE = ", f"{small}RECIPE = ", 1), encoding="utf-8")
-    argv = ["--config", str(ROOT / "examples/reasoning_gym/train.yaml"), "--prepare-path", str(path)]
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    argv = ["--config", "examples/reasoning_gym/train.yaml", "--prepare-path", str(path)]
     argv += ["--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--lr-warmup-iters", "1"]
     argv += ["--eval-interval", "2", "--set", "plugins.reasoning_gym.eval_size=8", "--no-preflight"]
     argv += ["--rm-workers", "0"]  # each would import the package, for seconds

@@ -6,19 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Flag, Section
+from slime_core.config.sections.base import FILE, SPEC, Flag, Section
 
 
 class AlgorithmArgs(Section):
     """Algorithm."""
 
-    advantage_estimator: str = "grpo"
+    advantage_estimator: Annotated[str, SPEC] = "grpo"
     """RL algorithm, by plugin name."""
     custom_advantage_function_path: str | None = None
     """fn(args, rollout_data) that sets advantages and returns; wins over --advantage-estimator."""
     compute_advantages_and_returns: Annotated[bool, Flag(off="--disable-compute-advantages-and-returns")] = True
     """Compute advantages before training; disable for supervised or custom losses."""
-    loss_type: str = "policy_loss"
+    loss_type: Annotated[str, SPEC] = "policy_loss"
     """What is minimised, by plugin name: policy_loss, sft_loss, ... or custom_loss."""
     custom_loss_function_path: str | None = None
     """fn(args, batch, logits, sum_of_sample_mean) for --loss-type custom_loss."""
@@ -36,7 +36,7 @@ class AlgorithmArgs(Section):
     """How far a value may move from its old one."""
     critic_lr: Annotated[float | None, Field(ge=0)] = None
     """Learning rate of the critic; --lr when not given."""
-    critic_load: str | None = None
+    critic_load: Annotated[str | None, FILE] = None
     """HF directory the critic starts from, with its head if it has one; --hf-checkpoint when not given."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """KL to the reference as a penalty inside the reward."""
@@ -118,7 +118,7 @@ class AlgorithmArgs(Section):
     """Teacher beside the actor (megatron, or local), or log-probs that come with the samples (sglang)."""
     opd_kl_coef: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the KL to the teacher."""
-    opd_teacher_load: str | None = None
+    opd_teacher_load: Annotated[str | None, FILE] = None
     """Model, commit or run directory of the local teacher."""
     opd_teacher_ckpt_step: Annotated[int | None, Field(ge=0)] = None
     """Number of the rollout whose commit --opd-teacher-load takes; the newest when not given."""

@@ -8,7 +8,7 @@ attribute's name and type; `Flag` is needed only where that is not enough.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -30,6 +30,16 @@ class Flag:
     """Flag, key and variable instead of the attribute's name, where that name is a word of Python."""
     also: tuple[str, ...] = ()
     """Other flags, without the dashes, for the same setting."""
+    holds: Literal["", "path", "pairs", "spec", "marked"] = ""
+    """What of the value a run file names relative to itself: the path it is, perhaps with a slice or a placeholder;
+    the paths of a list of names and paths; a `.py` file in the place of a component's name, which is so for every
+    attribute that ends in `_path`; or texts that begin with `./` and `../`."""
+
+
+FILE = Flag(holds="path")
+"""Of a setting that is the path of a file or a directory."""
+SPEC = Flag(holds="spec")
+"""Of a component's name without `_path` in the attribute's."""
 
 
 def _all_or_some(value: int) -> int:

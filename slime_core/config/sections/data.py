@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Flag, Section
+from slime_core.config.sections.base import FILE, Flag, Section
 
 
 class DataArgs(Section):
@@ -18,7 +18,7 @@ class DataArgs(Section):
     """Passes over the prompt data: (prompts // --rollout-batch-size) rollouts each."""
     start_rollout_id: Annotated[int | None, Field(ge=0)] = None
     """Rollout to start with; the checkpoint's next one when not given."""
-    prompt_data: str | None = None
+    prompt_data: Annotated[str | None, FILE] = None
     """JSONL or parquet file with prompts; `path@[a:b]` takes a slice of its rows."""
     data_source_path: str | None = None
     """Data source: a plugin name or a path to a class(args); the built-in reader of --prompt-data when not given."""

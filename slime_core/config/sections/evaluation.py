@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from slime_core.config.sections.base import Flag, Section, TopK
+from slime_core.config.sections.base import FILE, Flag, Section, TopK
 
 
 class EvalArgs(Section):
@@ -14,9 +14,9 @@ class EvalArgs(Section):
 
     eval_interval: Annotated[int | None, Field(gt=0)] = None
     """Rollouts between evaluations."""
-    eval_prompt_data: Annotated[list[str] | None, Flag(metavar="NAME PATH")] = None
+    eval_prompt_data: Annotated[list[str] | None, Flag(metavar="NAME PATH", holds="pairs")] = None
     """Names and files of evaluation data, in pairs; repeatable. A file alone is called by its name without suffix."""
-    eval_config: str | None = None
+    eval_config: Annotated[str | None, FILE] = None
     """YAML file with evaluation data and their settings."""
     eval_function_path: str | None = None
     """Replaces the evaluation; --rollout-function-path when not given."""
@@ -47,7 +47,7 @@ class EvalArgs(Section):
     eval_answer_path: str | None = None
     """What extracts answers for majority@k: a reward's name, or a function's path; each data set's reward, if it can,
     when not given."""
-    resume: Annotated[str | None, Flag(metavar="RUN")] = None
+    resume: Annotated[str | None, Flag(metavar="RUN", holds="path")] = None
     """slime eval: go on in this run directory, with its settings, where an evaluation was interrupted."""
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Flag, Section
+from slime_core.config.sections.base import FILE, Flag, Section
 
 ProfileTarget = Literal["train_overall", "train_actor", "train_log_probs"]
 
@@ -30,7 +30,7 @@ class LoggingArgs(Section):
     """Metrics of the correct samples alone; reward 1 is correct."""
     use_tensorboard: bool | None = None
     """Write TensorBoard event files; where tensorboard is installed when not given."""
-    tb_project_name: str | None = None
+    tb_project_name: Annotated[str | None, FILE] = None
     """Directory of TensorBoard event files."""
     tb_experiment_name: str | None = None
     """Name of the run in TensorBoard."""
@@ -38,7 +38,7 @@ class LoggingArgs(Section):
     """Log to Weights & Biases."""
     wandb_mode: Literal["online", "offline", "disabled"] | None = None
     """Mode of Weights & Biases."""
-    wandb_dir: str | None = None
+    wandb_dir: Annotated[str | None, FILE] = None
     """Directory of Weights & Biases files."""
     wandb_key: str | None = None
     """API key of Weights & Biases."""
@@ -65,19 +65,19 @@ class DebugArgs(Section):
     """Generate, score, log and save samples without training; no trainer is built."""
     debug_train_only: bool = False
     """Start no engine; needs --load-debug-rollout-data, or a rollout function that generates nothing, such as sft."""
-    save_debug_rollout_data: str | None = None
+    save_debug_rollout_data: Annotated[str | None, FILE] = None
     """JSONL file for the samples of each rollout and evaluation; {rollout_id} is filled in."""
-    load_debug_rollout_data: str | None = None
+    load_debug_rollout_data: Annotated[str | None, FILE] = None
     """Train on samples saved by --save-debug-rollout-data, without engine or data; {rollout_id} is filled in."""
     load_debug_rollout_data_subsample: Annotated[float | None, Field(gt=0, le=1)] = None
     """Part of the loaded groups to take: half of it from the head, half from the tail."""
-    load_forge_rollout_data: str | None = None
+    load_forge_rollout_data: Annotated[str | None, FILE] = None
     """Train on samples made by another tool."""
-    save_debug_train_data: str | None = None
+    save_debug_train_data: Annotated[str | None, FILE] = None
     """JSONL file for the train batch of each rollout, advantages included; {rollout_id} is filled in."""
-    dump_details: str | None = None
+    dump_details: Annotated[str | None, FILE] = None
     """Directory for samples and train batches of every rollout, and the tokenizer."""
-    memory_snapshot_dir: str = "."
+    memory_snapshot_dir: Annotated[str, FILE] = "."
     """Directory of memory snapshots."""
     memory_snapshot_num_steps: Annotated[int | None, Field(gt=0)] = None
     """Steps recorded in a memory snapshot."""
@@ -93,7 +93,7 @@ class DebugArgs(Section):
     """Leave out the check of the KL."""
     ci_train_rollout_logprob_abs_diff_threshold: Annotated[float, Field(ge=0)] = 0.1
     """Largest distance of trainer and engine log-probs."""
-    ci_save_grad_norm: str | None = None
+    ci_save_grad_norm: Annotated[str | None, FILE] = None
     """File for gradient norms; {role}, {rollout_id} and {step_id} are filled in."""
-    ci_load_grad_norm: str | None = None
+    ci_load_grad_norm: Annotated[str | None, FILE] = None
     """File of gradient norms to compare with."""

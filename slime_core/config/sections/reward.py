@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Section
+from slime_core.config.sections.base import SPEC, Section
 
 
 class RewardArgs(Section):
     """Reward."""
 
-    rm_type: str | None = None
+    rm_type: Annotated[str | None, SPEC] = None
     """Reward, by plugin name."""
     custom_rm_path: str | None = None
     """Reward: a plugin name or path to fn(args, sample) or fn(args, samples); wins over --rm-type."""

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Flag, Section, TopK
+from slime_core.config.sections.base import FILE, Flag, Section, TopK
 
 
 class ModelArgs(Section):
     """Model."""
 
-    hf_checkpoint: str | None = None
+    hf_checkpoint: Annotated[str | None, FILE] = None
     """Directory in Hugging Face layout: initial weights, configuration and tokenizer."""
     model: str | None = None
     """Published model whose architecture numbers become Megatron's flags, by a name of `slime models list`."""
@@ -107,7 +107,7 @@ class EngineArgs(Section):
     """Capacity of the embedded engine's key-value cache, in tokens; sized to the requests when not given."""
     engine_prefix_cache: bool = True
     """Share the key-value cache of common prefixes."""
-    engine_python: str | None = None
+    engine_python: Annotated[str | None, FILE] = None
     """Python interpreter of the environment the rollout engine's server is installed in, such as
     /path/to/venv/bin/python; by default this one."""
     sglang_server_concurrency: Annotated[int, Field(gt=0)] = 512
@@ -122,7 +122,7 @@ class EngineArgs(Section):
     """Port of a router that is already running."""
     sglang_router_request_timeout_secs: Annotated[int, Field(gt=0)] = 14400
     """Seconds a request may take."""
-    sglang_config: str | None = None
+    sglang_config: Annotated[str | None, FILE] = None
     """YAML file with the models to serve and their groups of servers; docs/engines/sglang-config.md."""
     prefill_num_servers: Annotated[int | None, Field(gt=0)] = None
     """So many engines only prefill, and the others only decode."""

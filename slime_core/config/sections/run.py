@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Flag, Section
+from slime_core.config.sections.base import FILE, SPEC, Flag, Section
 
 
 class RunArgs(Section):
@@ -14,7 +14,7 @@ class RunArgs(Section):
 
     config: Annotated[list[str], Flag(append=True, metavar="FILE")] = Field(default_factory=list)
     """YAML file with settings, one per line, named as the flags; repeatable, later files win."""
-    run_dir: str | None = None
+    run_dir: Annotated[str | None, FILE] = None
     """Directory for config.yaml, metrics.jsonl and summary.json; --save, or outputs/COMMAND, when not given."""
     overwrite: bool = False
     """Write into a run directory that already holds another run."""
@@ -24,18 +24,20 @@ class RunArgs(Section):
     """Before the run, try every component in a fresh process and look at data, tokenizer, paths and disk space."""
     trace: Annotated[bool, Flag(off="--no-trace")] = True
     """Record when each sample and step began and ended, in trace.jsonl of the run directory, for slime plan --trace."""
-    plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR")] = Field(default_factory=list)
+    plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR", holds="path")] = Field(
+        default_factory=list
+    )
     """Directory searched for plugin distributions that are not installed; repeatable."""
     no_plugins: bool = False
     """Safe mode: slime's own plugins only; no other hook plugin or component, no plugin directory."""
-    plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    plugins: Annotated[dict[str, dict[str, Any]], Flag(holds="marked")] = Field(default_factory=dict)
     """Options of plugins, {name: {option: value}}; from YAML, or one at a time by --set plugins.NAME.OPTION=VALUE."""
-    custom_config_path: str | None = None
+    custom_config_path: Annotated[str | None, FILE] = None
     """YAML file; keys that are settings are settings, all others become attributes of args for your functions."""
-    train_backend: str = "auto"
+    train_backend: Annotated[str, SPEC] = "auto"
     """Trainer, by plugin name. auto: megatron where one of Megatron's flags or GPUs for training are given, else
     embedded."""
-    rollout_engine: str = "auto"
+    rollout_engine: Annotated[str, SPEC] = "auto"
     """Rollout engine, by plugin name. auto: sglang where one of SGLang's flags or GPUs for inference are given, else
     embedded."""
     launcher: Literal["auto", "inline", "ray"] = "auto"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Section
+from slime_core.config.sections.base import FILE, Section
 
 NamePatterns = Annotated[list[str] | None, Field(min_length=1)]
 
@@ -86,7 +86,7 @@ class TrainArgs(Section):
     """Kernels of gated delta nets."""
     allgather_cp: bool = False
     """Contiguous layout for context parallelism."""
-    megatron_config_path: str | None = None
+    megatron_config_path: Annotated[str | None, FILE] = None
     """YAML file with settings per role."""
     custom_megatron_init_path: str | None = None
     """fn(args) called once the trainer is initialised."""
@@ -125,7 +125,7 @@ class WeightArgs(Section):
     """Requests in flight end, go on with the old cache, or are read again; by default the last, where SGLang can."""
     update_weights_interval: Annotated[int, Field(gt=0)] = 1
     """Rollouts between weight updates; over 1 needs --async."""
-    update_weight_disk_dir: str | None = None
+    update_weight_disk_dir: Annotated[str | None, FILE] = None
     """Directory for --update-weight-transport disk and --update-weight-mode delta, seen by trainer and engines."""
     update_weight_disk_keep_files: bool = False
     """Keep the files of past weight versions."""
@@ -133,7 +133,7 @@ class WeightArgs(Section):
     """How a delta is written."""
     update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = "xxh3-128"
     """Checksum of a delta."""
-    update_weight_local_checkpoint_dir: str | None = None
+    update_weight_local_checkpoint_dir: Annotated[str | None, FILE] = None
     """Directory on the engine's host that deltas are applied to; local_weights in the run directory when not given."""
     update_weight_puller_addrs: list[str] | None = None
     """HOST:PORT of each `slime pull-weights` beside engines that are already running."""
@@ -148,11 +148,11 @@ class WeightArgs(Section):
 class CheckpointArgs(Section):
     """Checkpoint."""
 
-    save: str | None = None
+    save: Annotated[str | None, FILE] = None
     """Directory for checkpoints; the run directory when not given."""
-    load: str | None = None
+    load: Annotated[str | None, FILE] = None
     """Directory of checkpoints to go on from."""
-    initial_megatron_checkpoint: str | None = None
+    initial_megatron_checkpoint: Annotated[str | None, FILE] = None
     """Weights to start from where --load has no checkpoint: Megatron's format or Hugging Face's; the tokenizer and the
     configuration are those of --hf-checkpoint."""
     save_interval: Annotated[int | None, Field(gt=0)] = None
@@ -168,7 +168,7 @@ class CheckpointArgs(Section):
     """Largest file of weights in Hugging Face layout, in GB (10^9 bytes)."""
     keep_checkpoints: Annotated[int | None, Field(gt=0)] = None
     """Number of newest checkpoints to keep; all when not given."""
-    save_hf: str | None = None
+    save_hf: Annotated[str | None, FILE] = None
     """Also export each checkpoint's model here, in Hugging Face layout; {rollout_id} is filled in."""
     async_save: bool = False
     """Go on while the checkpoint is written."""
@@ -184,7 +184,7 @@ class CheckpointArgs(Section):
     """Take only the weights of --load and start at rollout 0."""
     ckpt_step: Annotated[int | None, Field(ge=0)] = None
     """Number of the rollout whose commit --load takes; the newest when not given."""
-    ref_load: str | None = None
+    ref_load: Annotated[str | None, FILE] = None
     """Model, commit or run directory of the reference; --hf-checkpoint when not given."""
     ref_ckpt_step: Annotated[int | None, Field(ge=0)] = None
     """Number of the rollout whose commit --ref-load takes; the newest when not given."""
