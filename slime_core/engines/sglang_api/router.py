@@ -5,7 +5,7 @@ answers: the new one (`POST /workers`, done in the background, `DELETE /workers/
 (`/add_worker?url=`, `/remove_worker?url=`, `/list_workers`). What a reader would get wrong: the router parses /generate
 into a structure of its own and writes that out again, so a field it does not know is lost without a word.
 
-Which fields: version 0.3.2 was asked with each field of `GenerateReqInput` and `SamplingParams` of SGLang 0.5.20 in
+Which fields: version 0.3.2 was asked with each field of `GenerateReqInput` and `SamplingParams` of SGLang 0.5.23 in
 turn, in front of a worker that echoes its request; `tests/backends/test_client.py` does it again with the version
 installed. Routers do not say their version: one that slime did not start gets only what older ones pass on, too.
 """
