@@ -152,5 +152,7 @@ def _entries(answer: Answer) -> list[tuple[str, Mapping[str, Any]]]:
     body = answer.json()
     with expecting("a router's list of workers, each with its url", answer.url, body):
         workers = body["workers"] if "workers" in body else body["urls"]
+        if not isinstance(workers, list):
+            raise TypeError(f"a {type(workers).__name__}, no list")
         entries = [{"url": worker} if isinstance(worker, str) else worker for worker in workers]
         return [(str(entry["url"]).rstrip("/"), entry) for entry in entries]
