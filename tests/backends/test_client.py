@@ -184,10 +184,12 @@ FIELDS = {
     "bootstrap_room": 2, "data_parallel_rank": 1, "conversation_id": "c", "background": True, "priority": 1,
     "extra_key": "e", "no_logs": True, "custom_labels": {"a": "b"}, "return_bytes": True, "return_entropy": True,
     "model": "echo", "rid": "x", "return_logprob": True, "stream": False, "input_ids": [1],
-    # Of SGLang 0.5.20, and lost on the way:
+    # Of SGLang 0.5.23, and lost on the way:
     "session_id": "s", "mm_hashes": ["a"], "return_sampling_mask": True, "return_routed_experts": True,
     "routed_experts_start_len": 1, "return_indexer_topk": True, "routed_dp_rank": 0, "routing_key": "k",
     "require_reasoning": True, "max_thinking_tokens": 3, "return_prompt_token_ids": True,
+    "mm_processor_kwargs": {"a": 1}, "sampling_logprobs_mode": "raw", "token_indices_to_pool": [1], "watermark": True,
+    "return_flat_raw_output_top_logprobs": True, "kv_hints": {"a": 1},
 }  # fmt: skip
 PARAMS = {
     "max_new_tokens": 7, "min_new_tokens": 2, "temperature": 0.75, "top_p": 0.5, "top_k": 5, "min_p": 0.25,
@@ -196,7 +198,7 @@ PARAMS = {
     "regex": "a", "ebnf": "x", "sampling_seed": 7,
     # Lost on the way:
     "spaces_between_special_tokens": False, "stop_regex": ["x"], "structural_tag": "s", "custom_params": {"a": 1},
-    "stream_interval": 3, "logit_bias": {"1": 0.5}, "beam_width": 2,
+    "stream_interval": 3, "logit_bias": {"1": 0.5}, "beam_width": 2, "watermark": True,
 }  # fmt: skip
 
 

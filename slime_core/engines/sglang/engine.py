@@ -101,8 +101,8 @@ class SglangEngine(Planned, HttpEngine):
                 " CPU keep theirs"
             )
         versions = installed_versions(python)
-        if warning := untested(versions[SERVER_DISTRIBUTION]):
-            warnings.append(f"{python}: {warning}")
+        if warning := untested(versions[SERVER_DISTRIBUTION], f"{python} -m pip"):
+            warnings.append(warning)
         if settings.args.engine_router and ROUTER_DISTRIBUTION not in versions:
             raise ConfigError(
                 f"{settings.cite('engine_router')}: sglang-router is not installed for {python}; type"

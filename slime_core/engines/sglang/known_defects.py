@@ -34,8 +34,8 @@ def check_model(directory: str | None, cited: str) -> None:
 
 
 def _problem(config: dict[str, Any]) -> str:
-    # SGLang chooses its class by `architectures`; that of 0.5.20 for this one builds experts in every layer, and always
-    # has an output matrix of its own.
+    # SGLang chooses its class by `architectures`; that of 0.5.20 and 0.5.23 for this one builds experts in every layer,
+    # and always has an output matrix of its own.
     if "Qwen3MoeForCausalLM" in (config.get("architectures") or ()):
         if config.get("mlp_only_layers"):
             return f"it takes the dense layers {config['mlp_only_layers']} (mlp_only_layers) for sparse ones"
@@ -50,7 +50,7 @@ def _missing(config: dict[str, Any]) -> str:
     vision = config.get("vision_config") or {}
     kind, named = vision.get("model_type"), config.get("architectures") or ()
     if "LlavaForConditionalGeneration" in named and kind == "clip_vision_model":
-        return f"0.5.20 has no vision tower for a LLaVA's vision_config.model_type {kind!r}; use a Qwen2-VL"
+        return f"it has no vision tower for a LLaVA's vision_config.model_type {kind!r}; use a Qwen2-VL"
     if "Qwen2VLForConditionalGeneration" in named and "in_chans" not in vision:
         return (
             "its class reads vision_config.in_chans, which config.json lacks, as transformers does not write it; add"

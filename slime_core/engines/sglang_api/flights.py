@@ -75,8 +75,10 @@ class Flight:
         Raises:
             EngineError: The server read a prompt with images otherwise.
         """
-        with expecting("numbers as counters, base64 as routed_experts", "/generate", output.meta_info):
-            made = output if self.begun is None else joined(self.begun, output)
+        made = output
+        if self.begun is not None:
+            with expecting("numbers as counters, base64 as routed_experts", "/generate", output.meta_info):
+                made = joined(self.begun, output)
         if self.prompt and made.token_ids:
             check_prompt(self.prompt, made.meta_info)
         made.meta_info["id"] = self.rid

@@ -5,7 +5,7 @@ answers: the new one (`POST /workers`, done in the background, `DELETE /workers/
 (`/add_worker?url=`, `/remove_worker?url=`, `/list_workers`). What a reader would get wrong: the router parses /generate
 into a structure of its own and writes that out again, so a field it does not know is lost without a word.
 
-Which fields: version 0.3.2 was asked with each field of `GenerateReqInput` and `SamplingParams` of SGLang 0.5.20 in
+Which fields: version 0.3.2 was asked with each field of `GenerateReqInput` and `SamplingParams` of SGLang 0.5.23 in
 turn, in front of a worker that echoes its request; `tests/backends/test_client.py` does it again with the version
 installed. Routers do not say their version: one that slime did not start gets only what older ones pass on, too.
 """
@@ -152,5 +152,7 @@ def _entries(answer: Answer) -> list[tuple[str, Mapping[str, Any]]]:
     body = answer.json()
     with expecting("a router's list of workers, each with its url", answer.url, body):
         workers = body["workers"] if "workers" in body else body["urls"]
+        if not isinstance(workers, list):
+            raise TypeError(f"a {type(workers).__name__}, no list")
         entries = [{"url": worker} if isinstance(worker, str) else worker for worker in workers]
         return [(str(entry["url"]).rstrip("/"), entry) for entry in entries]

@@ -24,8 +24,11 @@ def tested() -> str:
     return f"slime is tested with SGLang {' and '.join(TESTED_VERSIONS)}"
 
 
-def untested(software: str) -> str:
-    """What to warn of for a version that slime is not tested with; empty for one that it is, and for other servers."""
+def untested(software: str, pip: str = "pip") -> str:
+    """What to warn of for a version that slime is not tested with; empty for one that it is, and for other servers.
+
+    `pip` is the command that installs where that version is.
+    """
     if sglang_version(software) is None or software.removeprefix("v").partition("+")[0] in TESTED_VERSIONS:
         return ""
-    return f"{tested()}, not with {software}. To have one of them, type: pip install sglang=={TESTED_VERSIONS[-1]}"
+    return f"{tested()}, not with {software}. To have one of them, type: {pip} install sglang=={TESTED_VERSIONS[-1]}"

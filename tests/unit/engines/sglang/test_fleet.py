@@ -169,4 +169,5 @@ def test_a_missing_environment_or_router_is_told_before_anything_starts(monkeypa
     assert SglangEngine.check_settings(settings) == []
     monkeypatch.setattr(prefix + "installed_versions", lambda python: {"sglang": "0.6.1"})
     (warning,) = SglangEngine.check_settings(settings)
-    assert warning.startswith("/env/bin/python: slime is tested with SGLang 0.5.20 and 0.5.23, not with 0.6.1. ")
+    assert warning.startswith("slime is tested with SGLang 0.5.20 and 0.5.23, not with 0.6.1. ")
+    assert warning.endswith(" type: /env/bin/python -m pip install sglang==0.5.23")

@@ -43,8 +43,6 @@ class Fused:
         wanted = json.loads(body["action"].removeprefix(ACTION))
         info = {"tp_size": len(self.models), "pp_size": self.told.get("pp_size", 1)}
         answers = [read_back.read_back(model, wanted) for model in self.models]
-        if self.told.get("draft"):
-            answers[0] |= {"draft.": json.dumps({"refused": "eagle"}), "draft.q.weight": "[]"}
         return {"success": True, "ranks": [{"checksums": a, "parallelism_info": info} for a in answers]}
 
 
@@ -158,11 +156,6 @@ async def test_an_element_that_is_spread_over_a_parameter() -> None:
     assert (await found_at([model], {"norm.weight": torch.tensor([4.0])})).tensors == ["norm.weight"]
 
 
-async def test_a_draft_model_is_not_compared() -> None:
-    trained = Shape().trained()
-    assert await found_at(ranks(Shape(), trained), trained, draft=True) == Finding()
-
-
 def whole(tensors: dict[str, torch.Tensor]) -> Reaction:
     """A server of slime."""
 
@@ -242,16 +235,11 @@ async def test_a_server_that_does_not_answer_is_no_silent_success() -> None:
         assert two.state is WorkerState.QUARANTINED
 
 
-async def test_a_server_without_the_plugin_is_refused_at_the_start() -> None:
+async def test_a_server_that_cannot_tell_is_refused_at_the_start() -> None:
     trained = Shape().trained()
     good = Fused(ranks(Shape(), trained))
     async with checking(good, whole(trained)) as (check, _):
         await check.require()
-    async with checking(good, without_plugin) as (check, pool):
-        with pytest.raises(ConfigError, match="PYTHONPATH") as raised:
-            await check.require()
-        assert pool.workers[1].url in str(raised.value)
-        assert "Unsupported action" in str(raised.value)
     async with checking(Fused(ranks(Shape(), trained), pp_size=2)) as (check, _):
         with pytest.raises(ConfigError, match="pipeline-parallel"):
             await check.require()

@@ -2,7 +2,7 @@
 
     start of a server                its processes are spawned, and each imports for 5 s what the first has imported
     --enable-return-routed-experts   its host buffer is registered with cudaHostRegister
-    POST /weights_checker            it synchronises with CUDA, copies to it, and takes `.cpu()` for a copy
+    POST /weights_checker            0.5.20 synchronises with CUDA, copies to it, and takes `.cpu()` for a copy
     processors of Qwen-VL            their module imports Qwen3.5's, which reads names of kernels for CPUs with AMX
 
 A repair that does not find its place (`insides`) in this version of SGLang says so in the log.
