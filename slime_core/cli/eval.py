@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slime_core.cli.train import loading
+from slime_core.waits import telling_start
+
 
 def run(argv: list[str]) -> int:
     """Print a table, write `eval.json` and the samples below the run directory."""
-    from slime_core.config import load_settings
-    from slime_core.errors import ConfigError
-    from slime_core.launch.evaluation import REPORT, evaluate, resumed_argv
-    from slime_core.launch.launchers import tell_inline_only
-    from slime_core.launch.prepare import prepare
-    from slime_core.observability.run_dir import run_dir_of
+    with telling_start():
+        return _eval(argv)
 
-    settings = load_settings(resumed_argv(argv), command="eval")
+
+def _eval(argv: list[str]) -> int:
+    with loading():
+        from slime_core.config import load_settings
+        from slime_core.errors import ConfigError
+        from slime_core.launch.evaluation import REPORT, evaluate, resumed_argv
+        from slime_core.launch.launchers import tell_inline_only
+        from slime_core.launch.prepare import prepare
+        from slime_core.observability.run_dir import run_dir_of
+
+        settings = load_settings(resumed_argv(argv), command="eval")
     args = settings.args
     tell_inline_only(settings, "slime eval")
     if not args.eval_datasets:

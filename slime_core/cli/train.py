@@ -5,15 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from slime_core.waits import telling_start, waiting
+
 
 def run(argv: list[str]) -> int:
     """Train; the last lines say where the results are and what the held-out score did."""
-    from slime_core.launch import run as launch
-    from slime_core.plugins.presets import load_settings
+    with telling_start():
+        with loading():
+            from slime_core.launch import run as launch
+            from slime_core.plugins.presets import load_settings
 
-    settings = load_settings(argv, command="train")
-    report(launch(settings), settings.args)
+            settings = load_settings(argv, command="train")
+        summary = launch(settings)
+    report(summary, settings.args)
     return 0
+
+
+def loading() -> waiting:
+    """What a command does first."""
+    return waiting("loading code and settings", deadline=None, then="as long as it takes")
 
 
 def report(summary: dict[str, Any], args: Any) -> None:

@@ -10,6 +10,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from slime_core.waits import waiting
+
 if TYPE_CHECKING:
     from slime_core.config import Settings
 
@@ -29,7 +31,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
         return rollout_only.train_without_training(settings)
     # By name: the launchers beside the inline one are a layer above this one.
-    module = import_module(launchers.MODULES[launcher])
+    with waiting("loading code", deadline=None, then="as long as it takes"):
+        module = import_module(launchers.MODULES[launcher])
     if launcher == launchers.RAY:  # whose ranks are actors; it loads torch while its cluster starts
         found: dict[str, Any] = module.train(settings)
         return found

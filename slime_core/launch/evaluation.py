@@ -24,6 +24,7 @@ from slime_core.rollout.eval_scores import prompts_of, score_values
 from slime_core.rollout.generate import sampling_seed
 from slime_core.rollout.intervals import CONFIDENCE, RESAMPLES, estimates
 from slime_core.types import SampleStatus
+from slime_core.waits import first_results
 
 REPORT = "eval.json"
 REPORT_SCHEMA = 1
@@ -64,6 +65,7 @@ def evaluate(prepared: Prepared) -> dict[str, Any]:
     finished = False
     try:
         stage.start()
+        first_results()  # how long the evaluation takes is the data set's affair
         data, timing = stage.evaluate_samples(0)
         finished = True
     finally:

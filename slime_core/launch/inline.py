@@ -31,7 +31,7 @@ from slime_core.launch.trainers import Trainers
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.rollout.async_stage import build_async_rollout
 from slime_core.rollout.stage import RolloutStage
-from slime_core.waits import published
+from slime_core.waits import first_results, published, waiting
 from slime_core.weights.collective import FollowingWeights
 
 
@@ -46,6 +46,8 @@ def train(settings: Settings) -> dict[str, Any]:
         run_preflight(run)
     if run.processes > num_processes():
         named_commit(args)
+        first_results()
+        print(f"starting {run.processes} trainer processes", flush=True)
         with published(args, "parent of the ranks"):
             return start_ranks(run)
     with sole_writer(run_dir) if is_leader() else nullcontext(), published(args, f"rank {os.environ.get('RANK', '0')}"):
@@ -57,12 +59,14 @@ def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]
     args, stage = run.args, None
     if is_leader():
         begin_run_dir(run, commit)
-        stage = run.rollout_stage()
+        with waiting("the data", deadline=None, then="as long as it takes to read"):
+            stage = run.rollout_stage()
         if args.num_rollout is None:
             args.num_rollout = rollouts_of(args, stage.parts.data_source)
     elif args.num_rollout is None:
         raise ConfigError("--num-epoch with several trainer processes: set --num-rollout instead")
-    trainers = run.parts.build_trainers(args)
+    with waiting("the trainer and its models", deadline=None, then="as long as it takes to read them"):
+        trainers = run.parts.build_trainers(args)
     try:
         return _lead(run, trainers, stage, commit, started) if stage else _follow(run, trainers, commit)
     except Exception as error:

@@ -30,6 +30,7 @@ from slime_core.models.decoder_shape import decoder_shape
 from slime_core.models.hf_io import weight_files
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.types import Sample
+from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ def starting(run: Prepared) -> Iterator[Finding]:
 
 def run_preflight(run: Prepared) -> None:
     """Log warnings. Raises ConfigError with every error found, or DataError where only data is wrong."""
-    findings = preflight(run)
+    with waiting("the checks before the run", deadline=None, then="each has a deadline of its own"):
+        findings = preflight(run)
     for finding in findings:
         if finding.level == Level.WARNING:
             logger.warning("%s: %s", finding.subject, finding.message)

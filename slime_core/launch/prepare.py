@@ -27,6 +27,7 @@ from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.stage import RolloutStage
+from slime_core.waits import waiting
 
 
 @dataclass
@@ -69,6 +70,11 @@ def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Pre
         ConfigError: A setting is wrong.
         PluginError: A component is.
     """
+    with waiting("loading plugins", deadline=None, then="as long as it takes"):
+        return _prepare(settings, learn, make)
+
+
+def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     args = settings.args
     set_up_process(args)
     manager = build_manager(args)

@@ -5,6 +5,7 @@
     value = await within(draw(), "prompts", deadline=60, then="the run stops", error=DataError)    bounded.py
     start_board(run_dir, "rank 0")          publishes the table below RUN_DIR/waits for `slime why`      board.py
     await loop_turn()                       a share of the event loop's time                        pace.py
+    with telling_start():                   a line every few seconds until `first_results`          start.py
 
 `waiting` only tells: the deadline is kept by whoever waits (a timeout of the call, `within`, `call_within`), and the
 board's watchdog (`watchdog.py`) reports a wait whose own mechanism has failed. Standard library only, and as low a
@@ -15,6 +16,7 @@ from slime_core.waits.board import Board, published, remove_board, start_board, 
 from slime_core.waits.bounded import call_within, within
 from slime_core.waits.pace import loop_turn
 from slime_core.waits.stalls import gave_up, stall_report
+from slime_core.waits.start import first_results, telling_start
 from slime_core.waits.table import Wait, current, limit_user_code, named, progress, user_code_limit, waiting
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Wait",
     "call_within",
     "current",
+    "first_results",
     "gave_up",
     "limit_user_code",
     "loop_turn",
@@ -32,6 +35,7 @@ __all__ = [
     "stall_report",
     "start_board",
     "stop_board",
+    "telling_start",
     "user_code_limit",
     "waiting",
     "within",

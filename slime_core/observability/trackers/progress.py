@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.plugins.hookspecs import hookimpl
+from slime_core.waits import first_results
 
 _COLUMNS = (
     ("reward", "rollout/raw_reward", ".3f"),
@@ -25,7 +26,6 @@ class ProgressTracker:
     def __init__(self) -> None:
         self._args: Any = None
         self._started = 0.0
-        self._score: float | None = None
         self._bar: Any = None
         self._task: Any = None
 
@@ -47,6 +47,8 @@ class ProgressTracker:
         """One line per rollout; an evaluation before training gets a line of its own."""
         if self._args is None:
             return
+        if step > (self._args.start_rollout_id or 0):
+            first_results()
         line = "  ".join(self._parts(step, metrics))
         if self._bar is None:
             print(line, flush=True)
@@ -70,9 +72,7 @@ class ProgressTracker:
                 parts.append(f"{label} {metrics[key]:{form}}")
         names = [f"eval/{dataset.name}" for dataset in args.eval_datasets or []]
         if names and names[0] in metrics:
-            self._score = metrics[names[0]]
-        if self._score is not None:
-            parts.insert(min(2, len(parts)), f"held-out {self._score:.3f}")
+            parts.insert(min(2, len(parts)), f"held-out {metrics[names[0]]:.3f}")
         done = step - (args.start_rollout_id or 0)
         if done > 0:
             left = (time.perf_counter() - self._started) / done * (args.num_rollout - step)

@@ -51,7 +51,7 @@ def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tracker.slime_run_end(None)
     first, second = capsys.readouterr().out.splitlines()
     assert first == "rollout 0/4  held-out 0.250"
-    assert second.startswith("rollout 1/4  reward 0.500  held-out 0.250  loss -0.1000  tok/s 1234  left ")
+    assert second.startswith("rollout 1/4  reward 0.500  loss -0.1000  tok/s 1234  left ")
 
 
 def test_supervised_runs_show_no_reward(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

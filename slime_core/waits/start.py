@@ -1,0 +1,69 @@
+"""What a person sees between a command and its first rollout: a line every few seconds, with what is waited for.
+
+    with telling_start():          the commands that run something, before their first heavy import
+        ...
+        first_results()            whoever prints results, from the first on: nothing more is told
+
+The lines go to standard error, every three seconds on a terminal and every half minute elsewhere. What a reader would
+get wrong: it is a daemon thread that reads the table of waits; what waits nowhere is told by no more than the time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from slime_core.waits.table import Wait, current
+
+TERMINAL_S, LOG_S = 2.5, 30.0
+"""Seconds between lines; a busy machine may make three of the first."""
+_over: threading.Event | None = None
+
+
+@contextmanager
+def telling_start() -> Iterator[None]:
+    """Tell of the start until `first_results`, or the end of the block."""
+    global _over
+    if os.environ.get("RANK", "0") != "0":  # torchrun's: one process tells
+        yield
+        return
+    over = _over = threading.Event()
+    on_terminal = sys.stderr.isatty()
+    every = TERMINAL_S if on_terminal else LOG_S
+    # A rank that another process has started is not the beginning of what a person waits for.
+    first = TERMINAL_S / 3 if on_terminal and "RANK" in os.environ else every
+    threading.Thread(target=_tell, args=(over, first, every), name="slime-start", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def first_results() -> None:
+    """There is something better to read from now on; nothing happens outside of `telling_start`."""
+    if _over is not None:
+        _over.set()
+
+
+def _tell(over: threading.Event, first: float, every: float) -> None:
+    since, pause = time.monotonic(), first
+    while not over.wait(pause):
+        pause = every
+        wait = _innermost(current())
+        what = "" if wait is None else f": {wait.what}, {wait.age:.0f} s"
+        try:
+            print(f"slime: starting for {time.monotonic() - since:.0f} s{what}", file=sys.stderr, flush=True)
+        except OSError:  # nobody reads it any more, which is for those to say who have results
+            return
+
+
+def _innermost(waits: list[Wait]) -> Wait | None:
+    """The newest wait of the main thread itself; where it turns an event loop, the oldest there is."""
+    main = [wait for wait in waits if wait.thread == threading.main_thread().ident and wait.loop is None]
+    if main:
+        return max(main, key=lambda wait: wait.since)
+    return min(waits, key=lambda wait: wait.since, default=None)
