@@ -6,8 +6,6 @@ so `--max-staleness 0` is not strict but impossible there.
 
 from __future__ import annotations
 
-import importlib.util
-
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
 
@@ -29,7 +27,6 @@ def asynchrony(s: Settings) -> None:
     a = s.args
     if s.command not in ("train", "sft", "show"):
         return
-    _example_of_slime(s)
     if not a.async_training:
         _synchronous(s)
         return
@@ -54,16 +51,6 @@ def asynchrony(s: Settings) -> None:
     if a.max_staleness is None:
         _without_effect(s, ("staleness_policy", "staleness_max_retries"), "without --max-staleness")
     (_full if a.async_mode == "full" else _one_step)(s)
-
-
-def _example_of_slime(s: Settings) -> None:
-    """THUDM/slime's fully asynchronous rollout is a file of its examples; here it is a mode. Your own copy is used."""
-    module = (s.args.rollout_function_path or "").rpartition(".")[0]
-    if module == "fully_async_rollout" and importlib.util.find_spec(module) is None:
-        raise ConfigError(
-            f"{s.cite('rollout_function_path')}: THUDM/slime's fully asynchronous rollout is --async --async-mode full"
-            " here; leave --rollout-function-path out. There is no module fully_async_rollout."
-        )
 
 
 def _without_effect(s: Settings, names: tuple[str, ...], why: str) -> None:

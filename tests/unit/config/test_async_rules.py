@@ -99,18 +99,6 @@ def test_files_and_variables_may_spell_it_as_the_flag_is(load: Load, tmp_path: P
     assert load_settings(["--config", str(again)], env={}).args.async_training
 
 
-@pytest.mark.parametrize("asynchronous", [(), ("--async",), ("--async", "--async-mode", "full")])
-def test_the_fully_asynchronous_rollout_of_slimes_examples_is_a_mode_here(
-    load: Load, asynchronous: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = "fully_async_rollout.generate_rollout_fully_async"
-    with pytest.raises(ConfigError, match="is --async --async-mode full here; leave --rollout-function-path out"):
-        load("--rollout-function-path", path, *asynchronous)
-    (tmp_path / "fully_async_rollout.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    if "full" not in asynchronous:  # somebody's own file of that name
-        assert load("--rollout-function-path", path, *asynchronous).args.rollout_function_path == path
-
 
 def test_the_asynchronous_demo_is_the_demo_with_asynchrony() -> None:
     files = [f"--config={Path(__file__).parents[3] / 'configs' / name}.yaml" for name in ("demo", "demo-async")]
