@@ -60,3 +60,5 @@ def test_the_installed_version_answers_as_recorded(sglang_server: Running, sglan
     for path, recorded in ANSWERS[version].items():
         answer = asked(url, path, BODIES[path])
         assert form(answer, recorded) == form(recorded, recorded), f"{path}: {json.dumps(answer)}"
+    said = [line for line in sglang_server.servers[0].log.read_text().splitlines() if "slime: " in line]
+    assert said == [], "slime's plugin found every place inside"
