@@ -19,7 +19,7 @@ COMMANDS = ("train", "sft", "eval", "rollout", "serve")
 _HELP = """usage: slime config show [--for COMMAND] [--json] [--changed] [--config FILE] [flags]
 
 Print every setting with its value and its origin: default, file:line, SLIME_<NAME> env, flag, derived, or
-the default of a chosen component.
+the default of a chosen component. A component that cannot be found or imported is an error after that.
 The text is a configuration file: `--config` reads it back.
 
   --for COMMAND  also apply that command's requirements (train, sft, eval, rollout, serve)
@@ -55,7 +55,20 @@ def _show(argv: list[str]) -> int:
         print(json.dumps(as_json(settings, changed=own.changed), indent=2, ensure_ascii=False))
     else:
         print(settings.to_yaml(changed=own.changed), end="")
+    _load_components(settings)
     return 0
+
+
+def _load_components(settings: Settings) -> None:
+    """Find and import what the given settings name, as the run would. Raises PluginError for the first that fails."""
+    from slime_core.plugins.kinds import KINDS
+    from slime_core.plugins.resolve import resolve
+
+    for kind in KINDS.values():
+        for name in (flag.removeprefix("--").replace("-", "_") for flag in kind.flags):
+            named = getattr(settings.args, name, None) if name in settings.origins and settings.is_given(name) else None
+            for spec in [named] if isinstance(named, str) else named or []:
+                resolve(kind.name, spec, origin=f"--{name.replace('_', '-')} ({settings.origins[name]})")
 
 
 def as_json(settings: Settings, *, changed: bool = False) -> dict[str, Any]:

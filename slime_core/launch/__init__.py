@@ -10,8 +10,6 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from slime_core.waits import waiting
-
 if TYPE_CHECKING:
     from slime_core.config import Settings
 
@@ -23,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 def run(settings: Settings) -> dict[str, Any]:
     """Train as `settings` say and return what `summary.json` holds."""
     from slime_core.launch import launchers
+    from slime_core.waits import waiting
 
     launcher = launchers.settle_launcher(settings)
     if settings.args.debug_rollout_only:

@@ -64,6 +64,7 @@ class FreshProcess:
             "prompt": sample.prompt if sample else "1+1=",
             "label": sample.label if sample else "2",
             "metadata": sample.metadata if sample else {},
+            "real": sample is not None,
         }
         assert self._process.stdin is not None
         try:
@@ -88,7 +89,8 @@ class FreshProcess:
                 break
             ended = self._end()
             bad.add(number)
-            yield self._finding(number, Level.WARNING if event == "call" else Level.ERROR, ended[event != "call"])
+            hangs = "no answer" in ended[0] and event == "call"
+            yield self._finding(number, Level.WARNING if hangs else Level.ERROR, ended[event != "call"])
             if event != "call":
                 return
             self._skip |= {number, *bad}
@@ -144,4 +146,4 @@ class FreshProcess:
             self._log.close()
 
 
-_TROUBLE = {"broken": Level.ERROR, "wrong": Level.ERROR, "raised": Level.WARNING}
+_TROUBLE = {"broken": Level.ERROR, "wrong": Level.ERROR, "failed": Level.ERROR, "raised": Level.WARNING}

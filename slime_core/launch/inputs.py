@@ -12,6 +12,7 @@ from pathlib import Path
 from slime_core.config import Settings
 from slime_core.launch.lock import file_lock
 from slime_core.launch.resolver import Resolver
+from slime_core.waits import part_of_start
 
 LOCK_DEADLINE = 3600.0
 """Seconds to wait for another process's preparation."""
@@ -23,7 +24,8 @@ def make_inputs(settings: Settings, resolver: Resolver) -> None:
     named = args.hf_checkpoint
     recipe = resolver.function("recipes", "prepare_path")
     refusal = f"--prepare-path: another process has been preparing the inputs for {LOCK_DEADLINE:.0f} s; end it first"
-    with file_lock(Path(f"{named or args.run_dir}.lock"), deadline=LOCK_DEADLINE, refusal=refusal):
+    lock = file_lock(Path(f"{named or args.run_dir}.lock"), deadline=LOCK_DEADLINE, refusal=refusal)
+    with lock, part_of_start():
         recipe(args)
     if args.hf_checkpoint != named:
         if args.ref_load == named:

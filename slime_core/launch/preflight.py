@@ -7,11 +7,13 @@ an interpreter that knows nothing of this one, as a worker would, and calls the 
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ def preflight(run: Prepared) -> list[Finding]:
     try:
         sample, findings = _data(run)
         probe.begin(sample)
-        findings += [*_batch(run), *_paths(run), *_disk(run)]
+        findings += [*_batch(run), *_length(run), *_paths(run), *_disk(run)]
         return [*probe.findings(), *findings]
     finally:
         probe.close()
@@ -98,9 +100,8 @@ def _data(run: Prepared) -> tuple[Sample | None, list[Finding]]:
     sets += [(d.path, Columns.of_eval(d), f"evaluation data set {d.name!r}") for d in args.eval_datasets or []]
     for path, columns, origin in sets:
         try:
-            vocab_size, stream = decoder_shape(args.hf_checkpoint).vocab_size, args.streaming_data
-            stream = stream and origin == "--prompt-data"
-            sample, said = _rows(path, columns, origin, tokenizer, vocab_size, stream=stream)
+            limits = _limits(run, training=path == args.prompt_data)
+            sample, said = _rows(path, columns, origin, tokenizer, limits)
         except SlimeError as error:
             text = str(error)
             said = [Finding("data", Level.ERROR, text if text.startswith(origin) else f"{origin}: {text}")]
@@ -110,24 +111,55 @@ def _data(run: Prepared) -> tuple[Sample | None, list[Finding]]:
     return first, findings
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """What rows are held to."""
+
+    vocab_size: int
+    positions: int | None
+    """Tokens of a sequence, by the model's config.json; None where it does not say."""
+    response: int
+    """Tokens that an answer may take."""
+    rollout: int | None
+    """Rows drawn for a rollout; None for an evaluation, and where the rows are not counted."""
+    stream: bool
+
+
+def _limits(run: Prepared, *, training: bool) -> _Limits:
+    args = run.args
+    config = json.loads((Path(args.hf_checkpoint) / "config.json").read_text(encoding="utf-8"))
+    positions = config.get("text_config", config).get("max_position_embeddings")
+    response = args.rollout_max_response_len if training else args.eval_max_response_len
+    supervised = not args.compute_advantages_and_returns
+    return _Limits(
+        decoder_shape(args.hf_checkpoint).vocab_size,
+        positions if isinstance(positions, int) else None,
+        0 if supervised else response or 0,
+        args.rollout_batch_size if training and not args.streaming_data else None,
+        bool(training and args.streaming_data),
+    )
+
+
 def _rows(
-    spec: str, columns: Columns, origin: str, tokenizer: Any, vocab_size: int, *, stream: bool
+    spec: str, columns: Columns, origin: str, tokenizer: Any, limits: _Limits
 ) -> tuple[Sample | None, list[Finding]]:
     """Read rows spread over the data set. Raises DataError for one that cannot be used."""
-    rows = open_rows(spec, origin, stream=stream)
+    rows = open_rows(spec, origin, stream=limits.stream)
     try:
         reader = PromptReader(rows, tokenizer, columns, spec)
-        total = sum(has_row(rows, i) for i in range(ROWS_READ)) if stream else len(rows)
+        total = sum(has_row(rows, i) for i in range(ROWS_READ)) if limits.stream else len(rows)
         step = max(1, total // ROWS_READ)
         read = [(i, reader.read(i)) for i in sorted({*range(0, total, step), total - 1})]
-        foreign = [(i, s) for i, s in read if s is not None and any(t >= vocab_size for t in s.tokens)]
+        foreign = [(i, s) for i, s in read if s is not None and any(t >= limits.vocab_size for t in s.tokens)]
         where = rows.where(foreign[0][0]) if foreign else ""
     finally:
         rows.close()
     usable = [sample for _, sample in read if sample is not None]
-    shown = f"{origin} {spec}: {'streamed' if stream else f'{total} rows'}, {len(read)} read"
+    shown = f"{origin} {spec}: {'streamed' if limits.stream else f'{total} rows'}, {len(read)} read"
     if foreign:
-        return None, [Finding("data", Level.ERROR, f"{where}: token ids beyond the model's vocabulary of {vocab_size}")]
+        return None, [
+            Finding("data", Level.ERROR, f"{where}: token ids beyond the model's vocabulary of {limits.vocab_size}")
+        ]
     if not usable:
         return None, [Finding("data", Level.ERROR, f"{shown}; every prompt is over {columns.max_prompt_len} tokens")]
     findings = [Finding("data", Level.OK, shown)]
@@ -138,7 +170,21 @@ def _rows(
     if unlabelled:
         message = f"{origin}: {columns.label!r} (--label-key) is null in {unlabelled} of {len(usable)} rows read"
         findings.append(Finding("data", Level.WARNING, message))
+    findings += _sizes(max(len(sample.tokens) for sample in usable), total, origin, limits)
     return usable[0], findings
+
+
+def _sizes(longest: int, total: int, origin: str, limits: _Limits) -> Iterator[Finding]:
+    """Whether prompts and answers fit into the model, and a rollout into the data."""
+    if limits.positions is not None and longest >= limits.positions:
+        text = f"{origin}: a prompt has {longest} tokens, and the model takes {limits.positions} with the answer;"
+        yield Finding("data", Level.ERROR, f"{text} --rollout-max-prompt-len N leaves longer ones out")
+    elif limits.positions is not None and longest + limits.response > limits.positions:
+        text = f"{origin}: {longest} tokens of a prompt and {limits.response} of an answer are more than the"
+        yield Finding("data", Level.WARNING, f"{text} {limits.positions} positions of the model")
+    if limits.rollout is not None and limits.rollout > total:
+        text = f"--rollout-batch-size {limits.rollout} is more than the {total} rows of {origin}"
+        yield Finding("data", Level.WARNING, f"{text}: every rollout draws rows several times")
 
 
 def _tokenizer(run: Prepared, tokenizer: Any) -> Iterator[Finding]:
@@ -175,13 +221,30 @@ def _batch(run: Prepared) -> Iterator[Finding]:
     if a.rollout_batch_size is None or a.num_steps_per_rollout is None:
         return
     samples = a.rollout_batch_size * a.n_samples_per_prompt
-    length = f"{a.num_rollout} rollouts" if a.num_rollout else f"{a.num_epoch} epochs"
+    length = f"{a.num_epoch} epochs" if a.num_rollout is None else f"{a.num_rollout} rollouts"
     yield Finding(
         "batch",
         Level.OK,
         f"{a.rollout_batch_size} prompts x {a.n_samples_per_prompt} = {samples} samples a rollout, in"
         f" {a.num_steps_per_rollout} optimizer steps of {a.global_batch_size}; {length}",
     )
+
+
+def _length(run: Prepared) -> Iterator[Finding]:
+    """There is something to do."""
+    args = run.args
+    if run.settings.command not in ("train", "sft") or args.num_rollout is None or args.debug_rollout_only:
+        return
+    if args.num_rollout == 0:
+        yield Finding("length", Level.WARNING, f"{run.settings.cite('num_rollout')}: nothing is trained or committed")
+        return
+    try:
+        done = first_rollout(args, named_commit(args))
+    except SlimeError:
+        return  # `starting` says so
+    if done >= args.num_rollout:
+        text = f"{run.settings.cite('num_rollout')}: {done} are done, so nothing is left; a larger one goes on"
+        yield Finding("length", Level.WARNING, text)
 
 
 def _paths(run: Prepared) -> Iterator[Finding]:
@@ -201,7 +264,7 @@ def _paths(run: Prepared) -> Iterator[Finding]:
 def _disk(run: Prepared) -> Iterator[Finding]:
     """Room for the checkpoints: float32 weights and two moments each."""
     args = run.args
-    if not (args.save and args.save_interval) or run.settings.command not in ("train", "sft"):
+    if run.settings.command not in ("train", "sft") or args.debug_rollout_only:
         return
     if not (Path(args.hf_checkpoint) / "config.json").is_file():
         return
@@ -211,10 +274,13 @@ def _disk(run: Prepared) -> Iterator[Finding]:
         yield Finding("disk", Level.ERROR, str(error))
         return
     each = 4 * elements * (1 if args.no_save_optim else 3)
-    kept = max(1, (args.num_rollout or 1) // args.save_interval)
+    kept = max(1, (args.num_rollout or 1) // args.save_interval) if args.save_interval else 1
     kept = min(kept, args.keep_checkpoints) if args.keep_checkpoints else kept
-    free = shutil.disk_usage(_existing(Path(args.save))).free
-    shown = f"--save {args.save}: {_size(free)} free, a checkpoint takes about {_size(each)}"
+    place = args.save or str(run_dir_of(args))
+    free = shutil.disk_usage(_existing(Path(place))).free
+    shown = (
+        f"{'--save' if args.save else '--run-dir'} {place}: {_size(free)} free, a checkpoint takes about {_size(each)}"
+    )
     # One more than is kept is on disk while it is written.
     if free < _HEADROOM * each:
         yield Finding("disk", Level.ERROR, f"{shown}; not one fits")

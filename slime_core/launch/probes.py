@@ -2,8 +2,9 @@
 
 `launch.preflight` starts it with a boot line, sends one JSON line with what to do, and reads one JSON line per event.
 Nothing that a component does here (crash, hang, print) reaches the run. What a reader would get wrong: a component
-that raises or scores NaN on the made-up sample is only a warning, since real data may be what it needs; one that
-answers the wrong type is an error, since it always will.
+that raises on a row of the data is an error, as one that answers the wrong type is. A warning it is where there is no
+row, so that the sample is made up, or where a run may answer better: a service that is not there, a stand-in that lacks
+what is asked of it, a score that is NaN.
 """
 
 from __future__ import annotations
@@ -211,6 +212,16 @@ PROBES: Mapping[str, Callable[[Bench, Resolved], None]] = {
 what exists in a run alone."""
 
 
+def _may_work(error: Exception) -> bool:
+    """Whether a run may do better: a service did not answer, or a stand-in lacks what is asked of it."""
+    from slime_core.engines.scripted import CharTokenizer, ScriptedEngine
+
+    if isinstance(error, AttributeError):
+        return isinstance(error.obj, CharTokenizer | ScriptedEngine)
+    of_files = FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
+    return isinstance(error, OSError) and not isinstance(error, of_files)
+
+
 def main(descriptor: int) -> None:
     """Read the order from standard input, write events to the file `descriptor`."""
     order = json.loads(sys.stdin.readline())
@@ -240,7 +251,8 @@ def main(descriptor: int) -> None:
             except (WrongAnswer, SlimeError) as error:
                 tell(event="wrong", number=number, message=str(error))
             except Exception as error:
-                tell(event="raised", number=number, message=f"{type(error).__name__}: {error}")
+                event = "failed" if order["real"] and not _may_work(error) else "raised"
+                tell(event=event, number=number, message=f"{type(error).__name__}: {error}")
         tell(event="done")
         out.flush()
         os._exit(0)  # without exit handlers and threads of user code, which may hang

@@ -93,6 +93,16 @@ def own_distributions() -> frozenset[str]:
     return frozenset(own)
 
 
+def install_hint(ref: ComponentRef) -> str:
+    """How to get a plugin's distribution again, with its requirements."""
+    if ref.folder:
+        return f"pip install -e {ref.folder}"
+    if normalized(ref.distribution) in own_distributions():
+        return f"pip install --upgrade {ref.distribution}"
+    # The name may be anybody's on the package index; whoever installed it knows where this one comes from.
+    return f"install {ref.distribution} again, from where it came"
+
+
 def _checkout_names(root: Path) -> list[str]:
     """Distributions of `plugins/*/*` beside a source checkout's slime_core; none for an installed wheel."""
     files = root.glob("plugins/*/*/pyproject.toml") if (root / "pyproject.toml").is_file() else ()

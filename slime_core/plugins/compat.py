@@ -11,7 +11,7 @@ import re
 
 import slime_core
 from slime_core.errors import PluginIncompatibleError
-from slime_core.plugins.allow import CORE_DISTRIBUTION
+from slime_core.plugins.allow import CORE_DISTRIBUTION, install_hint
 from slime_core.plugins.registry import ComponentRef, normalized
 
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:[\[(<>=!~;@]|$)")
@@ -58,7 +58,7 @@ def _name(requirement: str) -> str:
 
 def _remedy(ref: ComponentRef) -> str:
     """What to do for another version of the plugin."""
-    return f"Edit {ref.folder / 'pyproject.toml'}" if ref.folder else f"Type: pip install --upgrade {ref.distribution}"
+    return f"Edit {ref.folder / 'pyproject.toml'}" if ref.folder else f"To mend it: {install_hint(ref)}"
 
 
 def missing_requirements(ref: ComponentRef) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from slime_core.errors import PluginError, PluginIncompatibleError, PluginLoadError, PluginSignatureError
-from slime_core.plugins.allow import ALLOW_VARIABLE, AllowList, safe_mode
+from slime_core.plugins.allow import ALLOW_VARIABLE, AllowList, install_hint, safe_mode
 from slime_core.plugins.compat import check_compatible, missing_requirements
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE, DirectoryComponents
 from slime_core.plugins.editable import stale_installs
@@ -136,16 +136,11 @@ def _loading(registry: Registry) -> Iterator[Finding]:
         except PluginError as error:
             topic = next((word for kind, word in _TOPICS if isinstance(error, kind)), "broken")
             stops = "every run, unless --no-plugins is given" if is_hook else f"runs that select {ref.name!r}"
-            yield Finding("error", topic, str(error), _way_out(ref, topic), stops)
+            yield Finding("error", topic, str(error), _way_out(ref), stops)
 
 
-def _way_out(ref: ComponentRef, topic: str) -> str:
-    if ref.folder is not None:
-        remedy = f"edit {ref.folder}"
-    elif topic == "broken":
-        remedy = f"pip install --force-reinstall {ref.distribution}, or pip uninstall {ref.distribution}"
-    else:
-        remedy = f"pip install --upgrade {ref.distribution}, or pip uninstall {ref.distribution}"
+def _way_out(ref: ComponentRef) -> str:
+    remedy = f"edit {ref.folder}" if ref.folder else f"{install_hint(ref)}, or pip uninstall {ref.distribution}"
     return f"{remedy}; then: slime plugins check {ref.folder or ref.distribution}"
 
 
@@ -166,7 +161,7 @@ def _requirements(registry: Registry) -> Iterator[Finding]:
                 "error",
                 "requirement",
                 f"{distribution} {ref.version} needs {requirement}, but {has}",
-                f"pip install '{requirement}'",
+                install_hint(ref),
                 f"runs that select a plugin of {distribution}",
             )
 

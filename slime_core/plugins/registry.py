@@ -98,11 +98,6 @@ class ComponentRef:
         name = self.prefix + self.name
         return f"{singular} {name!r} ({self.origin})" if self.distribution else f"{singular} {name!r}"
 
-    @property
-    def install_hint(self) -> str:
-        """What to type to get the distribution's requirements."""
-        return f"pip install -e {self.folder}" if self.folder else f"pip install {self.distribution}"
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -234,7 +229,9 @@ class Registry:
         elif close := difflib.get_close_matches(name.replace("-", "_"), names, n=1):
             parts.append(f"Did you mean {close[0]!r}?")
         elif kind in KINDS:
-            parts.append(f"Try `pip install slime-{KINDS[kind].singular}-{name}`.".replace("_", "-"))
+            parts.append(
+                "slime's own come with: pip install 'slime-rl[plugins]'. One of yours has its path: FILE.py:NAME."
+            )
         parts.append(f"Installed: {', '.join(names) or 'none'}")
         parts += [f"({self.left_out_by} is in force)"] if self.left_out_by else []
         parts += [f"(not usable: {p.where}: {p.message})" for p in self.problems]

@@ -16,7 +16,7 @@ from slime_core.waits.board import Board, published, remove_board, start_board, 
 from slime_core.waits.bounded import call_within, within
 from slime_core.waits.pace import loop_turn
 from slime_core.waits.stalls import gave_up, stall_report
-from slime_core.waits.start import first_results, telling_start
+from slime_core.waits.start import first_results, part_of_start, telling_start
 from slime_core.waits.table import Wait, current, limit_user_code, named, progress, user_code_limit, waiting
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "limit_user_code",
     "loop_turn",
     "named",
+    "part_of_start",
     "progress",
     "published",
     "remove_board",

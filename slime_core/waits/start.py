@@ -49,6 +49,17 @@ def first_results() -> None:
         _over.set()
 
 
+@contextmanager
+def part_of_start() -> Iterator[None]:
+    """Around a run within the start, as a recipe's: its results are not the command's."""
+    global _over
+    before, _over = _over, None
+    try:
+        yield
+    finally:
+        _over = before
+
+
 def _tell(over: threading.Event, first: float, every: float) -> None:
     since, pause = time.monotonic(), first
     while not over.wait(pause):

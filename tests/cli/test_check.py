@@ -53,13 +53,13 @@ def test_a_file_may_stand_first(slime: Slime, tiny: TinyRun, tmp_path: Path) -> 
 
 
 REWARDS = {
-    "raises": ("def reward(args, sample):\n    return sample.metadata['gold']\n", "warning", "KeyError: 'gold'"),
+    "raises": ("def reward(args, sample):\n    return sample.metadata['gold']\n", "error", "KeyError: 'gold'"),
     "nan": ("def reward(args, sample):\n    return float('nan')\n", "warning", "returned nan"),
     "infinite": ("def reward(args, sample):\n    return float('inf')\n", "warning", "returned inf"),
     "text": ("def reward(args, sample):\n    return 'x'\n", "error", "returned str"),
     "hangs": ("import time\ndef reward(args, sample):\n    time.sleep(1000)\n", "warning", "no answer within"),
-    "exits": ("import os\ndef reward(args, sample):\n    os._exit(3)\n", "warning", "with exit status 3"),
-    "crashes": ("import os\ndef reward(args, sample):\n    os.kill(os.getpid(), 11)\n", "warning", "by signal SIGSEGV"),
+    "exits": ("import os\ndef reward(args, sample):\n    os._exit(3)\n", "error", "with exit status 3"),
+    "crashes": ("import os\ndef reward(args, sample):\n    os.kill(os.getpid(), 11)\n", "error", "by signal SIGSEGV"),
     "elsewhere": (
         "import sys\nif 'slime_core.launch.probes' in ' '.join(sys.orig_argv):\n"
         "    raise RuntimeError('not in a worker')\n"
@@ -112,7 +112,7 @@ def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, t
 @pytest.mark.slow
 def test_strict_counts_warnings(tiny: TinyRun, tmp_path: Path) -> None:
     reward = tmp_path / "rm.py"
-    reward.write_text(REWARDS["raises"][0])
+    reward.write_text(REWARDS["nan"][0])
     assert _check("--strict", *tiny.argv(custom_rm_path=reward, run_dir=tmp_path / "out"))[0] == 1
 
 
@@ -159,10 +159,13 @@ def test_data(tiny: TinyRun, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_inputs_that_a_recipe_makes_are_left_alone(slime: Slime, tmp_path: Path) -> None:
+def test_inputs_that_a_recipe_makes_are_made_elsewhere(slime: Slime, tmp_path: Path) -> None:
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
-    done = slime("check", "configs/demo.yaml", "--hf-checkpoint", model, "--prompt-data", data, "--save", tmp_path)
-    assert "they are checked once they exist" in done.stdout
+    done = slime(
+        "check", "configs/demo.yaml", "--hf-checkpoint", model, "--prompt-data", data, "--save", tmp_path / "run"
+    )
+    assert "--prompt-data rows.jsonl: 7599 rows" in done.stdout
+    assert "ready to run" in done.stdout
     assert not model.exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 
@@ -26,5 +27,7 @@ def run(namespace: argparse.Namespace) -> int:
     print("next:")
     print(f"  edit {made.folder / made.package / '__init__.py'}")
     print(f"  slime plugins check {made.folder}")
-    print(f"  pip install {made.folder}")
+    # Without the dots pip would look for that name on the package index.
+    folder = made.folder if made.folder.is_absolute() else f"./{made.folder}"
+    print(f"  pip install {shlex.quote(str(folder))}")
     return 0

@@ -99,7 +99,6 @@ def test_files_and_variables_may_spell_it_as_the_flag_is(load: Load, tmp_path: P
     assert load_settings(["--config", str(again)], env={}).args.async_training
 
 
-
 def test_the_asynchronous_demo_is_the_demo_with_asynchrony() -> None:
     files = [f"--config={Path(__file__).parents[3] / 'configs' / name}.yaml" for name in ("demo", "demo-async")]
     demo, both = (load_settings(argv, env={}) for argv in (files[:1], files))

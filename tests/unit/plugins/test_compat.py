@@ -30,7 +30,9 @@ def test_what_does_not_fit_names_both() -> None:
         match=r"reward 'f1' \(slime-reward-f1 0\.1\.0\) needs slime-rl>=0\.9, but slime-rl 0\.3\.0 is running",
     ):
         check_compatible(ref("slime-rl>=0.9"), running="0.3.0")
-    with pytest.raises(PluginIncompatibleError, match=r"^--rm-type \(flag\): reward 'f1'.*pip install --upgrade"):
+    with pytest.raises(
+        PluginIncompatibleError, match=r"^--rm-type \(flag\): reward 'f1'.*To mend it: pip install --upgrade"
+    ):
         check_compatible(ref("slime-rl>=0.9"), running="0.3.0", origin="--rm-type (flag)")
 
 

@@ -1,0 +1,73 @@
+"""Mistakes that cost somebody a run: each is found before it, by the commands they would have typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_core.cli import check
+from tests.conftest import SLIME, TinyRun
+
+Slime = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _found(capsys: pytest.CaptureFixture[str], argv: list[str], subject: str) -> list[tuple[str, str]]:
+    check.run(["--json", *argv])
+    findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return [(f["level"], f["message"]) for f in findings if f["subject"] == subject and f["level"] != "ok"]
+
+
+def test_a_component_that_is_not_there_is_found_by_both_commands(tiny: TinyRun, tmp_path: Path, slime: Slime) -> None:
+    (tmp_path / "rm.py").write_text("import not_installed_anywhere\n\ndef reward(args, sample):\n    return 1.0\n")
+    argv = tiny.argv(tmp_path / "run", custom_rm_path=tmp_path / "rm.py")
+    for command in (["config", "show"], ["check"]):
+        done = slime(*command, *argv, check=False)
+        assert done.returncode == 2
+        assert "No module named 'not_installed_anywhere'" in done.stderr
+        assert "pip install not_installed_anywhere" not in done.stderr
+
+
+@pytest.mark.slow
+def test_sizes(tiny: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes: dict[str, Any] = {"rollout_batch_size": 201, "num_rollout": 0}
+    argv = tiny.argv(tmp_path / "run", **sizes)
+    assert [level for level, _ in _found(capsys, argv, "length")] == ["warning"]
+    ((level, message),) = _found(capsys, argv, "data")
+    assert (level, "201 is more than the 200 rows" in message) == ("warning", True)
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"input": "1+1=" * 1000, "label": "2"}) + "\n")
+    argv = tiny.argv(tmp_path / "run", prompt_data=long, rollout_batch_size=1, num_steps_per_rollout=1)
+    ((level, message),) = _found(capsys, argv, "data")
+    assert (level, "--rollout-max-prompt-len N leaves longer ones out" in message) == ("error", True)
+
+
+@pytest.mark.slow
+def test_a_finished_run(tiny: TinyRun, tmp_path: Path, slime: Slime, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = tiny.argv(tmp_path / "run", num_rollout=1)
+    slime("train", *argv)
+    ((level, message),) = _found(capsys, [*argv, "--load", str(tmp_path / "run")], "length")
+    assert (level, "1 are done, so nothing is left" in message) == ("warning", True)
+
+
+@pytest.mark.slow
+def test_memory(
+    tiny: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "_main_memory", lambda: 1 << 20)
+    argv = tiny.argv(tmp_path / "run", device="cpu")
+    ((level, message),) = _found(capsys, argv, "memory")
+    assert level == "error"
+    assert message.startswith("weights, gradients and optimizer alone take 5.04 MiB, and this machine has 1 MiB")
+
+
+@pytest.mark.slow
+def test_the_next_command_installs_the_folder(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [SLIME, "plugins", "new", "rewards", "abc"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert made.stdout.endswith("\n  pip install ./slime-reward-abc\n")
