@@ -19,8 +19,11 @@ TABLE = "docs/how-to/run-code-written-for-slime.md lists what there is"
 _BACKENDS = "trainers and engines are plugins (--train-backend, --rollout-engine; slime_core.protocols)"
 NEAREST = {
     "slime.agent": "slime_core.agents: the generator `agent` (docs/how-to/agents-by-base-url.md)",
+    "slime.agent.harness.common": "slime.agent.sandbox.exec_and_wait",
+    "slime.agent.trajectory_manager": "slime.agent.trajectory.TrajectoryManager",
     "slime.backends": _BACKENDS,
-    "slime.backends.megatron_utils": "slime.backends.megatron_utils.loss and .cp_utils are there; of the rest: " + _BACKENDS,
+    "slime.backends.megatron_utils": "slime.backends.megatron_utils.loss and .cp_utils are there; of the rest: "
+    + _BACKENDS,
     "slime.backends.megatron_utils.data": "TrainBatch (slime_core.types) and --rollout-data-postprocess-path",
     "slime.backends.sglang_utils": "--rollout-engine sglang, and `slime engines plan`",
     "slime.observability": "hooks of the entry-point group slime.plugins (slime_core.hookimpl), and metrics.jsonl",

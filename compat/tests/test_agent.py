@@ -14,9 +14,14 @@ import openai
 import pytest
 from slime.agent.adapters import AnthropicAdapter, BaseAdapter, OpenAIAdapter, ResponsesAdapter
 from slime.agent.aiohttp_threaded import AppHandle, FilteredAccessLogger, run_app_in_thread
+from slime.agent.harness import CLAUDE_CODE, CODEX, BaseHarness, HarnessContext
 from slime.agent.parsing import parse_model_output, parse_xml_tool_uses
+from slime.agent.sandbox import EXIT_TIME_BUDGET_EXCEEDED, E2BSandbox, LocalSandbox, SandboxError, exec_and_wait
 from slime.agent.trajectory import TrajectoryManager, TurnRecord
 from slime.utils.types import Sample
+
+from slime_core.errors import ConfigError
+from slime_core.sandbox import SandboxLimits
 
 ASK: Any = [{"role": "user", "content": "7?"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"q": {"type": "string"}}}}}]
@@ -176,3 +181,59 @@ def test_long_samples_are_cut_and_turns_without_log_probs_refused() -> None:
     manager.record_turn("s", turn=turn([1], [2]), prompt_messages=[], response_message=None)
     manager.drop_session("s")
     assert not manager.has_session("s")
+
+
+# -- programs in a sandbox --------------------------------------------------------------------------------
+
+PROGRAM = """\
+import json, os, sys, urllib.request
+claude = "ANTHROPIC_BASE_URL" in os.environ
+base = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages" if claude else os.environ["OPENAI_BASE_URL"] + "/responses"
+key = os.environ["ANTHROPIC_AUTH_TOKEN" if claude else "OPENAI_API_KEY"]
+prompt = sys.argv[sys.argv.index("-p") + 1] if claude else sys.argv[-1]
+asked = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 9} if claude else {"input": prompt}
+config = open(os.path.expanduser("~/.claude.json" if claude else "~/.codex/config.toml")).read()
+headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+request = urllib.request.Request(base, json.dumps({"model": "m", **asked}).encode(), headers)
+answer = urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).read().decode()
+open("answer", "w").write(answer)
+sys.exit(0 if ("Accepted" in config if claude else "responses" in config) and "77" in answer else 3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("harness", "program"), [(CLAUDE_CODE, "claude"), (CODEX, "codex")])
+async def test_a_program_in_a_sandbox_talks_to_the_adapter(
+    harness: BaseHarness, program: str, served: tuple[OpenAIAdapter, AppHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, handle = served
+    adapter.open_session("sid", sampling_defaults={"max_new_tokens": 2})
+    inside = {8790: ("127.0.0.1", handle.port)}
+    async with LocalSandbox(SandboxLimits(endpoints=inside), isolation="best-effort") as sandbox:
+        with pytest.raises(SandboxError, match=f"no program {program!r} in the sandbox"):
+            await harness.install_cli(sandbox)
+        where = f"{sandbox.work}/repo"
+        await sandbox.write_file(f"{sandbox.work}/bin/{program}.py", PROGRAM)
+        start = f'#!/bin/sh\nexec python3 "$(dirname "$0")/{program}.py" "$@"\n'
+        await sandbox.write_file(f"{sandbox.work}/bin/{program}", start)
+        await sandbox.exec(f"chmod +x {sandbox.work}/bin/{program}", timeout=10, check=True)
+        path = {"PATH": f"{sandbox.work}/bin:/usr/local/bin:/usr/bin:/bin"}
+        monkeypatch.setenv(harness.extra_envs_env, json.dumps(path))
+        code = await harness.run(
+            sandbox, workdir=where, session_id="sid", adapter_url="http://127.0.0.1:8790", time_budget_sec=60,
+            prompt="it's 7?",
+        )  # fmt: skip
+        assert code == 0
+        assert b"77" in await sandbox.read_file(f"{where}/answer")
+        late = await exec_and_wait(sandbox, "sleep 9", time_budget_sec=0.2)
+        assert late == EXIT_TIME_BUDGET_EXCEEDED
+    (sample,) = await adapter.finish_session("sid", base_sample=Sample(index=0))
+    assert sample.response == "77"
+
+
+async def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SandboxError, match=r"no E2BSandbox; use slime\.agent\.sandbox\.LocalSandbox"):
+        E2BSandbox("image")
+    monkeypatch.setenv(CODEX.extra_envs_env, "[1]")
+    with pytest.raises(ConfigError, match="SLIME_AGENT_CODEX_EXTRA_ENVS is list; type"):
+        await CODEX.launch_and_wait(LocalSandbox(), HarnessContext("/w", "s", "http://x"), "p", 1)
