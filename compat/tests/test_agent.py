@@ -16,7 +16,14 @@ from slime.agent.adapters import AnthropicAdapter, BaseAdapter, OpenAIAdapter, R
 from slime.agent.aiohttp_threaded import AppHandle, FilteredAccessLogger, run_app_in_thread
 from slime.agent.harness import CLAUDE_CODE, CODEX, BaseHarness, HarnessContext
 from slime.agent.parsing import parse_model_output, parse_xml_tool_uses
-from slime.agent.sandbox import EXIT_TIME_BUDGET_EXCEEDED, E2BSandbox, LocalSandbox, SandboxError, exec_and_wait
+from slime.agent.sandbox import (
+    EXIT_TIME_BUDGET_EXCEEDED,
+    E2BSandbox,
+    LocalSandbox,
+    SandboxError,
+    ensure_agent_user,
+    exec_and_wait,
+)
 from slime.agent.trajectory import TrajectoryManager, TurnRecord
 from slime.utils.types import Sample
 
@@ -213,6 +220,7 @@ async def test_a_program_in_a_sandbox_talks_to_the_adapter(
         with pytest.raises(SandboxError, match=f"no program {program!r} in the sandbox"):
             await harness.install_cli(sandbox)
         where = f"{sandbox.work}/repo"
+        await ensure_agent_user(sandbox, where)
         await sandbox.write_file(f"{sandbox.work}/bin/{program}.py", PROGRAM)
         start = f'#!/bin/sh\nexec python3 "$(dirname "$0")/{program}.py" "$@"\n'
         await sandbox.write_file(f"{sandbox.work}/bin/{program}", start)

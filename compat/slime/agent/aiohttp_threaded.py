@@ -15,6 +15,8 @@ from slime import _missing
 
 _DEADLINE = 30.0
 """Seconds to listen, and to stop."""
+_LATE = 5.0
+"""Seconds that what is left gets to end by itself."""
 
 
 class FilteredAccessLogger(AccessLogger):
@@ -49,10 +51,20 @@ class AppHandle:
         """Stop listening, end the loop; safe to call twice."""
         if self.loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(_DEADLINE)
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(_DEADLINE)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(_DEADLINE)
         self.loop.close()
+
+    async def _end(self) -> None:
+        await self.runner.cleanup()
+        others = asyncio.all_tasks() - {asyncio.current_task()}  # requests to the engine that are being ended
+        if others:
+            _, late = await asyncio.wait(others, timeout=_LATE)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        await self.loop.shutdown_asyncgens()
 
 
 def run_app_in_thread(
