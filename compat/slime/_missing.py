@@ -19,7 +19,8 @@ TABLE = "docs/how-to/run-code-written-for-slime.md lists what there is"
 _BACKENDS = "trainers and engines are plugins (--train-backend, --rollout-engine; slime_core.protocols)"
 NEAREST = {
     "slime.agent": "slime_core.agents: the generator `agent` (docs/how-to/agents-by-base-url.md)",
-    "slime.agent.harness.common": "slime.agent.sandbox.exec_and_wait",
+    "slime.agent.harness.common.run_agent": "slime.agent.sandbox.exec_and_wait",
+    "slime.agent.harness.common.run_command": "slime.agent.sandbox.exec_and_wait",
     "slime.agent.trajectory_manager": "slime.agent.trajectory.TrajectoryManager",
     "slime.backends": _BACKENDS,
     "slime.backends.megatron_utils": "slime.backends.megatron_utils.loss and .cp_utils are there; of the rest: "
