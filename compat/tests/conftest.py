@@ -67,6 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
     def generate(self, body: dict[str, Any]) -> None:
         self.server.arrived.release()
         held = self.server.hold and not self.server.released.is_set()
+        if body.get("stream"):
+            return self.stream(min(int(body["sampling_params"]["max_new_tokens"]), 4), held)
         if held:
             assert self.server.released.wait(30)
         number = 1 if held else min(int(body["sampling_params"]["max_new_tokens"]), 4)
@@ -78,6 +80,24 @@ class _Handler(BaseHTTPRequestHandler):
             "output_token_logprobs": [[-0.25, self.server.token, None]] * number,
         }
         self.answer(200, {"text": "7" * number, "meta_info": meta})
+
+    def stream(self, number: int, held: bool) -> None:
+        """Cumulative events of a token each; with `hold` the second is the last one for a while."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for count in range(1, number + 1):
+            entries = [[-0.25, self.server.token, None]] * count
+            meta: dict[str, Any] = {"output_token_logprobs": entries, "weight_version": "3"}
+            meta |= {"finish_reason": {"type": "stop"} if count == number else None}
+            self.wfile.write(b"data: " + json.dumps({"text": "7" * count, "meta_info": meta}).encode() + b"\n\n")
+            self.wfile.flush()
+            if held and count == 2:
+                self.server.arrived.release()
+                assert self.server.released.wait(30)
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
 
     def answer(self, status: int, body: Any) -> None:
         data = json.dumps(body).encode()

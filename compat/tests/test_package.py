@@ -50,7 +50,7 @@ def test_every_module_says_what_it_is_and_exports_what_it_has() -> None:
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("import slime.ray.rollout", "no slime.ray; nearest: there is no Ray"),
+        ("import slime.ray.rollout", "no slime.ray; nearest: `slime train` runs the loop"),
         ("from slime.rollout import forge_load", "forge_load; nearest: --load-debug-rollout-data PATH"),
         (
             "from slime.utils.misc import exec_command",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +29,7 @@ from slime.rollout.sglang_rollout import (
     get_model_url,
     router_url,
 )
+from slime.rollout.sglang_streaming_rollout import generate_streaming
 from slime.utils.types import Sample
 
 import slime_core
@@ -75,6 +78,37 @@ async def test_generate_raises_what_the_engine_says(make_args: MakeArgs, engine:
     engine.refusals = [400]
     with pytest.raises(aiohttp.ClientResponseError, match="not now"):
         await generate(make_args(), prompt(), dict(PARAMS))
+
+
+async def test_a_stream_is_the_same_answer_and_what_came_is_kept(make_args: MakeArgs, engine: Any) -> None:
+    args = make_args()
+    state = GenerateState(args)
+    whole = Sample(prompt="1+1=?", index=0, session_id="s")
+    streamed = copy.deepcopy(whole)
+    await generate(args, whole, state.sampling_params.copy())
+    await generate_streaming(args, streamed, state.sampling_params.copy())
+    assert [event["name"] for event in streamed.trace["events"]] == ["sglang_generate_stream"] * 2
+    assert engine.requests[-1][2]["X-SMG-Routing-Key"] == "s"
+    del streamed.trace
+    streamed.prefix_cache_info = whole.prefix_cache_info  # the stream does not tell
+    assert streamed == whole
+    engine.hold = True
+    engine.arrived = threading.Semaphore(0)
+    cut = Sample(prompt="2+2=?", index=1)
+
+    async def interrupt() -> None:
+        await asyncio.to_thread(engine.arrived.acquire)  # the request, then its second token
+        await asyncio.to_thread(engine.arrived.acquire)
+        state.aborted = True
+        engine.released.set()
+
+    await asyncio.gather(interrupt(), generate_streaming(args, cut, state.sampling_params.copy()))
+    assert cut.status == Sample.Status.ABORTED
+    assert 2 <= cut.response_length <= 3
+    assert cut.loss_mask == [1] * cut.response_length
+    engine.refusals = [400]
+    with pytest.raises(aiohttp.ClientResponseError, match="not now"):
+        await generate_streaming(args, Sample(prompt="x", index=2), state.sampling_params.copy())
 
 
 def test_addresses(make_args: MakeArgs, engine: Any) -> None:

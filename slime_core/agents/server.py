@@ -112,8 +112,8 @@ class AgentServer:
 
     # -- life ----------------------------------------------------------------------------------------
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen; port 0 takes a free one. Raises OSError when the address cannot be had."""
+    def application(self) -> web.Application:
+        """The endpoints, for whoever listens by himself; in the loop of the engine, with `handler_cancellation`."""
         app = web.Application(client_max_size=_LARGEST_BODY)
         post, get = app.router.add_post, app.router.add_get
         post("/v1/chat/completions", self._endpoint(openai_chat))
@@ -123,8 +123,14 @@ class AgentServer:
         get("/v1/models", self._models)
         get("/v1/models/{name:.+}", self._models)
         get("/healthz", self._healthz)
+        return app
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen; port 0 takes a free one. Raises OSError when the address cannot be had."""
         await asyncio.to_thread(self.writer.warm_up)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_S)
+        self._runner = web.AppRunner(
+            self.application(), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_S
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         try:

@@ -44,8 +44,15 @@ class RouterEngine:
 
     weight_transports: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Any = None, url: str | None = None) -> None:
+        """`url`: `http://host:port` of the engine, instead of the one that the settings name."""
         self._args = args
+        self._url = url
+
+    @property
+    def url(self) -> str:
+        """Where it is. Raises ConfigError when nothing says so."""
+        return self._url or router_url(self._args)
 
     async def generate(
         self,
@@ -56,7 +63,7 @@ class RouterEngine:
         session_id: str | None = None,
     ) -> GenerationOutput:
         """Continue `input_ids`. Raises aiohttp.ClientError, TimeoutError, EngineError."""
-        url = router_url(self._args) + "/generate"
+        url = self.url + "/generate"
         body: dict[str, Any] = {"input_ids": list(input_ids), "sampling_params": dict(sampling_params)}
         body |= {"return_logprob": True, **({} if rid is None else {"rid": rid})}
         headers = None if session_id is None else {"X-SMG-Routing-Key": session_id}
@@ -79,7 +86,7 @@ class RouterEngine:
         """Addresses behind the router; its own where it lists none, being an engine."""
         import aiohttp
 
-        router = router_url(self._args)
+        router = self.url
         for path in ("/workers", "/list_workers"):
             try:
                 answer = await get(router + path, max_retries=3, timeout=_CONTROL_TIMEOUT)

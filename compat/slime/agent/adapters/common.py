@@ -1,0 +1,161 @@
+"""`slime.agent.adapters.common.BaseAdapter`: endpoints for agents, and the samples that their talk becomes.
+
+It is `slime_core.agents.AgentServer` before the engine's HTTP address, run by the user in a thread::
+
+    agent --HTTP--> adapter.app (run_app_in_thread) --HTTP--> sglang_url
+    generate function: open_session -> the agent runs -> await finish_session     from any event loop
+
+What a reader would get wrong: every adapter has the endpoints of all three APIs; a request whose key no session was
+opened for is 401 (THUDM/slime opens one); a client's temperature has no effect, since the trainer divides by the run's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from slime import _missing
+from slime.agent.parsing import check_reasoning_parser, parser_of
+from slime.agent.trajectory import TurnRecord
+from slime.rollout._state import RouterEngine
+from slime_core.agents.server import AgentServer, session_samples
+from slime_core.agents.sessions import FORK_THRESHOLD, Session, SessionLimits
+from slime_core.sample import Sample, SampleStatus
+
+T = TypeVar("T")
+_SAMPLING = {
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "no_stop_trim": True,
+    "max_new_tokens": 4096,
+}
+"""Of a session that does not say otherwise."""
+
+
+class BaseAdapter:
+    """One server for many sessions.
+
+    Args:
+        tokenizer: Of the model, with its chat template.
+        sglang_url: `http://host:port` of the engine or its router.
+        tool_parser: The family that writes the tool calls (`slime plugins list --kind tool_parsers`, or SGLang's name);
+            None: the one that claims the chat template, else `hermes`.
+        reasoning_parser: SGLang's name of a family that reasons between <think> tags, which are always taken out.
+        max_turns_per_sid: Answers of a session; then 429. None: no end.
+        fork_threshold_tokens: See `slime_core.agents.SessionLimits`.
+
+    Raises:
+        ValueError: A parser of another family.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Any,
+        sglang_url: str,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        max_turns_per_sid: int | None = None,
+        fork_threshold_tokens: int | None = None,
+    ) -> None:
+        check_reasoning_parser(reasoning_parser)
+        engine: Any = RouterEngine(url=sglang_url.rstrip("/"))
+        self.tokenizer = tokenizer
+        self.sglang_url = sglang_url.rstrip("/")
+        self.max_turns_per_sid = max_turns_per_sid
+        self.fork_threshold_tokens = FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
+        self.server = AgentServer(engine, tokenizer, parser=parser_of(tool_parser, tokenizer))
+        self.app: web.Application = self.server.application()
+        """To be run with `slime.agent.aiohttp_threaded.run_app_in_thread`, or by aiohttp in any other way."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.app.on_startup.append(self._started)
+
+    async def _started(self, app: web.Application) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def open_session(
+        self, sid: str, *, sampling_defaults: Mapping[str, Any] | None = None, max_context_tokens: int = 0
+    ) -> None:
+        """Let requests with the key `sid` in. Raises ValueError for one that is open already.
+
+        Args:
+            sid: The agent's API key.
+            sampling_defaults: The run's sampling parameters.
+            max_context_tokens: Prompt and answer together; then answers end with "length". 0: no bound.
+        """
+        limits = SessionLimits(
+            max_turns=1 << 40 if self.max_turns_per_sid is None else self.max_turns_per_sid,
+            max_context_tokens=max_context_tokens or None,
+            fork_threshold_tokens=self.fork_threshold_tokens,
+        )
+        base = Sample(session_id=sid)
+        self.server.open_session(base, {**_SAMPLING, **(sampling_defaults or {})}, key=sid, limits=limits)
+
+    async def shutdown_session(self, sid: str, *, wait_timeout: float = 5.0) -> None:
+        """No more requests; those that are being answered get `wait_timeout` seconds."""
+        session = self.server.sessions.get(sid)
+        if session is not None:
+            await self._in_its_loop(self._shut_down(session, wait_timeout))
+
+    async def finish_session(
+        self,
+        sid: str,
+        *,
+        base_sample: Sample | None = None,
+        reward: float | dict[str, Any] | None = 0.0,
+        extra_metadata: Mapping[str, Any] | None = None,
+        wait_timeout: float = 5.0,
+    ) -> list[Sample]:
+        """The session's trajectories as samples: one `rollout_id`, the whole reward each.
+
+        Args:
+            sid: Of `open_session`; one that is not open (any more) gives no samples.
+            base_sample: What they are copies of but for the response; None: the session is dropped.
+            reward: Of the run.
+            extra_metadata: Added to their metadata, besides `truncated`, `use_tool` and `ill_formed`.
+            wait_timeout: Seconds that requests get to end.
+
+        Returns:
+            None for a session in which nothing was sampled; one ABORTED sample where the engine interrupted it.
+        """
+        await self.shutdown_session(sid, wait_timeout=wait_timeout)
+        session = self.server.sessions.pop(sid, None)
+        if session is None or base_sample is None:
+            return []
+        session.base = base_sample
+        samples = session_samples(session, reward, None)
+        if any(sample.status == SampleStatus.FAILED for sample in samples):
+            return []
+        for sample in samples:
+            noted = sample.metadata.get("agent", {})
+            flags = {
+                "truncated": sample.status == SampleStatus.TRUNCATED,
+                "use_tool": bool(noted.get("tool_calls")),
+                "ill_formed": bool(noted.get("ill_formed")),
+            }
+            sample.metadata = {**sample.metadata, **(extra_metadata or {}), **flags}
+        return samples
+
+    async def drop_session(self, sid: str, *, wait_timeout: float = 5.0) -> None:
+        """End it; what was sampled is lost."""
+        await self.finish_session(sid, wait_timeout=wait_timeout)
+
+    async def _shut_down(self, session: Session, wait_timeout: float) -> None:
+        session.closed = True
+        running = {task for task in session.running if task is not asyncio.current_task()}
+        if running:
+            await asyncio.wait(running, timeout=wait_timeout)
+        await self.server.close_session(session.key)
+
+    async def _in_its_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run what belongs to the server's event loop there."""
+        if self._loop is None or self._loop is asyncio.get_running_loop() or self._loop.is_closed():
+            return await coroutine
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+
+__all__ = ["BaseAdapter", "TurnRecord"]
+__getattr__ = _missing.names(__name__)

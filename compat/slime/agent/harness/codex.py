@@ -1,0 +1,48 @@
+"""`slime.agent.harness.codex`: Codex without questions, before an `OpenAIAdapter`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from slime import _missing
+from slime.agent.harness.common import BaseHarness, HarnessContext
+from slime.agent.sandbox import Sandbox
+
+
+class CodexHarness(BaseHarness):
+    """`codex exec PROMPT`."""
+
+    name = "codex"
+    executable = "codex"
+    extra_args_env = "SLIME_AGENT_CODEX_EXTRA_ARGS"
+    extra_envs_env = "SLIME_AGENT_CODEX_EXTRA_ENVS"
+
+    async def write_config(self, sb: Sandbox, ctx: HarnessContext) -> None:
+        """The address has to stand in its file: variables are for OpenAI's own."""
+        lines = [
+            f'model = "{ctx.model_label}"',
+            'model_provider = "slime"',
+            "[model_providers.slime]",
+            'name = "slime"',
+            f'base_url = "{ctx.adapter_url}/v1"',
+            'env_key = "OPENAI_API_KEY"',
+            'wire_api = "responses"',
+        ]
+        await sb.write_file(f"{ctx.home}/.codex/config.toml", "\n".join(lines) + "\n")
+
+    def command(self, ctx: HarnessContext, prompt: str) -> tuple[str, Mapping[str, str]]:
+        """One prompt; the sandbox isolates, so its own is off."""
+        flags = "--skip-git-repo-check --dangerously-bypass-approvals-and-sandbox --json"
+        return f"codex exec {flags} {shlex.quote(prompt)}", {
+            "OPENAI_API_KEY": ctx.session_id,
+            "OPENAI_BASE_URL": f"{ctx.adapter_url}/v1",
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+
+
+CODEX = CodexHarness()
+"""The one that there need be."""
+
+__all__ = ["CODEX", "CodexHarness"]
+__getattr__ = _missing.names(__name__)

@@ -1,0 +1,103 @@
+"""`slime.agent.parsing.parse_model_output`: a turn of the model -> reasoning, text and tool calls.
+
+SGLang's parsers do this in THUDM/slime; here it is the plugins of the kind `tool_parsers`, some also under SGLang's
+names. What a reader would get wrong: what stands in <think> tags is reasoning, whether a parser for it is named
+or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from slime import _missing
+from slime_core.data.tools import tool_parser
+from slime_core.tools import ToolParser
+
+_SGLANG = {
+    "qwen25": "qwen", "glm": "glm45", "glm47": "glm45", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31",
+    "minimax-m2": "minimax_m2", "llama3": "llama3",
+}  # fmt: skip
+"""SGLang's name of a tool call parser -> ours, where they differ."""
+_THINK = (
+    "deepseek-r1", "deepseek-v3", "deepseek-v31", "glm45", "glm47", "kimi_k2", "mimo", "minimax", "nano_v3", "qwen3",
+    "qwen3-thinking", "step3",
+)  # fmt: skip
+"""SGLang's reasoning parsers whose tags are <think> and </think>."""
+
+
+@dataclass(frozen=True)
+class ParsedModelOutput:
+    """One turn taken apart."""
+
+    reasoning: str
+    text: str
+    tool_uses: list[dict[str, Any]] = field(default_factory=list)
+    """`{"name": ..., "input": {...}}` each."""
+    ill_formed: bool = False
+    """A call could not be read."""
+
+
+def parse_model_output(
+    raw_output: str,
+    *,
+    tools_schema: list[dict[str, Any]] | None = None,
+    tool_parser_name: str | None = None,
+    reasoning_parser_name: str | None = None,
+) -> ParsedModelOutput:
+    """Take a turn apart.
+
+    Args:
+        raw_output: Decoded with its special tokens.
+        tools_schema: What may be called; without tools nothing is a call.
+        tool_parser_name: Whose calls; None: those in XML (`<function=name>`), and Hermes' JSON.
+        reasoning_parser_name: Of a family that uses <think> tags.
+
+    Raises:
+        ValueError: A parser of another family.
+        slime_core.errors.SlimeError: There is no such tool parser.
+    """
+    check_reasoning_parser(reasoning_parser_name)
+    if not tools_schema:
+        parsed = parser_of("plain").parse(raw_output)
+    elif tool_parser_name is None and "<function=" in raw_output:
+        parsed = parser_of("qwen3_coder").parse(raw_output, _schemas(tools_schema))
+    else:
+        parsed = parser_of(tool_parser_name).parse(raw_output, _schemas(tools_schema))
+    uses = [{"name": call.name, "input": _mapping(call.arguments)} for call in parsed.calls]
+    return ParsedModelOutput(parsed.reasoning, parsed.content, uses, bool(parsed.ill_formed))
+
+
+def parse_xml_tool_uses(body_text: str, tools_schema: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """(text, calls) of calls in XML: `<tool_call><function=name><parameter=key>value</parameter>...`."""
+    parsed = parser_of("qwen3_coder").parse(body_text, _schemas(tools_schema))
+    return parsed.content, [{"name": call.name, "input": _mapping(call.arguments)} for call in parsed.calls]
+
+
+def parser_of(name: str | None, tokenizer: Any = None) -> ToolParser:
+    """The tool parser of a name, ours or SGLang's; without one, that which claims the chat template, else `hermes`.
+
+    Raises:
+        slime_core.errors.SlimeError: There is none of that name.
+    """
+    return tool_parser(SimpleNamespace(tool_call_parser=_SGLANG.get(name or "", name)), tokenizer, "hermes")
+
+
+def check_reasoning_parser(name: str | None) -> None:
+    """Raise ValueError for a family whose reasoning is not between <think> and </think>."""
+    if name is not None and name not in _THINK:
+        raise ValueError(f"reasoning_parser {name!r}: only <think> tags are read; one of {', '.join(_THINK)}, or None")
+
+
+def _schemas(tools: Sequence[Mapping[str, Any]]) -> Any:
+    return list(tools)
+
+
+def _mapping(arguments: Any) -> dict[str, Any]:
+    return dict(arguments) if isinstance(arguments, Mapping) else {"_raw_arguments": arguments}
+
+
+__all__ = ["ParsedModelOutput", "parse_model_output", "parse_xml_tool_uses"]
+__getattr__ = _missing.names(__name__)

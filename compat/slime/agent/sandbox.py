@@ -1,0 +1,65 @@
+"""`slime.agent.sandbox`: what an agent's sandbox can do, for code that brings its own or takes slime_core's.
+
+`Sandbox` is `slime_core.sandbox.Sandbox`, which has THUDM/slime's methods. What a reader would get wrong: there is no
+client of E2B's service here; `LocalSandbox` isolates on this machine, and a class of one's own with the three methods
+fits wherever a sandbox is taken.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from slime import _missing
+from slime_core.sandbox import ExecResult, LocalSandbox, Sandbox, SandboxError
+from slime_core.sandbox.protocol import TIMED_OUT
+
+EXIT_TIME_BUDGET_EXCEEDED = TIMED_OUT
+"""Exit status of what was ended because its time was up."""
+
+
+class E2BSandbox:
+    """E2B's service, refused: making one says what to use instead, so that code which only names it can be imported."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise SandboxError(
+            "slime-compat has no E2BSandbox; use slime.agent.sandbox.LocalSandbox, or a class of your own over e2b's"
+            " client with exec, write_file and read_file"
+        )
+
+
+async def ensure_agent_user(sb: Sandbox, workdir: str) -> None:
+    """See that the directory is there, and that git trusts it. Programs of a local sandbox have no rights to drop.
+
+    Raises:
+        SandboxError: The directory cannot be made.
+    """
+    trusted = 'git config --global --add safe.directory "*" 2>/dev/null || true'
+    await sb.exec(f"mkdir -p {shlex.quote(workdir)} && ({trusted})", timeout=60, check=True)
+
+
+async def exec_and_wait(
+    sb: Sandbox, cmd: str, *, env: Mapping[str, str] | None = None, time_budget_sec: float, workdir: str | None = None
+) -> int:
+    """Run a command to its end; its exit status, or `EXIT_TIME_BUDGET_EXCEEDED`.
+
+    Raises:
+        SandboxError: The sandbox is gone.
+    """
+    begin = "" if workdir is None else f"cd {shlex.quote(workdir)} && "
+    result = await sb.exec(begin + cmd, env=dict(env or {}), timeout=time_budget_sec)
+    return int(result[0])
+
+
+__all__ = [
+    "EXIT_TIME_BUDGET_EXCEEDED",
+    "E2BSandbox",
+    "ExecResult",
+    "LocalSandbox",
+    "Sandbox",
+    "SandboxError",
+    "ensure_agent_user",
+    "exec_and_wait",
+]
+__getattr__ = _missing.names(__name__)
