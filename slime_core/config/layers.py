@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,7 +78,10 @@ def collect(parsed: ParsedFlags, env: Mapping[str, str], foreign: Sequence[Forei
     files = parsed.values.get("config") or from_env.get("config")
     if files:
         for path in _as_list(files.value):
-            _add_file(layered, path, foreign, cited=f"--config {path!r} ({files.origin})", open_keys=False)
+            cited = f"--config {path!r} ({files.origin})"
+            if not os.path.exists(path):
+                raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
+            _add_file(layered, path, foreign, cited=cited, open_keys=False)
     custom = parsed.values.get("custom_config_path") or from_env.get("custom_config_path")
     custom = custom or layered.values.get("custom_config_path")
     if custom and custom.value:

@@ -161,7 +161,8 @@ def test_data(tiny: TinyRun, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_inputs_that_a_recipe_makes_are_left_alone(slime: Slime, tmp_path: Path) -> None:
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
-    done = slime("check", "configs/demo.yaml", "--hf-checkpoint", model, "--prompt-data", data, "--save", tmp_path)
+    flags = ["--hf-checkpoint", model, "--prompt-data", data, "--save", tmp_path]
+    done = slime("check", "slime_core/quickstart/templates/demo.yaml", *flags)
     assert "they are checked once they exist" in done.stdout
     assert not model.exists()
 

@@ -101,7 +101,9 @@ def test_the_fully_asynchronous_rollout_of_slimes_examples_is_a_mode_here(
 
 
 def test_the_asynchronous_demo_is_the_demo_with_asynchrony() -> None:
-    files = [f"--config={Path(__file__).parents[3] / 'configs' / name}.yaml" for name in ("demo", "demo-async")]
+    root = Path(__file__).parents[3]
+    demo, further = root / "slime_core/quickstart/templates/demo.yaml", root / "configs/demo-async.yaml"
+    files = [f"--config={file}" for file in (demo, further)]
     demo, both = (load_settings(argv, env={}) for argv in (files[:1], files))
     assert not both.warnings
     changed = {name for name, value in vars(both.args).items() if value != getattr(demo.args, name)}
