@@ -49,11 +49,14 @@ $(SGLANG_STAMP): $(SGLANG_NEEDS) $(SGLANG_CONSTRAINTS)
 	$(SGLANG_BIN)/python $(PIP_INSTALL) --no-deps -r $(word 2,$(SGLANG_NEEDS))
 	touch $(SGLANG_STAMP)
 
-demo: install
-	$(BIN)/slime train --config configs/demo.yaml $(ARGS)
+demo: install demo.yaml
+	$(BIN)/slime train --config demo.yaml $(ARGS)
 
-demo-tools: install
-	$(BIN)/slime train --config configs/demo-tools.yaml $(ARGS)
+demo-tools: install tools.yaml
+	$(BIN)/slime train --config tools.yaml $(ARGS)
+
+demo.yaml tools.yaml: | install
+	$(BIN)/slime init $(@:.yaml=) $@
 
 # A process of the tests has one small thing to do: more threads, and code compiled for it, cost more than they bring.
 test: export OMP_NUM_THREADS := 1

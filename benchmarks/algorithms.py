@@ -2,7 +2,7 @@
 
     python benchmarks/algorithms.py [--estimators grpo rloo ...] [--seeds 0 1 2] [--jobs 1] [--flags "--num-rollout 20"]
 
-Same model, problems, rollouts and optimizer for all (configs/demo.yaml); what an estimator brings itself and what its
+Same model, problems, rollouts and optimizer for all (`slime init demo`); what an estimator brings itself and what its
 paper asks for (`PAPER` below) is the only difference. Prints a Markdown table. Exits with 1 when an estimator's mean
 accuracy did not rise by at least 0.2.
 """
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+DEMO = str(ROOT / "slime_core/quickstart/templates/demo.yaml")
 SLIME = str(Path(sys.executable).with_name("slime"))
 REFERENCE = "grpo"
 LEAST_GAIN = 0.2
@@ -32,7 +33,7 @@ PAPER = {
     "dr_grpo": ["--no-calculate-per-token-loss", "--no-use-kl-loss", "--kl-loss-coef", "0"],
     "gspo": ["--eps-clip", "3e-4", "--eps-clip-high", "4e-4"],
 }
-"""Settings of the method where configs/demo.yaml says otherwise."""
+"""Settings of the method where the template `demo` says otherwise."""
 
 
 @dataclass
@@ -59,14 +60,27 @@ def make_inputs(inputs: Path, seed: int) -> None:
         "import sys; from slime_core.config import load_settings; from slime_core.quickstart.prepare import prepare;"
         "prepare(load_settings(sys.argv[1:]).args)"
     )
-    argv = ["--config", str(ROOT / "configs" / "demo.yaml"), "--save", str(inputs / "run"), *inputs_flags(inputs, seed)]
+    argv = [
+        "--config",
+        DEMO,
+        "--save",
+        str(inputs / "run"),
+        *inputs_flags(inputs, seed),
+    ]
     subprocess.run([sys.executable, "-c", code, *argv], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
 def train(root: Path, estimator: str, seed: int, further: list[str]) -> Run | None:
     """One run on the seed's inputs; None, and slime's message on standard error, when it fails."""
     save = root / f"{estimator}-{seed}"
-    argv = [SLIME, "train", "--config", str(ROOT / "configs" / "demo.yaml"), "--advantage-estimator", estimator]
+    argv = [
+        SLIME,
+        "train",
+        "--config",
+        DEMO,
+        "--advantage-estimator",
+        estimator,
+    ]
     argv += [*inputs_flags(root / f"seed-{seed}", seed), "--save", str(save), *PAPER.get(estimator, []), *further]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

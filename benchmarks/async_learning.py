@@ -2,7 +2,7 @@
 
     python benchmarks/async_learning.py [--seeds 0 1 2] [--modes sync one-step "full 4"] [--flags "--lr 3e-5"]
 
-Same model, problems, rollouts and optimizer for all (configs/demo.yaml, fewer rollouts). "full K" is --async-mode full
+Same model, problems, rollouts and optimizer for all (`slime init demo`, fewer rollouts). "full K" is --async-mode full
 with --max-staleness K and room for K rollouts in --async-buffer-groups, so that samples do become that old: the column
 of the measured staleness says whether they did. Prints a Markdown table after every seed, of all seeds so far. Exits
 with 1 when a run failed, was older than its limit, or a mode's mean accuracy did not rise by at least 0.2. What a
@@ -24,10 +24,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from algorithms import LEAST_GAIN, ROOT, SLIME, inputs_flags, make_inputs
+from algorithms import DEMO, LEAST_GAIN, ROOT, SLIME, inputs_flags, make_inputs
 
 BATCH = 32
-"""`rollout_batch_size` of configs/demo.yaml."""
+"""`rollout_batch_size` of the template `demo`."""
 QUARTERS = 4
 """Evaluations after the first."""
 MODES = ("sync", "one-step", "full 1", "full 2", "full 4")
@@ -73,7 +73,7 @@ def limit_of(mode: str) -> int:
 def train(root: Path, mode: str, tis: bool, seed: int, num_rollout: int, further: Sequence[str]) -> Run | None:
     """One run on the seed's inputs; None, and slime's message on standard error, when it fails."""
     save = root / f"{mode.replace(' ', '-')}-{'tis' if tis else 'plain'}-{seed}"
-    argv = [SLIME, "train", "--config", str(ROOT / "configs" / "demo.yaml"), "--save", str(save)]
+    argv = [SLIME, "train", "--config", DEMO, "--save", str(save)]
     argv += [*inputs_flags(root / f"seed-{seed}", seed), "--num-rollout", str(num_rollout)]
     argv += ["--eval-interval", str(num_rollout // QUARTERS), "--save-interval", str(num_rollout)]
     argv += [*mode_flags(mode), *(["--use-tis"] if tis else []), *further]

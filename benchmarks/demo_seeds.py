@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+DEMO = str(ROOT / "slime_core/quickstart/templates/demo.yaml")
 SLIME = str(Path(sys.executable).with_name("slime"))
 
 RANDOM_REWARD = '''
@@ -37,7 +38,16 @@ def run(root: Path, seed: int, control: bool, flags: list[str]) -> dict:
     held_out = inputs / "heldout.jsonl"
     inputs.mkdir(exist_ok=True)
     # The recipe writes the held-out problems it finds in --eval-prompt-data, so the first run names them there.
-    argv = [SLIME, "train", "--config", str(ROOT / "configs" / "demo.yaml"), "--seed", str(seed), "--save", str(save)]
+    argv = [
+        SLIME,
+        "train",
+        "--config",
+        DEMO,
+        "--seed",
+        str(seed),
+        "--save",
+        str(save),
+    ]
     argv += ["--hf-checkpoint", str(inputs / "model"), "--prompt-data", str(inputs / "train.jsonl")]
     argv += ["--rollout-seed", str(seed), "--eval-prompt-data", "addition", str(held_out), *flags]
     if control:

@@ -1,6 +1,6 @@
 """What Ray costs: the same training run inline and under Ray on this machine, start-up and per rollout.
 
-    .venv/bin/python benchmarks/ray_overhead.py [--config configs/demo.yaml] [--rollouts 4] [--repeats 2]
+    .venv/bin/python benchmarks/ray_overhead.py [--config run.yaml] [--rollouts 4] [--repeats 2]
 
 Both sides are the real command on inputs that exist (a model with random weights of the quick start's size, its
 problems), in turns. Start-up is from the command to its first line, when engine and trainer are up and a few problems
@@ -78,7 +78,7 @@ def cpu_below(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default=str(HERE.parent / "configs" / "demo.yaml"))
+    parser.add_argument("--config", default=str(HERE.parent / "slime_core/quickstart/templates/demo.yaml"))
     parser.add_argument("--rollouts", type=int, default=4, help="per run; 3 at least")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--ray-address", help="join this cluster instead of starting one per run")

@@ -1,6 +1,6 @@
 """How long until a command answers, until a run is checked, and until the first rollout of training is finished.
 
-    .venv/bin/python benchmarks/startup.py [--config configs/demo.yaml]
+    .venv/bin/python benchmarks/startup.py [--config run.yaml]
 
 Light commands and `slime check` are compared with `python -c pass` of the same interpreter, in turns. The training run
 is the real `slime train --num-rollout 1` on inputs that exist (a model with random weights of the quick start's size,
@@ -187,7 +187,7 @@ def imports(repeats: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default=str(HERE.parent / "configs" / "demo.yaml"))
+    parser.add_argument("--config", default=str(HERE.parent / "slime_core/quickstart/templates/demo.yaml"))
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     light_commands(options.repeats)

@@ -1,6 +1,6 @@
 """Choosing what to train on: a dynamic sampling filter, and a buffer filter beside it.
 
-    slime train --config configs/demo.yaml --over-sampling-batch-size 48 \
+    slime train --config demo.yaml --over-sampling-batch-size 48 \
         --dynamic-sampling-filter-path examples/custom_filter.py \
         --buffer-filter-path examples/custom_filter.py
 

@@ -1,6 +1,6 @@
 r"""A generate function of your own: a wrong answer is told to be wrong, and the model tries once more.
 
-    slime train --config configs/demo.yaml --custom-generate-function-path examples/custom_generate.py \
+    slime train --config demo.yaml --custom-generate-function-path examples/custom_generate.py \
         --rollout-max-response-len 64
 
 ::

@@ -1,7 +1,7 @@
 r"""A reward of your own: right answers score 1, less a little for every token they took.
 
-    slime train --config configs/demo.yaml --custom-rm-path examples/custom_reward.py
-    slime train --config configs/demo.yaml --custom-rm-path examples/custom_reward.py --config price.yaml
+    slime train --config demo.yaml --custom-rm-path examples/custom_reward.py
+    slime train --config demo.yaml --custom-rm-path examples/custom_reward.py --config price.yaml
 
 where `price.yaml` holds `custom: {token_price: 0.01}`; what stands below `custom` becomes attributes of `args`.
 

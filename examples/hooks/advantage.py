@@ -1,6 +1,6 @@
 """Advantages of your own, and a last look at the train data.
 
-    slime train --config configs/demo.yaml --custom-advantage-function-path examples/hooks/advantage.py \
+    slime train --config demo.yaml --custom-advantage-function-path examples/hooks/advantage.py \
         --rollout-data-postprocess-path examples/hooks/advantage.py
 
 `rollout_data` is THUDM/slime's dictionary: lists with one entry per sample of this rank, tensors of [response_length]

@@ -1,6 +1,6 @@
 """A data source of your own: sums that are made up, not read.
 
-    slime train --config configs/demo.yaml --data-source-path examples/hooks/data_source.py
+    slime train --config demo.yaml --data-source-path examples/hooks/data_source.py
 
 `get_samples(n)` returns n groups of `--n-samples-per-prompt` samples; groups that a rollout gives back (surplus,
 unfinished ones) come in through `add_samples` and go out first. What a reader would get wrong: with `state_dict` and

@@ -1,6 +1,6 @@
 """Metrics of your own, beside slime's or instead of them.
 
-    slime train --config configs/demo.yaml \
+    slime train --config demo.yaml \
         --custom-rollout-log-function-path examples/hooks/log_functions.py \
         --custom-eval-rollout-log-function-path examples/hooks/log_functions.py \
         --custom-config-path examples/hooks/custom_config.yaml

@@ -1,6 +1,6 @@
 """Reach into Megatron: build the model of a pipeline stage, and be told when passes and steps begin.
 
-    slime train --config configs/demo.yaml --train-backend megatron \
+    slime train --config demo.yaml --train-backend megatron \
         --custom-megatron-init-path examples/hooks/megatron_hooks.py \
         --custom-megatron-before-log-prob-hook-path examples/hooks/megatron_hooks.py \
         --custom-megatron-before-train-step-hook-path examples/hooks/megatron_hooks.py

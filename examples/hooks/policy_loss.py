@@ -1,8 +1,8 @@
 """What is minimised: a correction between engine and trainer, a reducer, or a whole loss.
 
-    slime train --config configs/demo.yaml --use-tis --custom-tis-function-path examples/hooks/policy_loss.py
-    slime train --config configs/demo.yaml --custom-pg-loss-reducer-function-path examples/hooks/policy_loss.py
-    slime train --config configs/demo.yaml --loss-type custom_loss \
+    slime train --config demo.yaml --use-tis --custom-tis-function-path examples/hooks/policy_loss.py
+    slime train --config demo.yaml --custom-pg-loss-reducer-function-path examples/hooks/policy_loss.py
+    slime train --config demo.yaml --loss-type custom_loss \
         --custom-loss-function-path examples/hooks/policy_loss.py
 
 What a reader would get wrong: functions see one micro-batch. So that results do not depend on how samples are split,

@@ -1,7 +1,7 @@
 """Rewards -> what the advantages start from; and, one level lower, samples -> train data.
 
-    slime train --config configs/demo.yaml --custom-reward-post-process-path examples/hooks/reward_shaping.py
-    slime train --config configs/demo.yaml --custom-convert-samples-to-train-data-path examples/hooks/reward_shaping.py
+    slime train --config demo.yaml --custom-reward-post-process-path examples/hooks/reward_shaping.py
+    slime train --config demo.yaml --custom-convert-samples-to-train-data-path examples/hooks/reward_shaping.py
 
 The first replaces the estimator's group statistics: it gets the samples that are trained on and returns raw rewards,
 which are logged, and shaped ones. The second replaces the whole step: its rewards are final, so it calls the first.

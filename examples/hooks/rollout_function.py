@@ -1,6 +1,6 @@
 """A whole rollout of your own, and an evaluation of your own.
 
-    slime train --config configs/demo.yaml --rollout-function-path examples/hooks/rollout_function.py \
+    slime train --config demo.yaml --rollout-function-path examples/hooks/rollout_function.py \
         --eval-function-path examples/hooks/rollout_function.py:evaluate
 
 The first draws twice the prompts, answers all, and trains on the half whose rewards differ most: a group in which all

@@ -1,6 +1,6 @@
 """At the end of a rollout: which samples to train on, and a look at all groups, dropped ones included.
 
-    slime train --config configs/demo.yaml --rollout-sample-filter-path examples/hooks/sample_filter.py \
+    slime train --config demo.yaml --rollout-sample-filter-path examples/hooks/sample_filter.py \
         --rollout-all-samples-process-path examples/hooks/sample_filter.py:process_all_samples
 
 What a reader would get wrong: a removed sample keeps its place in the batch, with a loss mask of zeros, and its reward

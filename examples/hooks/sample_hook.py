@@ -1,6 +1,6 @@
 """Between generation and reward: look at each sample, change it, or replace it.
 
-    slime train --config configs/demo.yaml --rollout-sample-hook-path examples/hooks/sample_hook.py \
+    slime train --config demo.yaml --rollout-sample-hook-path examples/hooks/sample_hook.py \
         --rollout-sample-hook-path examples/hooks/sample_hook.py:note_origin
 
 The flag may be repeated; hooks run in the order given. A hook is plain or async, returns a Sample or None (keep the

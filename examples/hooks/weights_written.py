@@ -1,6 +1,6 @@
 """Note every weight version that is on disk, before the engines load it (upload it, scan it, count it):
 
-    slime train --config configs/demo.yaml --update-weight-mode delta \
+    slime train --config demo.yaml --update-weight-mode delta \
         --custom-update-weight-post-write-path examples/hooks/weights_written.py
 """
 

@@ -46,6 +46,7 @@ class Command:
 
 
 COMMANDS: tuple[Command, ...] = (
+    Command("init", "write a run file to begin with; without arguments, list the templates", False),
     Command("train", "reinforcement learning: rollouts, rewards, optimizer steps", True),
     Command("sft", "supervised fine-tuning", True),
     Command("submit", "train or sft as a job of a Ray cluster", True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-import os.path
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,6 +81,8 @@ def collect(
     if named:
         for path in _as_list(named.value):
             cited = f"--config {path!r} ({named.origin})"
+            if files and not os.path.exists(path):
+                raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
             if _is_there(layered, path, cited, files=files):
                 _add_file(layered, path, foreign, cited=cited, open_keys=False)
     custom = parsed.values.get("custom_config_path") or from_env.get("custom_config_path")

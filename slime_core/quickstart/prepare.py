@@ -6,10 +6,12 @@ The launcher calls `prepare(args)` before it reads any input. What a reader woul
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from slime_core.quickstart import task
-from slime_core.quickstart.warmup import PHASES, Recipe, make_missing_model, write_missing
+from slime_core.quickstart.model import write_random_model
+from slime_core.quickstart.warmup import PHASES, Recipe, make_missing_model, say, write_missing
 
 _RECIPE = Recipe("addition", version=2)
 
@@ -18,9 +20,13 @@ def prepare(args: Any) -> None:
     """Make the missing ones of `args.prompt_data`, the files of `args.eval_prompt_data`, and `args.hf_checkpoint`.
 
     What exists is left alone. When the model there was made for another seed, this run's goes to a directory of its own
-    beside it, which `args.hf_checkpoint` then names.
+    beside it, which `args.hf_checkpoint` then names. Supervised runs get conversations that show the working, and a
+    random model.
     """
     train, held_out = task.split_problems()
+    if not getattr(args, "compute_advantages_and_returns", True):
+        _prepare_supervised(args, train)
+        return
     label_key = args.label_key or "label"
     if args.prompt_data:
         write_missing(args.prompt_data, task.rl_rows(train, args.input_key, label_key))
@@ -28,3 +34,11 @@ def prepare(args: Any) -> None:
     for path in (args.eval_prompt_data or [])[1::2]:
         write_missing(path, task.rl_rows(held_out, *keys))
     make_missing_model(args, _RECIPE, dict(zip(PHASES, task.warmup_rows(train, args.seed), strict=True)))
+
+
+def _prepare_supervised(args: Any, train: list[task.Problem]) -> None:
+    if args.prompt_data:
+        write_missing(args.prompt_data, task.warmup_rows(train, args.seed)[0])
+    model = Path(args.hf_checkpoint)
+    if not (model / "config.json").is_file():
+        say(f"wrote {model}: a random model of {write_random_model(model, args.seed):,} parameters")

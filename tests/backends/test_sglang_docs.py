@@ -33,6 +33,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkout")
     for name in ("configs", "slime_core"):
         (directory / name).symlink_to(ROOT / name)
+    subprocess.run([Path(sys.executable).with_name("slime"), "init", "demo", directory / "demo.yaml"], check=True)
     return directory
 
 

@@ -196,4 +196,7 @@ class Learned:
 def demo(cwd: Path, name: str, *flags: str) -> list[str]:
     saved = ["--save-debug-rollout-data", f"{name}-samples/{{rollout_id}}.jsonl"]
     sizes = ["--num-rollout", str(ROLLOUTS), "--eval-interval", str(ROLLOUTS), "--save-interval", str(ROLLOUTS)]
-    return [SLIME, "train", "--config", str(ROOT / "configs/demo.yaml"), "--save", name, *saved, *sizes, *flags]
+    run_file = cwd / "demo.yaml"
+    if not run_file.exists():
+        subprocess.run([SLIME, "init", "demo", run_file], check=True, capture_output=True)
+    return [SLIME, "train", "--config", str(run_file), "--save", name, *saved, *sizes, *flags]

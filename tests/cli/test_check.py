@@ -162,7 +162,14 @@ def test_data(tiny: TinyRun, tmp_path: Path) -> None:
 def test_inputs_that_a_recipe_makes_are_made_elsewhere(slime: Slime, tmp_path: Path) -> None:
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
     done = slime(
-        "check", "configs/demo.yaml", "--hf-checkpoint", model, "--prompt-data", data, "--save", tmp_path / "run"
+        "check",
+        "slime_core/quickstart/templates/demo.yaml",
+        "--hf-checkpoint",
+        model,
+        "--prompt-data",
+        data,
+        "--save",
+        tmp_path / "run",
     )
     assert "--prompt-data rows.jsonl: 7599 rows" in done.stdout
     assert "ready to run" in done.stdout

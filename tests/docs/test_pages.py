@@ -30,6 +30,7 @@ PAGES = sorted(
 page = pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
 OWN_FLAGS = {
+    "init": {"--force"},
     "serve": {"--host", "--port", "--model-path", "--served-model-name"},
     "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
     "samples": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,8 @@ from slime_core.types import Sample
 
 ROOT = Path(__file__).parents[2]
 SLIME = str(Path(sys.executable).with_name("slime"))
-TOOLS = ["--config", str(ROOT / "configs/demo-tools.yaml"), "--prepare-path", str(ROOT / "examples/tools/prepare.py")]
 ROLES = ["--config", str(ROOT / "examples/multi_agent/run.yaml")]
 ROLES += ["--prepare-path", str(ROOT / "examples/multi_agent/prepare.py")]
-ROLES += ["--custom-config-path", str(ROOT / "examples/multi_agent/roles.yaml")]
 
 
 def reduced(
@@ -56,8 +55,8 @@ def test_roles_at_a_reduced_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert all(sample.rollout_log_probs for sample in roles.values())
 
 
-def learnt(cwd: Path, flags: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    done = subprocess.run([SLIME, "train", *flags], cwd=cwd, capture_output=True, text=True, timeout=1100)
+def learnt(cwd: Path, flags: list[str | Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    done = subprocess.run([SLIME, "train", *map(str, flags)], cwd=cwd, capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "held-out accuracy" in done.stdout
     (summary,) = (cwd / "outputs").glob("*/summary.json")
@@ -68,7 +67,8 @@ def learnt(cwd: Path, flags: list[str]) -> tuple[dict[str, Any], list[dict[str, 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_model_learns_to_call_the_calculator(tmp_path: Path) -> None:
-    summary, steps = learnt(tmp_path, TOOLS)
+    subprocess.run([SLIME, "init", "tools", tmp_path / "run.yaml"], check=True)
+    summary, steps = learnt(tmp_path, ["--config", tmp_path / "run.yaml"])
     assert summary["eval_before"] <= 0.1
     assert summary["eval_after"] >= 0.75
     calls = [step["rollout/tools/calculator/calls"] for step in steps if "rollout/tools/calculator/calls" in step]
@@ -79,6 +79,7 @@ def test_the_model_learns_to_call_the_calculator(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_planner_learns_to_work_for_the_solver(tmp_path: Path) -> None:
-    summary, _ = learnt(tmp_path, ROLES)
+    folder = shutil.copytree(ROOT / "examples/multi_agent", tmp_path / "examples/multi_agent")
+    summary, _ = learnt(tmp_path, ["--config", folder / "run.yaml"])
     assert summary["eval_before"] <= 0.3
     assert summary["eval_after"] >= 0.8

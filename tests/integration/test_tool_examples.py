@@ -1,4 +1,4 @@
-"""`examples/tools`, `examples/code_sandbox` and `examples/search` at reduced size: what the model asks for is done."""
+"""The template `tools`, `examples/code_sandbox` and `examples/search` at reduced size: what is asked for is done."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from slime_core.sandbox import isolation_here
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
-    "tools": ("configs/demo-tools.yaml", "calculator"),
-    "code_sandbox": ("examples/code_sandbox/train.yaml", "python"),
-    "search": ("examples/search/train.yaml", "search"),
+    "tools": ("slime_core/quickstart/templates/tools.yaml", "calculator", "calculator"),
+    "code_sandbox": ("examples/code_sandbox/train.yaml", "examples/code_sandbox/prepare.py", "python"),
+    "search": ("examples/search/train.yaml", "examples/search/prepare.py", "search"),
 }
-"""Folder -> settings, and what the model calls."""
+"""Name -> settings, recipe, and what the model calls."""
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """The names of an example's `prepare.py`."""
-    found: dict[str, Any] = resolve("recipes", str(ROOT / "examples" / name / "prepare.py")).obj.__globals__
+    """The names of an example's recipe."""
+    spec = EXAMPLES[name][1]
+    found: dict[str, Any] = resolve("recipes", str(ROOT / spec) if "/" in spec else spec).obj.__globals__
     return found
 
 
@@ -56,9 +57,15 @@ def test_an_example_at_reduced_size(name: str, model: Path, tmp_path: Path, monk
     if name == "code_sandbox" and not isolation_here().complete:
         pytest.skip(f"no complete isolation here: {isolation_here()}")
     monkeypatch.setitem(recipe(name), "NUM_HELD_OUT", 8)
-    config, tool = EXAMPLES[name]
-    argv = ["--config", str(ROOT / config), "--prepare-path", str(ROOT / "examples" / name / "prepare.py")]
-    argv += ["--hf-checkpoint", str(model), "--prompt-data", str(tmp_path / "train.jsonl")]
+    config, _, tool = EXAMPLES[name]
+    argv = [
+        "--config",
+        str(ROOT / config),
+        "--hf-checkpoint",
+        str(model),
+        "--prompt-data",
+        str(tmp_path / "train.jsonl"),
+    ]
     argv += ["--eval-prompt-data", "x", str(tmp_path / "x.jsonl"), "--eval-interval", "1"]
     argv += ["--save", str(tmp_path / "run")]
     argv += ["--num-rollout", "1", "--rollout-batch-size", "6", "--n-samples-per-prompt", "4", "--no-preflight"]

@@ -111,7 +111,7 @@ def test_a_missing_file_is_named_with_its_layer() -> None:
     Path("a.yaml").write_text("lr: 1\ncustom_config_path: none.yaml\n")
     with pytest.raises(ConfigError, match=r"^--custom-config-path 'none.yaml' \(a.yaml:2\): no such file$"):
         show("--config", "a.yaml")
-    with pytest.raises(ConfigError, match=r"^--config 'none.yaml' \(SLIME_CONFIG env\): no such file$"):
+    with pytest.raises(ConfigError, match=r"^--config 'none.yaml' \(SLIME_CONFIG env\): no such file; `slime init`"):
         show(env={"SLIME_CONFIG": "none.yaml"})
 
 
@@ -194,7 +194,7 @@ def test_file_errors_name_file_and_line(yaml: str, message: str) -> None:
         ("stray", "unexpected argument 'stray'; every setting is a flag, see `slime config show --help-all`."),
         ("--lr", "--lr: expected one argument"),
         ("--num-roll 3", "unknown flag --num-roll. Did you mean --num-rollout?"),
-        ("--config none.yaml", "--config 'none.yaml' (flag): no such file"),
+        ("--config none.yaml", "--config 'none.yaml' (flag): no such file; `slime init` lists those it can write"),
         ("--custom-config-path none.yaml", "--custom-config-path 'none.yaml' (flag): no such file"),
         ("--config .", "--config '.' (flag): cannot be read: [Errno 21] Is a directory: '.'"),
         ("--rollout-top-k 0", "--rollout-top-k '0' (flag): must be -1 (all tokens) or at least 1"),

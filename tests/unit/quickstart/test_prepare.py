@@ -15,7 +15,7 @@ from slime_core.quickstart import prepare as recipe
 from slime_core.quickstart import task, warmup
 from slime_core.quickstart.model import write_random_model
 
-DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
+DEMO = Path(__file__).parents[3] / "slime_core/quickstart/templates/demo.yaml"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-r"""Inputs of `configs/demo-tools.yaml`: sums and products of three-digit numbers, and a model that seldom asks.
+r"""The recipe `calculator` (kind `recipes`): sums and products of three-digit numbers, and a model that seldom asks.
 
 A problem is `123*456=?`, to be answered `\boxed{56088}`. The warm-up shows two ways: calling the calculator
 (`<tool>123*456</tool>`, answered `56088`), and answering directly, which a tiny model cannot learn. It ends with one
@@ -45,15 +45,18 @@ def problems() -> tuple[list[Problem], list[Problem]]:
 
 
 def value(problem: Problem) -> int:
+    """The right answer."""
     a, operator, b = problem
     return {"+": a + b, "-": a - b, "*": a * b}[operator]
 
 
 def written(problem: Problem) -> str:
+    """`123*456`."""
     return "".join(map(str, problem))
 
 
 def rows(some: list[Problem]) -> list[dict[str, str]]:
+    """Rows of `--prompt-data`."""
     return [{"input": f"{written(problem)}=?", "label": str(value(problem))} for problem in some]
 
 
