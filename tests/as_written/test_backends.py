@@ -41,6 +41,7 @@ CHOSEN = [
     ("--sglang-mem-fraction-static 0.8", "embedded (default)",
      "sglang (auto: because of --sglang-mem-fraction-static)"),
     ("--router-policy random", "embedded (default)", "sglang (auto: because of --router-policy)"),
+    ("--rollout-num-gpus 0", "embedded (default)", "sglang (auto: because of --rollout-num-gpus)"),
     ("--sglang-server-concurrency 64", "embedded (default)", "embedded (default)"),  # every engine's
     ("--model qwen3-4B", "embedded (default)", "embedded (default)"),  # says it to every trainer
     ("--train-backend embedded --rollout-engine http --num-layers 2 --rollout-num-gpus 1", "embedded (flag)",
