@@ -65,9 +65,15 @@ def _by_settings(name: str, settings: Settings, owners: Sequence[ForeignFlags]) 
         if owner.chooses != name or not owner.used_by:
             continue
         for together in owner.chosen_by:
-            if all(settings.is_given(n) and getattr(settings.args, n) not in (None, False) for n in together):
+            if all(_is_asked(settings, n) for n in together):
                 yield owner.used_by[0], " and ".join(_named(settings, n) for n in together)
                 break
+
+
+def _is_asked(settings: Settings, name: str) -> bool:
+    """Whether somebody asks for it; 0 GPUs for inference are a wish, too: routers alone."""
+    value = getattr(settings.args, name)
+    return settings.is_given(name) and value is not None and value is not False
 
 
 def _named(settings: Settings, name: str) -> str:

@@ -18,7 +18,7 @@ from slime_core.config.foreign_help import flags_text
 from slime_core.config.layers import Layered, collect, lay_below, validate
 from slime_core.config.named_model import flags_of_named_model
 from slime_core.config.origins import Origin
-from slime_core.config.passthrough import ForeignFlags, find_foreign
+from slime_core.config.passthrough import Defaults, ForeignFlags, find_foreign
 from slime_core.config.role_settings import check_role_settings
 from slime_core.config.rules import apply_rules
 from slime_core.config.schema import Args
@@ -86,7 +86,7 @@ def load_settings(
         files=files,
     )
     choose_backends(settings, layered.given, foreign)
-    args.answer_for_absent(*(owner.default_of for owner in foreign if owner.default_of is not None))
+    args.answer_for_absent(Defaults(tuple(o.default_of for o in foreign if o.default_of is not None)))
     settings.warnings += check_support(args, origins)
     settings.warnings += _unused_foreign(layered, settings, foreign)
     apply_rules(settings)

@@ -152,3 +152,20 @@ def find_foreign(foreign: Sequence[ForeignFlags], attribute: str) -> tuple[Forei
         if flag is not None:
             return owner, flag
     return None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What owners say of attributes that nobody gave; goes along with `args` into other processes."""
+
+    owners: tuple[Callable[[Any, str], Any], ...] = ()
+    """Their `default_of`."""
+
+    def __call__(self, args: Any, name: str) -> Any:
+        """The first answer. Raises LookupError when nobody has one."""
+        for default_of in self.owners:
+            try:
+                return default_of(args, name)
+            except LookupError:
+                continue
+        raise LookupError(name)

@@ -14,11 +14,11 @@ defaults are THUDM/slime's; a default that differs says so here:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
+from slime_core.config.passthrough import Defaults
 from slime_core.config.sections.algorithm import AlgorithmArgs
 from slime_core.config.sections.asynchrony import AsyncArgs
 from slime_core.config.sections.base import Section
@@ -90,17 +90,12 @@ class Args(
 
     eval_datasets: list[EvalDataset] = Field(default_factory=list)
     """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""
-    _absent: tuple[Callable[[Any, str], Any], ...] = PrivateAttr(default=())
+    _defaults: Defaults = PrivateAttr(default_factory=Defaults)
+    """Asked for `args.NAME` of another program's flag that nobody gave; what was given is in `model_extra`."""
 
-    def answer_for_absent(self, *default_of: Callable[[Any, str], Any]) -> None:
-        """Have `args.NAME` of a flag that nobody gave answered by other programs' own defaults.
-
-        What was given is in `model_extra`, where those who must tell the two apart look.
-
-        Args:
-            default_of: As `ForeignFlags.default_of`.
-        """
-        self._absent = default_of
+    def answer_for_absent(self, defaults: Defaults) -> None:
+        """Have attributes that nobody set answered by other programs' own defaults."""
+        self._defaults = defaults
 
     if not TYPE_CHECKING:  # else every misspelt attribute would pass the type checker
 
@@ -110,9 +105,8 @@ class Args(
             except AttributeError:
                 if name.startswith("_"):
                     raise
-                for default_of in self._absent:
-                    try:
-                        return default_of(self, name)
-                    except LookupError:
-                        continue
+                try:
+                    return self._defaults(self, name)
+                except LookupError:
+                    pass
                 raise

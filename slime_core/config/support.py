@@ -132,6 +132,7 @@ BY_COMPONENT: Mapping[str, Lack] = {
     "offload_train": Lack.HINT,
     "padded_vocab_size": Lack.REFUSED,
     "prefill_num_servers": Lack.REFUSED,
+    "rollout_external_engine_addrs": Lack.REFUSED,
     "rollout_health_check_first_wait": Lack.HINT,
     "rollout_health_check_interval": Lack.HINT,
     "rollout_health_check_timeout": Lack.HINT,

@@ -8,12 +8,14 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slime_core.cli import main as frame
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
+from slime_core.plugins.workers.calls import pack_args, unpack_args
 from tests.conftest import TinyRun
 
 Load = Callable[..., Settings]
@@ -39,6 +41,7 @@ CHOSEN = [
     ("--sglang-mem-fraction-static 0.8", "embedded (default)",
      "sglang (auto: because of --sglang-mem-fraction-static)"),
     ("--router-policy random", "embedded (default)", "sglang (auto: because of --router-policy)"),
+    ("--rollout-num-gpus 0", "embedded (default)", "sglang (auto: because of --rollout-num-gpus)"),
     ("--sglang-server-concurrency 64", "embedded (default)", "embedded (default)"),  # every engine's
     ("--model qwen3-4B", "embedded (default)", "embedded (default)"),  # says it to every trainer
     ("--train-backend embedded --rollout-engine http --num-layers 2 --rollout-num-gpus 1", "embedded (flag)",
@@ -111,7 +114,8 @@ def test_what_is_not_installed_is_said_once_with_the_way_without(
 def test_code_written_for_megatron_finds_its_arguments_with_every_trainer(tiny: TinyRun) -> None:
     for extra in ((), ("--train-backend", "megatron", "--context-parallel-size", "1")):
         settings = load_settings([*tiny.argv(), *extra], env={})
-        args = pickle.loads(pickle.dumps(settings.args))  # as a worker process has it
+        args: Any = unpack_args(pack_args(settings.args))  # as a worker process of rewards has it
+        assert pickle.loads(pickle.dumps(settings.args)).context_parallel_size == 1
         assert (args.context_parallel_size, args.tensor_model_parallel_size, args.pipeline_model_parallel_size) == (
             1,
             1,

@@ -1,4 +1,5 @@
-"""THUDM/slime's launch scripts as they are: `slime check --flags-only` accepts them, or says why not."""
+"""THUDM/slime's launch scripts as they are: `slime check --flags-only` and the trainer, once it knows the model, accept
+them, or say why not."""
 
 from __future__ import annotations
 
@@ -6,12 +7,18 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from slime_core.cli.check import check_flags
-from slime_core.errors import ConfigError
-from tests.as_written.launch_scripts import EXCEPTIONS, launch_scripts, verdicts
+from slime_core.config import Settings
+from slime_core.errors import ConfigError, PluginError
+from slime_core.model_presets.presets import find_preset
+from slime_core.models.hf_io import write_config
+from slime_core.trainers.megatron.checks import check_run
+from slime_core.trainers.megatron.trainer import MegatronTrainer
+from tests.as_written.launch_scripts import EXCEPTIONS, MODELS, WHEN_STARTED, launch_scripts, verdicts
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 SCRIPTS = launch_scripts()
@@ -19,7 +26,7 @@ TRAINS_ALONE = "--debug-train-only"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_gets_the_backends_it_names_or_a_reason(name: str) -> None:
+def test_a_script_gets_the_backends_it_names_or_a_reason(name: str, tmp_path: Path) -> None:
     verdict, argv = verdicts()[name], SCRIPTS[name]
     named = re.findall(r"`(--[a-z-]+)`", verdict.why)
     while verdict.kind == "refused" and named:
@@ -32,6 +39,25 @@ def test_a_script_gets_the_backends_it_names_or_a_reason(name: str) -> None:
     (idle,) = [w for w in settings.warnings if w.startswith("without effect in this version")] or [""]
     assert [flag for flag in named if flag not in idle] == []
     assert verdict.kind == "refused" or bool(idle) is (verdict.kind == "differs")
+    if name in MODELS:
+        _check_with_model(name, settings, tmp_path)
+
+
+def _check_with_model(name: str, settings: Settings, directory: Path) -> None:
+    """What the trainer says of the flags once the checkpoint's config.json is there, on GPUs."""
+    write_config(directory, dict(find_preset(MODELS[name]).config))
+    settings.args.hf_checkpoint, settings.args.device = str(directory), "cuda"
+    if name in WHEN_STARTED:
+        assert verdicts()[name].kind == "refused"
+        with pytest.raises((ConfigError, PluginError), match=re.escape(WHEN_STARTED[name])):
+            _start_checks(settings)
+    else:
+        _start_checks(settings)
+
+
+def _start_checks(settings: Settings) -> None:
+    check_run(settings.args)
+    MegatronTrainer.processes(settings)
 
 
 def _without(argv: list[str], flag: str) -> list[str]:
@@ -41,7 +67,8 @@ def _without(argv: list[str], flag: str) -> list[str]:
 
 
 def test_exceptions_are_scripts() -> None:
-    assert set(EXCEPTIONS) <= set(SCRIPTS)
+    assert set(EXCEPTIONS) | set(MODELS) <= set(SCRIPTS)
+    assert set(WHEN_STARTED) <= set(MODELS)
     assert len(SCRIPTS) == 34
 
 

@@ -48,7 +48,10 @@ class HttpEngine:
     pause_modes: ClassVar[tuple[str, ...]] = PAUSE_MODES
     weight_transports: tuple[str, ...] = ("distributed", "disk")
     """Those that may be offered; `start` narrows them to what the servers take."""
-    uses: ClassVar[frozenset[str]] = WEIGHT_SETTINGS | {"update_weight_puller_addrs"}
+    uses: ClassVar[frozenset[str]] = WEIGHT_SETTINGS | {
+        "rollout_external_engine_addrs",
+        "update_weight_puller_addrs",
+    }
 
     def __init__(self, args: Args) -> None:
         self._args = args

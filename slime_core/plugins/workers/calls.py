@@ -17,6 +17,8 @@ from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 
 HEADER = struct.Struct("!Q")
 """Before each message: its length."""
+DEFAULTS = "_defaults"
+"""Attribute of the run's settings: a callable that answers for what was not given (`config.passthrough.Defaults`)."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -41,6 +43,11 @@ class WorkerArgs(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         packed = self.__dict__.get("_packed", {})
         if name not in packed:
+            if not name.startswith("_") and DEFAULTS in packed:
+                try:
+                    return getattr(self, DEFAULTS)(self, name)
+                except LookupError:
+                    pass
             raise AttributeError(f"args has no {name!r} (in a worker process of rewards)")
         if packed[name] is None:
             raise AttributeError(f"args.{name} cannot be sent to a worker process; declare execution = 'thread'")
@@ -59,6 +66,9 @@ def pack_args(args: Any) -> bytes:
             packed[name] = pickle.dumps(values[name])
         except Exception:  # whatever a user's object raises: read there, it says that it did not come along
             packed[name] = None
+    defaults = getattr(args, DEFAULTS, None)
+    if defaults is not None:
+        packed[DEFAULTS] = pickle.dumps(defaults)
     return pickle.dumps((plain, packed))
 
 

@@ -115,7 +115,9 @@ def _of_experts(args: Any) -> list[str]:
     """Flags of what experts compute that were given; what states the model is compared with it."""
     others = {*COMPARED, *NOT_ON_CPU, "moe_token_dispatcher_type"}
     given = {name: value for name, value in given_fields(args).items() if name.startswith("moe_") and value}
-    return [_shown(name, value) for name, value in given.items() if name not in others]
+    idle = [_shown(name, value) for name, value in given.items() if name not in others]
+    split = given_fields(args).get("expert_tensor_parallel_size", 1)
+    return [*idle, *([_shown("expert_tensor_parallel_size", split)] if split > 1 else [])]
 
 
 def _check_recompute(args: Any) -> list[str]:
@@ -185,6 +187,8 @@ def _check_routing(args: Any, settings: MegatronSettings) -> None:
 def _check_device(args: Any, settings: MegatronSettings) -> list[str]:
     given = given_fields(args)
     warnings = []
+    if given.get("sequence_parallel") and not settings.layout.sequence_parallel:
+        warnings.append("without effect with --tensor-model-parallel-size 1: --sequence-parallel")
     if given.get("moe_token_dispatcher_type") == "allgather":
         warnings.append(
             "--moe-token-dispatcher-type allgather: it needs sequences of one length; alltoall is used instead"

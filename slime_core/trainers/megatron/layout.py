@@ -56,7 +56,9 @@ class Layout:
         for name, size in sizes.items():
             if size < 1:
                 raise ConfigError(f"{_flag(name)} {size}: at least 1")
-        layout = cls(**sizes, sequence_parallel=bool(fields.get("sequence_parallel", False)))
+        # As in Megatron-LM, whose launch scripts leave the flag in where they do not split: there is nothing to share.
+        sequence = bool(fields.get("sequence_parallel", False)) and sizes.get("tensor", 1) > 1
+        layout = cls(**sizes, sequence_parallel=sequence)
         per_chunk = given(args, "num_layers_per_virtual_pipeline_stage")
         if per_chunk is not None and num_layers is not None:
             layout = _with_chunks_of(layout, per_chunk, num_layers, fields)
@@ -137,7 +139,7 @@ class Layout:
         experts = transformer.get("num_moe_experts")
         if experts:
             self._check_experts(experts)
-        elif self.expert > 1 or (self.expert_tensor or self.tensor) != self.tensor:
+        elif self.expert > 1:
             raise ConfigError(f"{_flag('expert')} {self.expert}: the model has no experts; remove it")
 
     def _check_experts(self, experts: int) -> None:
@@ -150,8 +152,6 @@ class Layout:
             )
 
     def _check(self, given: Mapping[str, Any], *, interleaved: bool) -> None:
-        if self.sequence_parallel and self.tensor == 1:
-            raise ConfigError("--sequence-parallel: needs --tensor-model-parallel-size of 2 or more; remove it")
         if (self.virtual or interleaved) and self.pipeline == 1:
             flag = "--num-layers-per-virtual-pipeline-stage" if interleaved else _flag("virtual")
             raise ConfigError(f"{flag}: needs --pipeline-model-parallel-size of 2 or more; remove it")

@@ -88,7 +88,7 @@ COMPARED: Mapping[str, str] = {
 """Field that describes the model -> what config.json calls it, where one name does; `config.py` takes the model's."""
 
 _ONLY_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-_NOT_LATENT = ("kv_channels", "num_query_groups")
+_NOT_LATENT = ("kv_channels", "num_query_groups", "add_qkv_bias")
 _YARN = ("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 _NONE_IS: Mapping[str, Any] = {
     "moe_router_num_groups": 1,

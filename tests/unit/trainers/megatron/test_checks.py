@@ -101,8 +101,16 @@ def test_flags_without_effect_are_one_warning_each(directory: Path) -> None:
 
 def test_without_a_model_only_the_flags_are_checked(tmp_path: Path) -> None:
     assert run(tmp_path / "later", num_layers=3, pipeline_model_parallel_size=2) == []
-    with pytest.raises(ConfigError, match="--sequence-parallel: needs"):
-        run(tmp_path / "later", sequence_parallel=True)
+    with pytest.raises(ConfigError, match="--virtual-pipeline-model-parallel-size: needs"):
+        run(tmp_path / "later", virtual_pipeline_model_parallel_size=2)
+
+
+def test_sizes_that_launch_scripts_leave_in(directory: Path) -> None:
+    """`--sequence-parallel` over one rank, and how to split experts of a model that has none."""
+    assert run(directory, sequence_parallel=True) == [
+        "without effect with --tensor-model-parallel-size 1: --sequence-parallel"
+    ]
+    assert run(directory, tensor_model_parallel_size=2, expert_tensor_parallel_size=1) == []
 
 
 def test_a_critics_flags_are_checked_against_its_model(directory: Path) -> None:

@@ -59,7 +59,6 @@ def test_uneven_stages(flags: dict[str, Any]) -> None:
     ("layers", "flags", "message"),
     [
         (None, {"tp": 0}, "--tensor-model-parallel-size 0: at least 1"),
-        (None, {"sequence_parallel": True}, "--sequence-parallel: needs --tensor-model-parallel-size of 2 or more"),
         (None, {"vpp": 2}, "--virtual-pipeline-model-parallel-size: needs --pipeline-model-parallel-size"),
         (None, {"num_layers_per_virtual_pipeline_stage": 1}, "--num-layers-per-virtual-pipeline-stage: needs"),
         (None, {"last": 2}, "--decoder-last-pipeline-num-layers 2: needs --pipeline-model-parallel-size"),
@@ -95,7 +94,7 @@ def test_ranks_hold_whole_copies() -> None:
     [
         ({"tensor": 3}, {}, "does not divide the model's 4 attention heads"),
         ({"tensor": 4}, {"num_attention_heads": 12, "num_query_groups": 3}, "3 key-value heads: one must divide"),
-        ({"expert": 2}, {}, "the model has no experts"),
+        ({"expert": 2, "expert_tensor": 1}, {}, "the model has no experts"),
         ({"expert": 3}, {"num_moe_experts": 8}, "does not divide the model's 8 experts"),
         ({"tensor": 2}, {"num_moe_experts": 8}, "needs --sequence-parallel with it"),
         ({"context": 2}, {"experimental_attention_variant": "gated_delta_net"}, "cannot cut gated_delta_net"),
