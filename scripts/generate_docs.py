@@ -6,8 +6,6 @@ python scripts/generate_docs.py [--check]
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 import sys
 from collections.abc import Mapping
@@ -28,6 +26,7 @@ sys.path.insert(0, str(ROOT))  # the verdicts stand beside the tests that hold t
 
 from tests.as_written import flags as thudm_flags  # noqa: E402
 from tests.as_written import launch_scripts  # noqa: E402
+from tests.as_written.names import NAMES  # noqa: E402
 from tests.as_written.verdict import Verdict  # noqa: E402
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -180,27 +179,13 @@ def verdict_table(head: str, verdicts: Mapping[str, Verdict]) -> str:
     return "\n".join([*table, *(["", f"Works: {works}."] if works else [])])
 
 
-def names_of_slime() -> Mapping[str, Verdict]:
-    """Names that code written for THUDM/slime imports; empty until there is a table of them."""
-    if importlib.util.find_spec("tests.as_written.names") is None:
-        return {}
-    module = importlib.import_module("tests.as_written.names")
-    (found,) = (
-        table
-        for table in vars(module).values()
-        if isinstance(table, Mapping) and table and all(isinstance(v, Verdict) for v in table.values())
-    )
-    return found
-
-
 def migrating_page() -> str:
     """The page as it is, with its generated parts made anew."""
     newer = {flag: Verdict("refused", why) for flag, why in thudm_flags.NEWER.items()}
-    names = names_of_slime()
     parts = {
         "scripts": verdict_table("script", launch_scripts.verdicts()),
         "flags": verdict_table("flag", thudm_flags.verdicts()),
-        "names": "## Names\n\n" + verdict_table("name", names) if names else "",
+        "names": "## Names\n\n" + verdict_table("name", NAMES),
         "newer": verdict_table("flag", newer),
     }
     text = MIGRATING_PAGE.read_text(encoding="utf-8")

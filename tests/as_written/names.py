@@ -6,16 +6,7 @@ its line here.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
-
-
-class Verdict(NamedTuple):
-    """What becomes of one name."""
-
-    kind: Literal["works", "differs", "refused"]
-    """As in THUDM/slime; with the difference that `why` tells; an error that says what to use instead."""
-    why: str
-
+from tests.as_written.verdict import Verdict
 
 NAMES: dict[str, Verdict] = {
     "fully_async_rollout.generate_rollout_fully_async": Verdict(
@@ -115,6 +106,13 @@ NAMES: dict[str, Verdict] = {
     "slime.backends.megatron_utils.loss.icepop_function": Verdict("works", "the correction icepop"),
     "slime.backends.megatron_utils.loss.vanilla_tis_function": Verdict("works", "the correction tis"),
     "slime.backends.sglang_utils.sglang_engine": Verdict("refused", "--rollout-engine sglang"),
+    "slime.data.RolloutDataSource": Verdict(
+        "differs", "a source that knows no groups, built with (dataset, args); not rollout.data_source's"
+    ),
+    "slime.data.RolloutDataSourceWithBuffer": Verdict(
+        "differs", "as slime.data.RolloutDataSource, with a list of samples to train on again"
+    ),
+    "slime.data.Sample": Verdict("works", "as utils.types.Sample"),
     "slime.data.Dataset": Verdict("differs", "as utils.data.Dataset"),
     "slime.data.read_file": Verdict("works", "as utils.data.read_file"),
     "slime.observability.metric_utils.compute_pass_rate": Verdict("works", "same arguments, same answer"),
@@ -334,6 +332,7 @@ NAMES: dict[str, Verdict] = {
         "works", "errors of a user's own target_getter or attrs_getter are raised"
     ),
     "slime.utils.types.RolloutBatch": Verdict("works", "a dictionary"),
+    "slime.utils.types.Status": Verdict("works", "Sample.Status"),
     "slime.utils.types.Sample": Verdict("works", "slime_core.Sample"),
     "slime.utils.wandb_utils": Verdict("refused", "a hook slime_rollout_end or slime_step_end"),
 }
