@@ -54,8 +54,8 @@ def settle_launcher(settings: Settings) -> str:
         raise ConfigError(f"{settings.cite('ray_address')} contradicts {settings.cite('launcher')}; remove one")
     if args.max_trainer_restarts and not args.save_interval:
         raise ConfigError(
-            f"{settings.cite('max_trainer_restarts')}: a restart begins at a commit, and before the end there is none without"
-            " --save-interval; set it"
+            f"{settings.cite('max_trainer_restarts')}: a restart begins at a commit, and before the end there is none"
+            " without --save-interval; set it"
         )
     return str(args.launcher)
 
