@@ -61,9 +61,11 @@ def _show(argv: list[str]) -> int:
 
 def _load_components(settings: Settings) -> None:
     """Find and import what the given settings name, as the run would. Raises PluginError for the first that fails."""
+    from slime_core.plugins.discovery import search_as
     from slime_core.plugins.kinds import KINDS
     from slime_core.plugins.resolve import resolve
 
+    search_as(settings.args)
     for kind in KINDS.values():
         for name in (flag.removeprefix("--").replace("-", "_") for flag in kind.flags):
             named = getattr(settings.args, name, None) if name in settings.origins and settings.is_given(name) else None

@@ -7,6 +7,7 @@ settings ends it before a model is loaded. What every launcher does with the par
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -47,7 +48,8 @@ def train(settings: Settings) -> dict[str, Any]:
     if run.processes > num_processes():
         named_commit(args)
         first_results()
-        print(f"starting {run.processes} trainer processes", flush=True)
+        if sys.stderr.isatty():  # each rank tells of its own start, but it takes a second until it can
+            print(f"slime: starting {run.processes} trainer processes", file=sys.stderr, flush=True)
         with published(args, "parent of the ranks"):
             return start_ranks(run)
     with sole_writer(run_dir) if is_leader() else nullcontext(), published(args, f"rank {os.environ.get('RANK', '0')}"):

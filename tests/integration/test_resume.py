@@ -76,7 +76,7 @@ def test_killed_at_random_points_and_resumed(tiny: TinyRun, unkilled: Path, tmp_
     print(f"kill points from seed {seed}")
     rng = random.Random(seed)
     save = tmp_path / "run"
-    argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save)]
+    argv = [SLIME, "train", *tiny.argv(save, **FLAGS, load=save, overwrite=True)]
     # The first kill comes long before the end; later ones fall anywhere, start-up and the end included.
     kills = _killed(argv, rng.randint(1, 3), rng.uniform(0, 0.2), held=tmp_path)
     for _ in range(3):

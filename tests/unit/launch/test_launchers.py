@@ -74,6 +74,6 @@ def test_restarts_of_the_trainer_need_ray_and_commits() -> None:
     restarts, commits = ["--max-trainer-restarts", "2"], ["--save", "run", "--save-interval", "1"]
     with pytest.raises(ConfigError, match="only --launcher ray can restart the trainer"):
         settle_launcher(_settings(*restarts, *commits))
-    with pytest.raises(ConfigError, match="a restart begins at a commit, and there are none without"):
+    with pytest.raises(ConfigError, match="a restart begins at a commit, and before the end there is none"):
         settle_launcher(_settings(*restarts, "--launcher", "ray"))
     assert settle_launcher(_settings(*restarts, *commits, "--launcher", "ray")) == "ray"
