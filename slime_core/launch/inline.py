@@ -26,8 +26,9 @@ from slime_core.launch.preflight import run_preflight
 from slime_core.launch.prepare import Prepared, prepare
 from slime_core.launch.process import is_leader, num_processes
 from slime_core.launch.rank_errors import report
-from slime_core.launch.ranks import is_rank, start_ranks
+from slime_core.launch.ranks import is_rank, rollouts_told, start_ranks
 from slime_core.launch.resume import commit_to_resume, first_rollout, named_commit, unfinished_evaluations
+from slime_core.launch.rollout_factory import build_data_source
 from slime_core.launch.trainers import Trainers
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.rollout.async_stage import build_async_rollout
@@ -47,6 +48,8 @@ def train(settings: Settings) -> dict[str, Any]:
         run_preflight(run)
     if run.processes > num_processes():
         named_commit(args)
+        if args.num_rollout is None:
+            args.num_rollout = rollouts_of(args, build_data_source(args, run.parts))
         with published(args, "parent of the ranks"):
             return start_ranks(run)
     with sole_writer(run_dir) if is_leader() else nullcontext(), published(args, f"rank {os.environ.get('RANK', '0')}"):
@@ -58,13 +61,15 @@ def _train(
     run: Prepared, commit: Path | None, run_dir: Path, reuse: Mapping[str, bool], started: float
 ) -> dict[str, Any]:
     args, stage = run.args, None
+    if args.num_rollout is None:
+        args.num_rollout = rollouts_told()
     if is_leader():
         begin_run_dir(run, commit, reuse)
         stage = run.rollout_stage()
         if args.num_rollout is None:
             args.num_rollout = rollouts_of(args, stage.parts.data_source)
     elif args.num_rollout is None:
-        raise ConfigError("--num-epoch with several trainer processes: set --num-rollout instead")
+        raise ConfigError("--num-epoch under torchrun: only rank 0 reads the data; set --num-rollout instead")
     trainers = run.parts.build_trainers(args)
     try:
         return _lead(run, trainers, stage, commit, started) if stage else _follow(run, trainers, commit)
