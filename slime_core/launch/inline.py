@@ -26,8 +26,9 @@ from slime_core.launch.preflight import run_preflight
 from slime_core.launch.prepare import Prepared, prepare
 from slime_core.launch.process import is_leader, num_processes
 from slime_core.launch.rank_errors import report
-from slime_core.launch.ranks import is_rank, start_ranks
+from slime_core.launch.ranks import is_rank, rollouts_told, start_ranks
 from slime_core.launch.resume import commit_to_resume, first_rollout, named_commit, unfinished_evaluations
+from slime_core.launch.rollout_factory import build_data_source
 from slime_core.launch.trainers import Trainers
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.rollout.async_stage import build_async_rollout
@@ -47,9 +48,11 @@ def train(settings: Settings) -> dict[str, Any]:
         run_preflight(run)
     if run.processes > num_processes():
         named_commit(args)
+        if args.num_rollout is None:
+            args.num_rollout = rollouts_of(args, build_data_source(args, run.parts))
         first_results()
-        if sys.stderr.isatty():  # each rank tells of its own start, but it takes a second until it can
-            print(f"slime: starting {run.processes} trainer processes", file=sys.stderr, flush=True)
+        # Each rank tells of its own start, but it takes a second until it can.
+        print(f"slime: starting {run.processes} trainer processes", file=sys.stderr, flush=True)
         with published(args, "parent of the ranks"):
             return start_ranks(run)
     with sole_writer(run_dir) if is_leader() else nullcontext(), published(args, f"rank {os.environ.get('RANK', '0')}"):
@@ -59,6 +62,8 @@ def train(settings: Settings) -> dict[str, Any]:
 
 def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]:
     args, stage = run.args, None
+    if args.num_rollout is None:
+        args.num_rollout = rollouts_told()
     if is_leader():
         begin_run_dir(run, commit)
         with waiting("the data", deadline=None, then="as long as it takes to read"):
@@ -66,7 +71,7 @@ def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]
         if args.num_rollout is None:
             args.num_rollout = rollouts_of(args, stage.parts.data_source)
     elif args.num_rollout is None:
-        raise ConfigError("--num-epoch with several trainer processes: set --num-rollout instead")
+        raise ConfigError("--num-epoch under torchrun: only rank 0 reads the data; set --num-rollout instead")
     with waiting("the trainer and its models", deadline=None, then="as long as it takes to read them"):
         trainers = run.parts.build_trainers(args)
     try:

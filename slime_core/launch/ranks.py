@@ -42,6 +42,8 @@ FOLDER = "ranks"
 """Folder of the run directory with the output of all ranks but 0."""
 PARENT = "RANK_OF_SLIME"
 """Environment variable: the process that started this rank."""
+ROLLOUTS = "ROLLOUTS_OF_SLIME"
+"""Environment variable: how many rollouts `--num-epoch` is, which the process that starts the ranks has counted."""
 GRACE_S = 30
 """From the signal that ends a rank to SIGKILL: rank 0 stops its engines meanwhile."""
 _TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -88,6 +90,11 @@ def is_rank() -> bool:
     return os.environ.get(PARENT) == str(os.getppid())
 
 
+def rollouts_told() -> int | None:
+    """What the process that started this rank has counted; None in others."""
+    return int(os.environ[ROLLOUTS]) if is_rank() else None
+
+
 @contextmanager
 def as_rank() -> Iterator[None]:
     """Around the work of every process: one that `start_ranks` started ends with its parent, and reports its error.
@@ -116,6 +123,8 @@ def as_rank() -> Iterator[None]:
 def start_ranks(run: Prepared) -> dict[str, Any]:
     """Run the command in `run.processes` processes on this machine, to the end; returns rank 0's summary.
 
+    `args.num_rollout` is known, also where it comes from `--num-epoch`.
+
     Raises:
         SlimeError: What the first rank to fail raised, or how it ended; the others have been ended.
         KeyboardInterrupt: SIGINT or SIGTERM; all of them have been ended.
@@ -125,8 +134,6 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     args, count = run.args, run.processes
-    if args.num_rollout is None:
-        raise ConfigError("--num-epoch with several trainer processes: set --num-rollout instead")
     folder = run_dir_of(args) / FOLDER
     config = LaunchConfig(
         min_nodes=1,
@@ -175,7 +182,7 @@ def _left_to_agent(config: type) -> dict[str, Any]:
 @contextmanager
 def _environment(args: Any, count: int) -> Iterator[None]:
     """What the ranks inherit: whose they are, and without `--num-threads` their share of the cores."""
-    wanted = {PARENT: str(os.getpid())}
+    wanted = {PARENT: str(os.getpid()), ROLLOUTS: str(args.num_rollout)}
     if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:
         wanted["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
     before = dict(os.environ)

@@ -34,7 +34,7 @@ def build_rollout(
         ConfigError: A row names a reward there is not.
     """
     with_engine = parts.engine is not None
-    source = _data_source(args, parts) if draws else None
+    source = build_data_source(args, parts) if draws else None
     rewards = RewardStage(args, parts.reward, resolver.reward, workers=resolver.workers)
     if with_engine:
         check_named_rewards(rewards, args, source)
@@ -63,6 +63,7 @@ def build_rollout(
     )
 
 
-def _data_source(args: Any, parts: Components) -> Any:
+def build_data_source(args: Any, parts: Components) -> Any:
+    """The run's data source. Raises DataError, and PluginError for what a user's own raises."""
     with user_code("--data-source-path"):
         return parts.data_source(args)

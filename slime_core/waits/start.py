@@ -4,8 +4,8 @@
         ...
         first_results()            whoever prints results, from the first on: nothing more is told
 
-The lines go to standard error, every three seconds on a terminal and every half minute elsewhere. What a reader would
-get wrong: it is a daemon thread that reads the table of waits; what waits nowhere is told by no more than the time.
+The lines go to standard error, every three seconds; where that is no terminal, every half minute once two minutes are
+over, so that a start of hours does not fill a log. What a reader would get wrong: it is a daemon thread that reads the table of waits; what waits nowhere is told by no more than the time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from contextlib import contextmanager
 
 from slime_core.waits.table import Wait, current
 
-TERMINAL_S, LOG_S = 2.5, 30.0
+OFTEN_S, SELDOM_S = 2.5, 30.0
 """Seconds between lines; a busy machine may make three of the first."""
+_PATIENT_S = 120.0
+"""How long a log gets a line as often as a terminal."""
 _over: threading.Event | None = None
 
 
@@ -32,11 +34,9 @@ def telling_start() -> Iterator[None]:
         yield
         return
     over = _over = threading.Event()
-    on_terminal = sys.stderr.isatty()
-    every = TERMINAL_S if on_terminal else LOG_S
     # A rank that another process has started is not the beginning of what a person waits for.
-    first = TERMINAL_S / 3 if on_terminal and "RANK" in os.environ else every
-    threading.Thread(target=_tell, args=(over, first, every), name="slime-start", daemon=True).start()
+    first = OFTEN_S / 3 if "RANK" in os.environ else OFTEN_S
+    threading.Thread(target=_tell, args=(over, first), name="slime-start", daemon=True).start()
     try:
         yield
     finally:
@@ -60,10 +60,11 @@ def part_of_start() -> Iterator[None]:
         _over = before
 
 
-def _tell(over: threading.Event, first: float, every: float) -> None:
+def _tell(over: threading.Event, first: float) -> None:
     since, pause = time.monotonic(), first
     while not over.wait(pause):
-        pause = every
+        often = sys.stderr.isatty() or time.monotonic() - since < _PATIENT_S
+        pause = OFTEN_S if often else SELDOM_S
         wait = _innermost(current())
         what = "" if wait is None else f": {wait.what}, {wait.age:.0f} s"
         try:

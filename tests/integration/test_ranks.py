@@ -214,17 +214,27 @@ def test_nothing_outlives_a_killed_command(running: Any) -> None:
 
 
 def test_what_is_wrong_is_said_before_any_rank_starts(
-    two: Callable[..., list[str]], tmp_path: Path, slime: Slime
+    two: Callable[..., list[str]], tiny: TinyRun, tmp_path: Path, slime: Slime
 ) -> None:
     for changes, said in [
         ({"actor_num_nodes": 2}, "--actor-num-nodes 2 (flag): without Ray (--launcher ray) slime starts processes"),
-        ({"num_rollout": None, "num_epoch": 1}, "--num-epoch with several trainer processes: set --num-rollout"),
+        (
+            {"num_rollout": None, "num_epoch": 1, "prompt_data": f"{tiny.root / 'train.jsonl'}@[0:2]"},
+            "--num-epoch 1: the 2 prompts do not fill one rollout of --rollout-batch-size 4",
+        ),
         ({"load": tmp_path / "nowhere"}, "nowhere: no slime checkpoint there"),
     ]:
         done = slime("train", *two(**changes), check=False)
         assert done.returncode in (1, 2)
         assert said in done.stderr
         assert not (tmp_path / "run" / "ranks").exists()
+
+
+@SLOW
+def test_epochs_are_counted_for_all_ranks(two: Callable[..., list[str]], tiny: TinyRun, slime: Slime) -> None:
+    eight = f"{tiny.root / 'train.jsonl'}@[0:9]"
+    done = slime("train", *two(num_rollout=None, num_epoch=1, prompt_data=eight))
+    assert "\n2 rollouts in " in done.stdout
 
 
 def test_another_number_than_torchruns_is_refused(two: Callable[..., list[str]], slime: Slime) -> None:

@@ -206,7 +206,8 @@ def test_functions_written_for_thudm_slime(where: str, tiny: TinyRun, tmp_path: 
 
 
 def test_train_py_takes_the_flags_of_thudm_slime(tiny: TinyRun, tmp_path: Path) -> None:
-    argv = tiny.argv(tmp_path / "run", num_rollout=1, sglang_mem_fraction_static=0.7, tensor_model_parallel_size=1)
+    flags = {"sglang_mem_fraction_static": 0.7, "tensor_model_parallel_size": 1}
+    argv = tiny.argv(tmp_path / "run", num_rollout=1, train_backend="embedded", rollout_engine="embedded", **flags)
     done = subprocess.run(
         [sys.executable, ROOT / "train.py", *argv], capture_output=True, text=True, timeout=120, cwd=ROOT
     )
