@@ -216,11 +216,16 @@ def image_token_of(checkpoint: str | None) -> int | None:
         return None
 
 
+def images_of(inputs: Mapping[str, Any] | None) -> list[Any]:
+    """The images of `Sample.multimodal_inputs` as they stand there; one that is in no list is one image."""
+    found = (inputs or {}).get(IMAGES)
+    return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
+
+
 def inputs_to_json(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`Sample.multimodal_inputs` with every image as a text. Raises ValueError for what is no image."""
-    return {
-        k: [image_ref(i, fetched=False) for i in v] if k == IMAGES and v is not None else v for k, v in inputs.items()
-    }
+    refs = [image_ref(image, fetched=False) for image in images_of(inputs)]
+    return {k: refs if k == IMAGES and v is not None else v for k, v in inputs.items()}
 
 
 def _data_url(data: bytes) -> str:

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from slime_core import provenance
 from slime_core.call_counters import PrefixCacheInfo as PrefixCacheInfo
 from slime_core.call_counters import SpecInfo as SpecInfo
-from slime_core.multimodal import IMAGES, image_ref, image_url
+from slime_core.multimodal import image_ref, image_url, images_of
 from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
 from slime_core.routed_experts import routed_experts_after_call
 from slime_core.stored_sample import field_values, plain_values
@@ -157,7 +157,7 @@ class Sample:
 
     def image_data(self) -> list[str]:
         """The prompt's images as `data:` URLs, for engines. Raises ValueError where one cannot be read, or not here."""
-        return [image_url(image_ref(image)) for image in (self.multimodal_inputs or {}).get(IMAGES) or ()]
+        return [image_url(image_ref(image)) for image in images_of(self.multimodal_inputs)]
 
     def get_reward_value(self, args: Any) -> float:
         """The scalar reward: `reward` itself, or `reward[args.reward_key]` when a key is set."""
@@ -185,8 +185,8 @@ class Sample:
         Args:
             args: The run's arguments; unused here, kept for THUDM/slime's call.
             tokens: [n] ids.
-            log_probs: [n] log-probs of the sampling policy: required when `trainable`, forbidden otherwise; of no
-                tokens either way.
+            log_probs: [n] log-probs of the sampling policy: required when `trainable` and there are tokens; otherwise
+                None, or zeros.
             trainable: True for tokens the policy sampled; False for tool output and template tokens.
             meta_info: The engine's answer (`finish_reason`, `weight_version`, `token_weight_versions`,
                 `routed_experts`, ...).
@@ -275,7 +275,7 @@ class Sample:
         if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in tokens):
             raise ValueError(f"{self._name()}: token ids must be integers >= 0")
         if not trainable:
-            if log_probs is not None:
+            if log_probs is not None and (len(log_probs) != n or any(log_probs)):
                 raise ValueError(f"{self._name()}: log_probs given for {n} tokens that no policy sampled")
             return [0.0] * n, [NOT_SAMPLED] * n
         if log_probs is None:

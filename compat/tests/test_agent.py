@@ -73,13 +73,19 @@ async def test_a_conversation_of_two_turns_is_one_sample(served: tuple[OpenAIAda
     assert await adapter.finish_session("sid") == []
 
 
-def test_from_other_threads_and_loops_and_when_nothing_was_said(served: tuple[OpenAIAdapter, AppHandle]) -> None:
+def test_from_other_threads_and_loops_and_when_nothing_was_said(
+    served: tuple[OpenAIAdapter, AppHandle], engine: Any
+) -> None:
     adapter, handle = served
     adapter.open_session("empty")
     assert asyncio.run(adapter.finish_session("empty", base_sample=Sample(index=0))) == []
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{handle.url}/v1", api_key="empty").chat.completions.create(model="m", messages=ASK)
     adapter.open_session("dropped")
+    engine.refusals = [400]
+    client = openai.OpenAI(base_url=f"{handle.url}/v1", api_key="dropped", max_retries=0)
+    with pytest.raises(openai.InternalServerError, match=r"502.*not now"):
+        client.chat.completions.create(model="m", messages=ASK)
     asyncio.run(adapter.drop_session("dropped"))
     assert not adapter.server.sessions
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from slime.rollout import sft_rollout
+from slime.rollout import fully_async_rollout, sft_rollout
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.data_source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, pop_first
+from slime.rollout.fully_async_rollout import AsyncRolloutWorker, generate_rollout_fully_async
 from slime.rollout.sglang_rollout import (
     GenerateState,
     abort,
@@ -253,6 +254,51 @@ def test_generate_rollout(make_args: MakeArgs, tmp_path: Path) -> None:
     assert output.metrics["rollout/dynamic_filter/drop_odd"] == 1
     assert all(s.reward == 0.0 for group in output.samples for s in group)
     assert [s.label for s in output.samples[1]] == ["4", "4"]
+
+
+def test_fully_async_rollouts_take_what_was_finished_first_and_leave_the_rest(
+    make_args: MakeArgs, tmp_path: Path
+) -> None:
+    file = tmp_path / "filters.py"
+    file.write_text("def odd(args, group):\n    return group[0].group_index % 2 == 1\n")
+    args = make_args(sglang_server_concurrency=8, dynamic_sampling_filter_path=f"{file}:odd", eval_interval=None)
+    source = RolloutDataSourceWithBuffer(args)
+    taken = [generate_rollout_fully_async(args, rollout_id, source) for rollout_id in range(3)]
+    groups = [group for output in taken for group in output.samples]
+    assert [len(output.samples) for output in taken] == [2, 2, 2]
+    assert all(sample.reward is not None and len(group) == 2 for group in groups for sample in group)
+    indices = [group[0].group_index for group in groups]
+    assert len(set(indices)) == 6
+    assert {index % 2 for index in indices} == {1}
+    worker = fully_async_rollout._worker
+    assert worker is not None
+    assert worker.concurrency == 4
+    assert worker.queue_size() <= 4
+
+
+async def test_what_was_aborted_is_given_back_and_what_raised_is_raised(make_args: MakeArgs) -> None:
+    source = RolloutDataSourceWithBuffer(make_args())
+    worker = AsyncRolloutWorker(source.args, source)
+    worker.concurrency = 0  # draws nothing
+    (group,) = source.get_samples(1)
+    for sample in group:
+        sample.status = Sample.Status.ABORTED
+
+    async def come_back(problem: Exception | None) -> list[Sample]:
+        if problem is not None:
+            raise problem
+        return group
+
+    for problem in (None, RuntimeError("broken")):
+        flight = asyncio.ensure_future(come_back(problem))
+        flight.add_done_callback(worker._landed)
+        await asyncio.wait([flight])
+        await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="broken"):
+        await worker.take(1)
+    assert worker.queue_size() == 0
+    assert source.get_samples(1) == [group]
+    worker.stop()
 
 
 async def test_generate_rollout_async_takes_the_method(make_args: MakeArgs) -> None:

@@ -41,6 +41,15 @@ def test_an_empty_observation_and_an_empty_turn_after_a_response_made_by_hand_ch
     assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 1, 0], None)
 
 
+def test_an_observation_may_come_with_zeros_for_log_probs() -> None:
+    sample = Sample(tokens=[1])
+    sample.append_response_tokens(None, tokens=[2], log_probs=[-0.5])
+    sample.append_response_tokens(None, tokens=[3, 4], log_probs=[0.0, 0.0], trainable=False)
+    assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 0, 0], [-0.5, 0.0, 0.0])
+    with pytest.raises(ValueError, match="no policy sampled"):
+        sample.append_response_tokens(None, tokens=[5], log_probs=[0.0, 0.0], trainable=False)
+
+
 def test_tokens_are_appended_to_a_response_made_by_hand_with_its_log_probs() -> None:
     sample = Sample(tokens=[1, 2, 3], response_length=2, loss_mask=[1, 0], rollout_log_probs=[-0.1, 0.0])
     sample.append_response_tokens(None, tokens=[4], log_probs=[-0.2], meta_info={"weight_version": "5"})
@@ -54,6 +63,11 @@ MESSAGE = {
     "role": "user",
     "content": [{"type": "image_url", "image_url": {"url": REMOTE}}, {"type": "text", "text": "?"}],
 }
+
+
+def test_a_single_image_is_a_list_of_one() -> None:
+    assert Sample(multimodal_inputs={"images": REMOTE}).to_dict()["multimodal_inputs"] == {"images": [REMOTE]}
+    assert Sample(multimodal_inputs={"images": None}).to_dict()["multimodal_inputs"] == {"images": None}
 
 
 @pytest.mark.parametrize("image", [REMOTE, {"url": REMOTE}, {"type": "image_url", "url": REMOTE}])

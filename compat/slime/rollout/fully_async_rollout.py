@@ -4,6 +4,7 @@ A rollout takes the groups that were finished first; what is begun goes on over 
 
     draw --> in flight (--sglang-server-concurrency) --> finished, in order --> the next rollout takes its batch
       ^--------- given back: aborted ---'                 `- full: nothing is drawn until some are taken
+      `- while a rollout is asked for, and at its end: between rollouts the data source is being saved by another thread
 
 What a reader would get wrong: `--async --async-mode full` does the same within slime_core, where groups ahead are part
 of the checkpoint and too old ones are left out (`--max-staleness`); here a resumed run has lost what was in flight. One
@@ -41,11 +42,15 @@ class AsyncRolloutWorker:
         self.running = True
         self._flights: set[asyncio.Task[Group]] = set()
         self._finished: deque[Group] = deque()
+        self._aborted: list[Group] = []
         self._problem: BaseException | None = None
         self._news = asyncio.Event()
 
     def start(self) -> None:
-        """Draw what there is room for."""
+        """Give back what was aborted, and draw what there is room for. To be called while a rollout is asked for."""
+        if self._aborted:
+            self.data_buffer.add_samples(self._aborted)
+            self._aborted = []
         while self.running and max(len(self._flights), len(self._finished)) < self.concurrency:
             groups = self.data_buffer.get_samples(1)
             if not groups:
@@ -102,10 +107,9 @@ class AsyncRolloutWorker:
             return
         group = flight.result()
         if any(sample.status == SampleStatus.ABORTED for sample in group):
-            self.data_buffer.add_samples([group])
+            self._aborted.append(group)
         else:
             self._finished.append(group)
-        self.start()
 
 
 _worker: AsyncRolloutWorker | None = None
@@ -127,6 +131,7 @@ async def _rollout(args: Any, rollout_id: int, data_buffer: Any) -> RolloutFnTra
                 taken.append(group)
             else:
                 drops.on_dynamic_filter_drop(answer.reason)
+    _worker.start()
     logger.info("fully async rollout %d: %d finished groups wait", rollout_id, _worker.queue_size())
     taken.sort(key=lambda group: group[0].index or 0)
     return RolloutFnTrainOutput(samples=taken, metrics=drops.collect())

@@ -43,6 +43,7 @@ DYNAMIC = "--use-dynamic-batch-size --max-tokens-per-gpu 24"
 GRPO = "--advantage-estimator grpo"
 PPO = "--advantage-estimator ppo --critic-lr 5e-3 --gamma 0.99 --lambd 0.95"
 HERE = jobs.__name__
+CORRECTION = Path(__file__).parents[3] / "compat" / "examples" / "own_correction.py"
 
 CASES = {
     "grpo": GRPO,
@@ -58,6 +59,7 @@ CASES = {
     "kl in reward": "--advantage-estimator reinforce_plus_plus --normalize-advantages --kl-coef 0.05 --ref-load {other}"
     " --ref-update-interval 1",
     "tis": f"{GRPO} --use-tis --tis-clip 2 --tis-clip-low 0.3",
+    "a user's correction": f"{GRPO} --use-tis --custom-tis-function-path {CORRECTION}:correction",
     "old actor": f"{GRPO} --keep-old-actor",
     "teacher": f"{GRPO} --use-opd --opd-type megatron --opd-teacher-load {{other}} --use-rollout-entropy",
     "logits": f"{GRPO} --loss-type custom_loss --custom-loss-function-path {HERE}.loss_of_logits",

@@ -19,7 +19,7 @@ LAYOUTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "TP2+SP": (2, SP, ("grpo", "tied", "ppo", "kl in reward", *EXPERTS)),
     "PP2": (2, PP2, (*ALGORITHMS, "tied", "experts")),
     "VPP2": (2, VPP2, ("grpo", "tied", "ppo", "teacher", "old actor", "experts")),
-    "CP2": (2, CP2, (*ALGORITHMS, "experts")),
+    "CP2": (2, CP2, (*ALGORITHMS, "a user's correction", "experts")),
     "DP2": (2, DP2, ("grpo", "gspo", "per token", "ppo", "tis", "kl in reward")),
     "EP2": (2, EP2, EXPERTS),
     "EP2 x TP2+SP": (2, f"{SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 1", EXPERTS),

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
+import aiohttp
 from aiohttp import web
 
 from slime import _missing
@@ -23,7 +24,9 @@ from slime.agent.trajectory import TurnRecord
 from slime.rollout._state import RouterEngine
 from slime_core.agents.server import AgentServer, session_samples
 from slime_core.agents.sessions import FORK_THRESHOLD, Session, SessionLimits
+from slime_core.errors import EngineError
 from slime_core.sample import Sample, SampleStatus
+from slime_core.types import GenerationOutput
 
 T = TypeVar("T")
 _SAMPLING = {
@@ -33,6 +36,16 @@ _SAMPLING = {
     "max_new_tokens": 4096,
 }
 """Of a session that does not say otherwise."""
+
+
+class _Engine(RouterEngine):
+    """The engine's HTTP address; what goes wrong there is the agent's answer (502), not the end of its server."""
+
+    async def generate(self, *args: Any, **kwargs: Any) -> GenerationOutput:
+        try:
+            return await super().generate(*args, **kwargs)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineError(f"the engine at {self.url}: {error}") from error
 
 
 class BaseAdapter:
@@ -62,7 +75,7 @@ class BaseAdapter:
         fork_threshold_tokens: int | None = None,
     ) -> None:
         check_reasoning_parser(reasoning_parser)
-        engine: Any = RouterEngine(url=sglang_url.rstrip("/"))
+        engine: Any = _Engine(url=sglang_url.rstrip("/"))
         self.tokenizer = tokenizer
         self.sglang_url = sglang_url.rstrip("/")
         self.max_turns_per_sid = max_turns_per_sid
