@@ -93,7 +93,7 @@ def _data(run: Prepared) -> tuple[Sample | None, list[Finding]]:
         return None, [Finding("tokenizer", Level.ERROR, str(error))]
     findings, first = [*_tokenizer(run, tokenizer)], None
     sets = [(args.prompt_data, Columns.of_run(args), "--prompt-data")] if args.prompt_data else []
-    sets += [(d.path, Columns.of_eval(d), f"evaluation data set {d.name!r}") for d in args.eval_datasets or []]
+    sets += [(d.path, Columns.of_eval(d, args), f"evaluation data set {d.name!r}") for d in args.eval_datasets or []]
     for path, columns, origin in sets:
         try:
             sample, said = _rows(path, columns, origin, tokenizer, decoder_shape(args.hf_checkpoint).vocab_size)
@@ -120,7 +120,7 @@ def _rows(
     finally:
         rows.close()
     usable = [sample for _, sample in read if sample is not None]
-    shown = f"{origin} {spec}: {total} rows, {len(read)} read"
+    shown = f"{origin} {spec}: {total} rows, {len(read)} read" + (f"; {reader.layout}" if reader.layout else "")
     if foreign:
         return None, [Finding("data", Level.ERROR, f"{where}: token ids beyond the model's vocabulary of {vocab_size}")]
     if not usable:

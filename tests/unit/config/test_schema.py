@@ -26,6 +26,7 @@ OUR_DEFAULTS = {
     "rollout_function_path": None,
     "data_source_path": None,
     "loss_mask_type": "auto",
+    "input_key": None,
 }
 
 
