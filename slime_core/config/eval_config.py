@@ -34,6 +34,7 @@ _ARG_FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "tool_key": ("eval_tool_key", "tool_key"),
     "metadata_key": ("metadata_key",),
     "multimodal_keys": ("multimodal_keys",),
+    "system_prompt": ("system_prompt",),
     "apply_chat_template": ("apply_chat_template",),
     "apply_chat_template_kwargs": ("apply_chat_template_kwargs",),
     "n_samples_per_eval_prompt": ("n_samples_per_eval_prompt",),

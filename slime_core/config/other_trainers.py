@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from slime_core.config.spec import flag_specs
+
 _OURS: Mapping[str, str] = {
     # model and data
-    "--hf-checkpoint": "model-name-or-path model-path pretrain base-model model-id tokenizer-path actor-model-path",
+    "--hf-checkpoint": "model.path model.name model-name-or-path model-path pretrain base-model model-id"
+    " tokenizer-path actor-model-path",
     "--ref-load": "ref-model ref-model-path reference-model ref-pretrain",
     "--prompt-data": "dataset dataset-name dataset-path data-path train-file train-files train-data train-dataset",
     "--eval-prompt-data": "eval-dataset eval-data eval-file val-file val-files val-data validation-data eval-datasets",
@@ -29,17 +32,17 @@ _OURS: Mapping[str, str] = {
     "--rollout-top-k": "top-k",
     "--n-samples-per-prompt": "num-generations group-size rollouts-per-example rollouts-per-prompt num-return-sequences"
     " n-samples num-samples n",
-    "--num-rollout": "max-steps num-steps total-steps total-training-steps num-train-steps num-iterations",
+    "--num-rollout": "max-steps num-steps total-steps total-training-steps num-train-steps",
     "--num-epoch": "num-epochs num-train-epochs epochs total-epochs max-epochs num-episodes",
     # reward and algorithm
     "--rm-type NAME or --custom-rm-path FILE.py": "reward-funcs reward-fn reward-func reward-function reward-model"
     " reward-model-path reward-pretrain custom-reward-function",
     "--rm-url": "remote-rm-url reward-url",
     "--advantage-estimator": "adv-estimator algorithm algo algo-name",
-    "--use-kl-loss --kl-loss-coef X (a loss term) or --kl-coef X (in the reward)": "beta init-kl-coef kl-penalty"
+    "--use-kl-loss --kl-loss-coef X (a loss term) or --kl-coef X (in the reward)": "beta init-kl-coef"
     " kl-beta kl-loss-weight",
     "--eps-clip": "epsilon clip-ratio cliprange clip-range clip-eps eps-clip-low clip-ratio-low epsilon-low",
-    "--eps-clip-high": "epsilon-high clip-ratio-high clip-eps-high eps-clip-low-high",
+    "--eps-clip-high": "epsilon-high clip-ratio-high clip-eps-high",
     "--gamma": "discount",
     "--lambd": "lam gae-lambda",
     # optimizer
@@ -55,11 +58,16 @@ _OURS: Mapping[str, str] = {
     " per-step-batch-size",
     "--micro-batch-size N or --use-dynamic-batch-size --max-tokens-per-gpu N": "per-device-train-batch-size"
     " micro-train-batch-size ppo-micro-batch-size ppo-micro-batch-size-per-gpu micro-batch-size-per-gpu",
+    "--num-steps-per-rollout": "num-iterations steps-per-generation",
+    "--use-dynamic-batch-size --max-tokens-per-gpu N": "packing-samples use-dynamic-bsz packing",
+    "--grpo-std-normalization or --disable-grpo-std-normalization": "scale-rewards norm-adv-by-std-in-grpo",
     "--max-tokens-per-gpu": "ppo-max-token-len-per-gpu max-token-len-per-gpu",
     "--lora-rank": "lora-r use-peft peft lora-dim",
     "--recompute-granularity full": "gradient-checkpointing enable-gradient-checkpointing activation-checkpointing",
     "--dtype": "torch-dtype mixed-precision precision",
     # machines
+    "--colocate": "colocate-all-models colocate-actor-ref hybrid-engine",
+    "--rollout-num-gpus": "vllm-num-engines num-inference-gpus num-infer-gpus",
     "--rollout-num-gpus-per-engine": "vllm-tensor-parallel-size gen-tp rollout-tp",
     "--actor-num-gpus-per-node": "n-gpus-per-node num-gpus gpus num-trainer-gpus nproc-per-node",
     "--actor-num-nodes": "nnodes num-nodes",
@@ -84,10 +92,12 @@ def renamed(word: str) -> str:
     """What to type instead, or an empty string for a name that no other trainer's list has.
 
     Args:
-        word: A flag, a key, or one of the form `data.train_batch_size=8`.
+        word: A flag, a key, or one of the form `data.train_batch_size=8` or `--trainer.optim.lr`.
     """
     name = re.sub(r"^[-+]+", "", word.partition("=")[0]).replace("_", "-")
-    for form in (name, name.rpartition(".")[2]):
+    last = name.rpartition(".")[2]
+    for form in (name, ".".join(name.split(".")[-2:]), last):
         if form in _THEIRS:
             return f"slime's is {_THEIRS[form]}"
-    return ""
+    ours = {spec.flag for spec in flag_specs().values()} if last != name else ()
+    return f"slime's is --{last}" if f"--{last}" in ours else ""

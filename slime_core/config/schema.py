@@ -5,6 +5,7 @@ defaults are THUDM/slime's; a default that differs says so here:
 
 - `update_weight_transport` is "auto" (THUDM/slime: "nccl", which colocated runs turn into tensor handles);
 - `distributed_backend` is "auto" (nccl on CUDA, gloo on CPU);
+- `input_key` is None, for which the data's own columns answer (THUDM/slime: "input");
 - `rollout_function_path`, `data_source_path` are None, which means the built-in stage;
 - `use_tensorboard` is None, which means where tensorboard is installed;
 - `train_backend`, `rollout_engine` are "auto" (`config/backends.py`), where THUDM/slime has Megatron and SGLang only.

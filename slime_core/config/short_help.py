@@ -19,7 +19,7 @@ _REWARD = "rm_type custom_rm_path"
 
 FIRST: Mapping[str, Mapping[str, str]] = {
     "train": {
-        "Model and data": _DATA,
+        "Model and data": f"{_DATA} system_prompt",
         "Rollout": f"num_rollout num_epoch rollout_batch_size n_samples_per_prompt {_SAMPLING}",
         "Reward": _REWARD,
         "Algorithm": "advantage_estimator use_kl_loss kl_loss_coef eps_clip",
@@ -35,14 +35,14 @@ FIRST: Mapping[str, Mapping[str, str]] = {
         "Output": "save save_interval load overwrite seed",
     },
     "rollout": {
-        "Model and data": _DATA,
+        "Model and data": f"{_DATA} system_prompt",
         "Rollout": f"num_rollout rollout_batch_size n_samples_per_prompt {_SAMPLING}",
         "Reward": _REWARD,
         "Output": "run_dir save_debug_rollout_data overwrite seed",
     },
     "eval": {
         "Model and data": "config hf_checkpoint eval_prompt_data eval_config eval_input_key eval_label_key"
-        " apply_chat_template",
+        " apply_chat_template system_prompt",
         "Sampling": "n_samples_per_eval_prompt eval_temperature eval_top_p eval_max_response_len"
         " custom_generate_function_path rollout_engine",
         "Reward": f"{_REWARD} eval_answer_path",

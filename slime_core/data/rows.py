@@ -13,6 +13,7 @@ from typing import Any
 
 from slime_core.data.dataset import Row, Rows, split_path
 from slime_core.data.images import ImagePrompts, has_images, load_processor
+from slime_core.data.layouts import Layout, recognise
 from slime_core.data.tokenizer import as_messages, encode_text, render_prompt
 from slime_core.data.tools import told_tools
 from slime_core.data.turns import rendered_spans
@@ -25,7 +26,8 @@ from slime_core.types import Sample
 class Columns:
     """Which columns hold what, and how prompts are spelled."""
 
-    input: str
+    input: str | None
+    """None: recognised in the first row (`layouts`), and the label with it."""
     label: str | None
     metadata: str | None
     tools: str | None
@@ -39,6 +41,10 @@ class Columns:
     """Kind -> column (`--multimodal-keys`); empty: text only."""
     checkpoint: str | None = None
     """Whose processor makes tokens of prompts with images."""
+    system: str | None = None
+    """System message put before every prompt that has none (`--system-prompt`)."""
+    demonstrates: bool = False
+    """Rows are answers to learn, not problems: a supervised run's."""
 
     @classmethod
     def of_run(cls, args: Any) -> Columns:
@@ -54,6 +60,8 @@ class Columns:
             max_prompt_len=args.rollout_max_prompt_len,
             multimodal=getattr(args, "multimodal_keys", None) or {},
             checkpoint=getattr(args, "hf_checkpoint", None),
+            system=getattr(args, "system_prompt", None),
+            demonstrates=not getattr(args, "compute_advantages_and_returns", True),
         )
 
     @classmethod
@@ -70,6 +78,7 @@ class Columns:
             max_prompt_len=dataset.max_prompt_len,
             multimodal=getattr(dataset, "multimodal_keys", None) or {},
             checkpoint=getattr(args, "hf_checkpoint", None),
+            system=dataset.system_prompt,
         )
 
 
@@ -82,6 +91,8 @@ class PromptReader:
         self._rows = rows
         self._tokenizer = tokenizer
         self._columns = columns
+        self.layout = recognised(rows, columns)
+        """Of the columns, where nobody has named them."""
         path = split_path(str(spec))[0]
         self._source_name = path.stem
         self._images: ImagePrompts | None = None
@@ -109,9 +120,10 @@ class PromptReader:
         tools = _json_list(row.get(columns.tools), columns.tools) if columns.tools else None
         if tools:
             metadata["tools"] = tools
+        prompt, label = self._prompt_and_label(row)
         sample = Sample(
-            prompt=_prompt(row, columns.input),
-            label=_column(row, columns.label, "--label-key") if columns.label else None,
+            prompt=_with_system(prompt, columns) if columns.system else prompt,
+            label=label,
             metadata=metadata,
             generate_function_path=metadata.get("generate_function_path"),
             custom_rm_path=metadata.get("custom_rm_path"),
@@ -130,6 +142,15 @@ class PromptReader:
         self._spell(sample, tools or list(columns.run_tools))
         too_long = columns.max_prompt_len is not None and len(sample.tokens) > columns.max_prompt_len
         return None if too_long else sample
+
+    def _prompt_and_label(self, row: Row) -> tuple[str | list[dict[str, Any]], Any]:
+        columns = self._columns
+        if columns.input is None:
+            assert self.layout is not None
+            value, label = self.layout.read(row)
+            return _checked_prompt(value, self.layout.prompt), label
+        label = _column(row, columns.label, "--label-key") if columns.label else None
+        return _checked_prompt(_column(row, columns.input, "--input-key"), columns.input), label
 
     def _take_images(self, images: ImagePrompts, sample: Sample, row: Row) -> None:
         messages, refs = images.messages(sample.prompt, row)
@@ -174,8 +195,26 @@ def _column(row: Row, key: str, flag: str) -> Any:
     return row[key]
 
 
-def _prompt(row: Row, key: str) -> str | list[dict[str, Any]]:
-    value = _column(row, key, "--input-key")
+def recognised(rows: Rows, columns: Columns) -> Layout | None:
+    """What the columns are, where `--input-key` does not say it. Raises DataError when they cannot be told."""
+    if columns.input is not None:
+        return None
+    try:
+        return recognise(rows[0], columns.label, demonstrates=columns.demonstrates)
+    except DataError as error:
+        raise DataError(f"{rows.where(0)}: {error}") from error
+
+
+def _with_system(prompt: str | list[dict[str, Any]], columns: Columns) -> list[dict[str, Any]]:
+    if isinstance(prompt, str) and not columns.apply_chat_template:
+        raise DataError("--system-prompt is for chat messages, and this prompt is text; add --apply-chat-template")
+    messages = [dict(message) for message in as_messages(prompt)]
+    if messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": columns.system}, *messages]
+
+
+def _checked_prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.eval_config import located_deep
 from slime_core.data.dataset import open_rows
 from slime_core.errors import ConfigError
 from slime_core.fan_out import executions
@@ -135,7 +136,7 @@ def _tell_left(record: EvalRecord, run_dir: Path) -> None:
 
 
 def _plan(prepared: Prepared) -> dict[str, Any]:
-    """What decides about the samples of an evaluation."""
+    """What decides about the samples of an evaluation, with whole paths: --resume may be typed somewhere else."""
     args = prepared.args
     datasets = {}
     for dataset in args.eval_datasets:
@@ -143,13 +144,15 @@ def _plan(prepared: Prepared) -> dict[str, Any]:
         datasets[dataset.name] = {"settings": dataset.model_dump(mode="json"), "data": rows.fingerprint()}
         rows.close()
     names = ("rollout_seed", "rm_type", "custom_rm_path", "environment_path", "tools_path", "tool_call_parser")
-    return {
+    plan = {
         "model": _model(args.hf_checkpoint),
         "datasets": datasets,
         **{name: getattr(args, name) for name in names},
         "plugin_options": args.plugins,
         "plugins": [{k: p.get(k) for k in ("kind", "name", "version", "sha256")} for p in prepared.plugins],
     }
+    whole: dict[str, Any] = located_deep(plan, os.getcwd())
+    return whole
 
 
 def _check_same(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: Path) -> None:

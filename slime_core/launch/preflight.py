@@ -97,7 +97,7 @@ def _data(run: Prepared) -> tuple[Sample | None, list[Finding]]:
         return None, [Finding("tokenizer", Level.ERROR, str(error))]
     findings, first = [*_tokenizer(run, tokenizer)], None
     sets = [(args.prompt_data, Columns.of_run(args), "--prompt-data")] if args.prompt_data else []
-    sets += [(d.path, Columns.of_eval(d), f"evaluation data set {d.name!r}") for d in args.eval_datasets or []]
+    sets += [(d.path, Columns.of_eval(d, args), f"evaluation data set {d.name!r}") for d in args.eval_datasets or []]
     for path, columns, origin in sets:
         try:
             limits = _limits(run, training=path == args.prompt_data)
@@ -156,6 +156,7 @@ def _rows(
         rows.close()
     usable = [sample for _, sample in read if sample is not None]
     shown = f"{origin} {spec}: {'streamed' if limits.stream else f'{total} rows'}, {len(read)} read"
+    shown += f"; {reader.layout}" if reader.layout else ""
     if foreign:
         return None, [
             Finding("data", Level.ERROR, f"{where}: token ids beyond the model's vocabulary of {limits.vocab_size}")

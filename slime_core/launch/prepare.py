@@ -11,10 +11,10 @@ from typing import Any
 from slime_core.config import Settings
 from slime_core.launch.component_settings import check_component_settings
 from slime_core.launch.components import Components, resolve_components
-from slime_core.launch.inputs import make_inputs
+from slime_core.launch.inputs import make_inputs, tell_columns
 from slime_core.launch.named_model import check_named_model
 from slime_core.launch.offload import settle_offload
-from slime_core.launch.process import set_up_process
+from slime_core.launch.process import is_leader, set_up_process
 from slime_core.launch.ranks import processes_of
 from slime_core.launch.resolver import Resolver
 from slime_core.launch.rollout_factory import build_rollout
@@ -93,6 +93,9 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
         make_inputs(settings, resolver)
     elif args.prepare_path:
         resolver.function("recipes", "prepare_path")
+    if make and is_leader():
+        for line in tell_columns(args):
+            print(line, flush=True)
     told = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
     check_named_model(settings)
     check_routing_replay(settings, parts)

@@ -27,10 +27,10 @@ def prepare(args: Any) -> None:
     if not getattr(args, "compute_advantages_and_returns", True):
         _prepare_supervised(args, train)
         return
-    label_key = args.label_key or "label"
+    input_key, label_key = args.input_key or "input", args.label_key or "label"
     if args.prompt_data:
-        write_missing(args.prompt_data, task.rl_rows(train, args.input_key, label_key))
-    keys = args.eval_input_key or args.input_key, args.eval_label_key or label_key
+        write_missing(args.prompt_data, task.rl_rows(train, input_key, label_key))
+    keys = args.eval_input_key or input_key, args.eval_label_key or label_key
     for path in (args.eval_prompt_data or [])[1::2]:
         write_missing(path, task.rl_rows(held_out, *keys))
     make_missing_model(args, _RECIPE, dict(zip(PHASES, task.warmup_rows(train, args.seed), strict=True)))

@@ -82,6 +82,11 @@ def test_all_of_the_settings_are_one_flag_away(capsys: pytest.CaptureFixture[str
             "slime's is --use-kl-loss --kl-loss-coef X (a loss term) or --kl-coef X (in",
         ),
         ("train actor_rollout_ref.rollout.n=8", "slime's is --n-samples-per-prompt."),
+        (
+            "train actor_rollout_ref.actor.optim.lr=1e-6",
+            "unknown flag actor_rollout_ref.actor.optim.lr: slime's is --lr",
+        ),
+        ("train --model.name x --max-async-level 2", "unknown flag --model.name: slime's is --hf-checkpoint."),
         ("train data.train_batch_size=64", "slime's is --rollout-batch-size N (prompts per rollout) or"),
         ("train --lr-decay-style cosin", "inverse-square-root, WSD. Did you mean cosine?"),
         ("train --advantage-estimator grpoo", "Did you mean 'grpo'?"),
@@ -103,7 +108,7 @@ def test_keys_of_other_trainers_in_a_file(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_every_name_of_ours_is_a_flag_and_none_of_theirs_is() -> None:
-    ours = {spec.flag for spec in flag_specs().values()}
+    ours = {flag for spec in flag_specs().values() for flag in (spec.flag, spec.off_flag) if flag}
     named = {word for text in _OURS for word in text.split() if word.startswith("--")}
     assert named - {"--sglang-mem-fraction-static"} <= ours
     assert {f"--{word}" for words in _OURS.values() for word in words.split()}.isdisjoint(ours)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from slime_core.cli.main import main
 from slime_core.config import load_settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
+from tests.conftest import TinyRun
 
 RUN = """
 hf_checkpoint: models/tiny
@@ -117,3 +119,17 @@ def test_every_setting_that_speaks_of_files_says_what_it_holds() -> None:
         and any(word in spec.help.split(":")[0].split(";")[0].lower() for word in speaks)
     ]  # fmt: skip
     assert missing == []
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_resumed_from_another_directory(
+    tiny: TinyRun, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was begun with paths relative to the first one."""
+    (elsewhere / "inputs").symlink_to(tiny.root)
+    argv = ["--hf-checkpoint", "inputs/model", "--eval-prompt-data", "held", "inputs/eval.jsonl", "--run-dir", "run"]
+    argv += ["--custom-rm-path", "inputs/rm.py", "--rollout-max-response-len", "4", "--rm-workers", "1"]
+    assert main(["eval", *argv]) == 0
+    monkeypatch.chdir(elsewhere / "runs")
+    assert main(["eval", "--resume", "../run"]) == 0
+    assert "written to ../run/eval.json" in capsys.readouterr().out

@@ -123,7 +123,7 @@ class RolloutDataSource(DataSource):
                 load_processor(args.hf_checkpoint) if args.multimodal_keys else None,
                 multimodal_keys=args.multimodal_keys,
                 max_length=args.rollout_max_prompt_len,
-                prompt_key=args.input_key,
+                prompt_key=args.input_key or "input",
                 label_key=args.label_key,
                 tool_key=args.tool_key,
                 metadata_key=args.metadata_key,

@@ -28,10 +28,13 @@ class DataArgs(Section):
     """Read --prompt-data from its beginning as it is drawn, without looking through the whole file first."""
     rollout_global_dataset: Annotated[bool, Flag(off="--disable-rollout-global-dataset")] = True
     """Let the framework read and shuffle --prompt-data; disable when your functions manage the data."""
-    input_key: str = "input"
-    """Column of the prompt: text or chat messages."""
+    input_key: str | None = None
+    """Column of the prompt: text or chat messages. By default `input`, or what the usual columns of data sets are
+    (docs/concepts/data.md), the answer's among them."""
     label_key: str | None = None
     """Column of the reference answer."""
+    system_prompt: str | None = None
+    """System message that every prompt begins with, evaluation's too; a row with a system message keeps its own."""
     metadata_key: str = "metadata"
     """Column of the sample's metadata."""
     tool_key: str = "tools"

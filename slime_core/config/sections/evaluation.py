@@ -62,11 +62,12 @@ class EvalDataset(BaseModel):
     """JSONL or parquet file; `path@[a:b]` takes a slice."""
     rm_type: str | None = None
     custom_rm_path: str | None = None
-    input_key: str = "input"
+    input_key: str | None = None
     label_key: str | None = None
     tool_key: str = "tools"
     metadata_key: str = "metadata"
     multimodal_keys: dict[str, Any] | None = None
+    system_prompt: str | None = None
     apply_chat_template: bool = False
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     n_samples_per_eval_prompt: Annotated[int, Field(gt=0)] = 1

@@ -27,6 +27,7 @@ OUR_DEFAULTS = {
     "use_tensorboard": None,
     "data_source_path": None,
     "loss_mask_type": "auto",
+    "input_key": None,
 }
 
 

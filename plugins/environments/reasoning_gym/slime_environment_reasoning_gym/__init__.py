@@ -192,13 +192,13 @@ def _facts(sample: Sample) -> dict[str, Any]:
 
 
 def _of_items(
-    args: Any, own: Options, seed: int, size: int, input_key: str, label_key: str | None
+    args: Any, own: Options, seed: int, size: int, input_key: str | None, label_key: str | None
 ) -> tuple[dict[str, Any], dict[str, str], str | None]:
     """What `TaskRows` is made of."""
     config = {**own.config, "seed": seed, "size": size}
     if own.datasets:
         config["datasets"] = [{"weight": 1.0, "config": {}, **part} for part in own.datasets]
-    columns = {"input": input_key, "label": label_key or "label", "metadata": args.metadata_key}
+    columns = {"input": input_key or "input", "label": label_key or "label", "metadata": args.metadata_key}
     return {"name": own.task, "config": config}, columns, _system_prompt(own.system_prompt)
 
 

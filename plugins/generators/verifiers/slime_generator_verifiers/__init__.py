@@ -217,5 +217,5 @@ def _spec(own: Options) -> str:
     return json.dumps({"id": own.pair, "taskset": {**own.taskset, "id": own.env}, "config": own.config}, sort_keys=True)
 
 
-def _columns(args: Any, input_key: str) -> dict[str, str]:
-    return {"input": input_key, "metadata": args.metadata_key}
+def _columns(args: Any, input_key: str | None) -> dict[str, str]:
+    return {"input": input_key or "input", "metadata": args.metadata_key}
