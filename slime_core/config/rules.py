@@ -37,10 +37,8 @@ _SCORES = ("train", "eval", "rollout")
 def model_is_named(s: Settings) -> None:
     """Every command but `show` needs a checkpoint."""
     if s.command != "show" and not s.args.hf_checkpoint:
-        raise ConfigError(
-            "--hf-checkpoint is required: a directory in Hugging Face layout (scripts/models/*.sh put it into CKPT_ARGS"
-            " where HF_CHECKPOINT is set before they are sourced)."
-        )
+        where = "scripts/models/*.sh take it from HF_CHECKPOINT"
+        raise ConfigError(f"--hf-checkpoint is required: a directory in Hugging Face layout ({where}).")
 
 
 def dtype_flags(s: Settings) -> None:

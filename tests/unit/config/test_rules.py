@@ -113,8 +113,7 @@ def test_contradictions(load: Load, argv: str, message: str) -> None:
 
 
 NO_MODEL = (
-    "--hf-checkpoint is required: a directory in Hugging Face layout (scripts/models/*.sh put it into CKPT_ARGS where"
-    " HF_CHECKPOINT is set before they are sourced)."
+    "--hf-checkpoint is required: a directory in Hugging Face layout (scripts/models/*.sh take it from HF_CHECKPOINT)."
 )
 REQUIRED = [
     ("train", "--hf-checkpoint", NO_MODEL),
