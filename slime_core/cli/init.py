@@ -48,9 +48,12 @@ def run(namespace: argparse.Namespace) -> int:
     for path in texts:
         if path.exists() and not namespace.force:
             raise ConfigError(f"slime init: {path} is there; --force writes over it, another FILE leaves it alone")
-    for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"slime init: cannot write {error.filename or target}: {error.strerror}") from error
     print(f"wrote {', '.join(map(str, texts))}; next: {_command(namespace.template)} --config {target}")
     return 0
 

@@ -58,6 +58,12 @@ def test_it_leaves_alone_what_is_there(empty: Path, capsys: pytest.CaptureFixtur
     assert "mine" not in Path("agent.py").read_text()
 
 
+def test_a_place_that_cannot_be_written(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("")
+    assert main(["init", "demo", "file/run.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("slime: error: slime init: cannot write file")
+
+
 def test_a_run_file_that_is_not_there(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--config", "run.yaml"]) == 2
     said = capsys.readouterr().err

@@ -53,8 +53,12 @@ def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         directory.mkdir()
     monkeypatch.chdir(work)
     (work / "rm.py").write_text("def reward(args, sample):\n    return 1.0\n")
-    (work / "eval.yaml").write_text("datasets:\n  - {name: held, path: e.jsonl, custom_rm_path: 'rm.py:reward'}\n")
-    settings = load_settings([*RUN, "--custom-rm-path", "rm.py:reward", "--eval-config", "eval.yaml", "--lr", "0.5"])
+    (work / "conf").mkdir()
+    held_out = "datasets:\n  - {name: held, path: ../e.jsonl, custom_rm_path: '../rm.py:reward'}\n"
+    (work / "conf/eval.yaml").write_text(held_out)
+    settings = load_settings(
+        [*RUN, "--custom-rm-path", "rm.py:reward", "--eval-config", "conf/eval.yaml", "--lr", "0.5"]
+    )
     make_job(settings, folder, "/on/the/cluster")
     order = {"command": "train", "directory": "/on/the/cluster"}
     assert json.loads((folder / "job.json").read_text()) == order
