@@ -204,6 +204,9 @@ class _World:
     def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:
         self.trace.wasted += metrics.get("rollout/wasted_tokens", 0.0)
 
+    def save(self, rollout_id: int) -> None:
+        """A commit, which takes no time here."""
+
     def _train_seconds(self, batch: TrainBatch) -> float:
         return sum(batch.response_lengths) * self.case.train_token_seconds
 
@@ -263,6 +266,9 @@ class _Async:
 
     async def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:
         self._world.step_end(rollout_id, metrics)
+
+    async def save(self, rollout_id: int) -> None:
+        """A commit, which takes no time here."""
 
 
 def _args(case: Case) -> Any:

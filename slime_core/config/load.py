@@ -89,6 +89,7 @@ def load_settings(
     args.answer_for_absent(Defaults(tuple(o.default_of for o in foreign if o.default_of is not None)))
     settings.warnings += check_support(args, origins)
     settings.warnings += _unused_foreign(layered, settings, foreign)
+    _derive_from_foreign(layered, settings, foreign)
     apply_rules(settings)
     settings.warnings += _checked_foreign(layered, args, foreign)
     if not settings.is_absent("megatron_config_path"):
@@ -96,6 +97,17 @@ def load_settings(
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return settings
+
+
+def _derive_from_foreign(layered: Layered, settings: Settings, foreign: Sequence[ForeignFlags]) -> None:
+    """Fill in what follows from flags of backends that were chosen."""
+    for owner in foreign:
+        if owner.derives is None or not {settings.args.train_backend, settings.args.rollout_engine} & {*owner.used_by}:
+            continue
+        own = {name: entry for name, entry in layered.foreign.items() if _owner(foreign, name) is owner}
+        for name, (value, why) in owner.derives(own).items():
+            if not settings.is_given(name):
+                settings.derive(name, value, why)
 
 
 def _checked_foreign(layered: Layered, args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:

@@ -114,6 +114,9 @@ class ForeignFlags:
     """Prints that list, such as "help-sglang"."""
     examples: Sequence[str] = ()
     """Names out of that list for `--help`, which does not open it."""
+    derives: Callable[[Mapping[str, Entry]], Mapping[str, tuple[Any, str]]] | None = None
+    """The owner's entries -> settings of slime's that follow from them, with what each follows from; for those that
+    nobody gave, where a chosen backend takes the flags."""
     check: Callable[[Any, Mapping[str, Entry]], Sequence[str]] | None = None
     """Called with the finished `args` and the owner's entries (by attribute) when there are any; returns warnings and
     may raise ConfigError."""

@@ -34,7 +34,7 @@ def test_parts_and_withholding_are_what_they_are_token_by_token(spans: list[Span
 
 @given(SPANS, st.integers(0, 45))
 def test_the_mask_is_what_is_sampled_or_shown_and_not_withheld(spans: list[Span], prompt_length: int) -> None:
-    expected = [int(source in ("sampled", "demonstration") and not why) for source, why in per_token(spans)]
+    expected = [int(source in ("sampled", "demonstration", "text") and not why) for source, why in per_token(spans)]
     assert provenance.loss_mask(spans, prompt_length) == expected[prompt_length:]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Flag, Section
+from slime_core.config.sections.base import Section
 
 
 class ClusterArgs(Section):
@@ -19,9 +19,7 @@ class ClusterArgs(Section):
     rollout_num_gpus: Annotated[int | None, Field(ge=0)] = None
     """GPUs for inference, after those for training; 0 launches no engine. By default those that training leaves, with
     --colocate its own, and on CPU one engine."""
-    rollout_num_gpus_per_engine: Annotated[
-        int, Field(gt=0), Flag(also=("sglang-tp-size", "sglang-tensor-parallel-size"))
-    ] = 1
+    rollout_num_gpus_per_engine: Annotated[int, Field(gt=0)] = 1
     """GPUs per rollout engine, over all its nodes; on CPU its processes."""
     num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
     """GPUs per node for rollout placement."""

@@ -77,7 +77,7 @@ class DebugArgs(Section):
     """JSONL file for the train batch of each rollout, advantages included; {rollout_id} is filled in."""
     dump_details: Annotated[str | None, FILE] = None
     """Directory for samples and train batches of every rollout, and the tokenizer."""
-    memory_snapshot_dir: Annotated[str, FILE] = "."
+    memory_snapshot_dir: str = "."
     """Directory of memory snapshots."""
     memory_snapshot_num_steps: Annotated[int | None, Field(gt=0)] = None
     """Steps recorded in a memory snapshot."""

@@ -36,6 +36,7 @@ def server_flags() -> ForeignFlags:
         listing=_server_list,
         abbreviates=True,
         help_flag=HELP_FLAG,
+        derives=_follows,
         check=_check_server,
     )
 
@@ -80,6 +81,15 @@ def _with_owned(flags: FlagList, prefix: str) -> FlagList:
         if flag.attribute not in flag_specs()
     )
     return FlagList(tuple(told), flags.version)
+
+
+def _follows(given: Mapping[str, Entry]) -> Mapping[str, tuple[Any, str]]:
+    """SGLang's own way to say how many GPUs an engine has."""
+    tensor, pipeline = given.get("sglang_tp_size"), given.get("sglang_pp_size")
+    if tensor is None or not isinstance(tensor.value, int):
+        return {}
+    ranks = tensor.value * (pipeline.value if pipeline is not None and isinstance(pipeline.value, int) else 1)
+    return {"rollout_num_gpus_per_engine": (ranks, "sglang_tp_size" + (" * sglang_pp_size" if pipeline else ""))}
 
 
 def _check_server(args: Any, given: Mapping[str, Entry]) -> Sequence[str]:

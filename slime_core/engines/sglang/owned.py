@@ -2,7 +2,7 @@
 
 A user's value for one is refused, unless it is what slime sets anyway: scripts written for SGLang itself repeat such
 things, and then it ends in a warning. What a reader would get wrong: dp_size, pp_size, ep_size and dtype are the
-user's; only tp_size, which follows from them, is not.
+user's; so is tp_size, but with --rollout-num-gpus-per-engine it can only say the same again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SERVER_OWNED: Mapping[str, str] = {
     "random_seed": "set --seed, from which each engine's seed follows",
     "enable_memory_saver": "set --offload-rollout",
     "enable_draft_weights_cpu_backup": "it follows from --offload-rollout; remove it",
-    "tp_size": "set --rollout-num-gpus-per-engine, which is tp_size * pp_size",
+    "tp_size": "--rollout-num-gpus-per-engine is tp_size * pp_size; set one of them",
     "host": "slime chooses addresses; for servers of your own set --rollout-external-engine-addrs",
     "port": "slime takes free ports; for servers of your own set --rollout-external-engine-addrs",
     "nnodes": _NODES,
@@ -125,7 +125,8 @@ def _check(owner: str, owned: Mapping[str, str], known: Mapping[str, _Known], gi
         value = "" if entry.value is True else f" {entry.value}"
         cited = f"--{attribute.replace('_', '-')}{value} ({entry.origin})"
         if field in known and known[field].value == entry.value:
-            repeated.append(cited)
+            if field != "tp_size":  # whose value slime's own may come from
+                repeated.append(cited)
         else:
             refused.append(f"{cited} is slime's to set: {owned[field]}.")
     if refused:

@@ -38,7 +38,7 @@ def test_everything_thudm_leaves_out_is_owned() -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "field", "text"),
-    [(SERVER, f, t) for f, t in SERVER_OWNED.items() if f != "config"]
+    [(SERVER, f, t) for f, t in SERVER_OWNED.items() if f not in ("config", "tp_size")]
     + [(ROUTER, f, t) for f, t in ROUTER_OWNED.items()],
 )
 def test_each_is_refused_saying_what_to_set(prefix: str, field: str, text: str) -> None:
@@ -63,8 +63,6 @@ def test_each_is_refused_saying_what_to_set(prefix: str, field: str, text: str) 
 @pytest.mark.parametrize(
     "argv",
     [
-        "--sglang-tp-size 2 --rollout-num-gpus-per-engine 2",
-        "--sglang-tensor-parallel-size 2 --rollout-num-gpus-per-engine 4 --sglang-pp-size 2",
         "--sglang-model-path /m --hf-checkpoint /m",
         "--router-request-timeout-secs 5 --sglang-router-request-timeout-secs 5",
     ],
@@ -73,11 +71,27 @@ def test_what_slime_sets_anyway_is_a_warning(argv: str) -> None:
     assert [w for w in load(*argv.split()) if w.startswith("without need, as slime sets the same by itself")]
 
 
+@pytest.mark.parametrize(
+    ("argv", "gpus", "origin"),
+    [
+        ("--sglang-tp-size 2", 2, "derived: sglang_tp_size"),
+        ("--sglang-tensor-parallel-size 2 --sglang-pp-size 2", 4, "derived: sglang_tp_size * sglang_pp_size"),
+        ("--sglang-tp-size 2 --rollout-num-gpus-per-engine 2", 2, "flag"),
+        ("--sglang-tp-size 2 --rollout-num-gpus-per-engine 4 --sglang-pp-size 2", 4, "flag"),
+    ],
+)
+def test_the_size_of_an_engine_may_be_said_in_sglangs_way(argv: str, gpus: int, origin: str) -> None:
+    settings = load_settings([*argv.split(), "--rollout-engine", "sglang"], command="show", env={})
+    assert settings.args.rollout_num_gpus_per_engine == gpus
+    assert str(settings.origins["rollout_num_gpus_per_engine"]) == origin
+    assert not [w for w in settings.warnings if "tp-size" in w]
+
+
 def test_another_value_than_slimes_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load("--sglang-tp-size", "4", "--rollout-num-gpus-per-engine", "2", "--sglang-port", "1")
     assert str(caught.value).splitlines() == [
-        "--sglang-tp-size 4 (flag) is slime's to set: set --rollout-num-gpus-per-engine, which is tp_size * pp_size.",
+        "--sglang-tp-size 4 (flag) is slime's to set: --rollout-num-gpus-per-engine is tp_size * pp_size; set one of them.",
         "--sglang-port 1 (flag) is slime's to set: slime takes free ports; for servers of your own set"
         " --rollout-external-engine-addrs.",
     ]
