@@ -13,6 +13,7 @@ from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from tests.conftest import TinyRun
 
+ROOT = Path(__file__).parents[2]
 RUN = """
 hf_checkpoint: models/tiny
 prompt_data: data/train.jsonl@[10:20]
@@ -133,3 +134,16 @@ def test_an_evaluation_is_resumed_from_another_directory(
     monkeypatch.chdir(elsewhere / "runs")
     assert main(["eval", "--resume", "../run"]) == 0
     assert "written to ../run/eval.json" in capsys.readouterr().out
+
+
+EXAMPLES = [file for file in ROOT.glob("examples/*/*.yaml") if "\nprepare_path: " in file.read_text()]
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.parent.name)
+def test_the_examples_run_files_may_be_used_from_anywhere(file: Path, elsewhere: Path) -> None:
+    args = show("--config", str(file))
+    for name in ("prepare_path", "environment_path", "custom_config_path"):
+        value = getattr(args, name) or ""
+        assert "." not in value or Path(value).is_file()
+    made = [args.hf_checkpoint, args.save or args.hf_checkpoint, *(args.eval_prompt_data or [])[1::2]]
+    assert all(Path(path).is_relative_to(ROOT / "outputs") for path in made)

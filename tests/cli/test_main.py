@@ -139,7 +139,6 @@ def test_config_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ("argv", "status", "start"),
     [
         ("config", 0, "usage: slime config show"),
-        ("config show --help", 0, "usage: slime config show"),
         ("config shwo", 2, "slime: error: slime config: unknown action 'shwo'"),
         ("config show --for nothing", 2, "slime: error: slime config show: argument --for: invalid choice"),
     ],

@@ -21,11 +21,6 @@ RUN = ["--hf-checkpoint=m", "--prompt-data=d", "--num-rollout=1", "--rollout-bat
 RUN += ["--rollout-max-response-len=4"]
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == 0
-    assert "Ctrl-C ends the printing, not the job" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
