@@ -74,11 +74,13 @@ async def test_a_conversation_of_two_turns_is_one_sample(served: tuple[OpenAIAda
 
 
 def test_from_other_threads_and_loops_and_when_nothing_was_said(
-    served: tuple[OpenAIAdapter, AppHandle], engine: Any
+    served: tuple[OpenAIAdapter, AppHandle], engine: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     adapter, handle = served
     adapter.open_session("empty")
     assert asyncio.run(adapter.finish_session("empty", base_sample=Sample(index=0))) == []
+    assert "session empty: " in caplog.text
+    assert "it asked for none" in caplog.text
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{handle.url}/v1", api_key="empty").chat.completions.create(model="m", messages=ASK)
     adapter.open_session("dropped")
@@ -100,8 +102,8 @@ def test_claudes_api_turn_caps_and_requests_that_are_running_when_the_session_en
         assert message.content[0].text == "77"  # type: ignore[union-attr]
         with pytest.raises(anthropic.RateLimitError, match="max_turns"):
             client.messages.create(model="m", max_tokens=9, messages=ASK)
-        (sample,) = asyncio.run(adapter.finish_session("a", base_sample=Sample(index=0)))
-        assert sample.reward == 0.0
+        (sample,) = asyncio.run(adapter.finish_session("a"))
+        assert (sample.reward, sample.response, sample.session_id) == (0.0, "77", "a")
         engine.hold = True
         adapter.open_session("b")
         body = json.dumps({"model": "m", "max_tokens": 9, "messages": ASK}).encode()

@@ -12,6 +12,7 @@ opened for is 401 (THUDM/slime opens one); a client's temperature has no effect,
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -27,6 +28,8 @@ from slime_core.agents.sessions import FORK_THRESHOLD, Session, SessionLimits
 from slime_core.errors import EngineError
 from slime_core.sample import Sample, SampleStatus
 from slime_core.types import GenerationOutput
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _SAMPLING = {
@@ -126,21 +129,23 @@ class BaseAdapter:
 
         Args:
             sid: Of `open_session`; one that is not open (any more) gives no samples.
-            base_sample: What they are copies of but for the response; None: the session is dropped.
+            base_sample: What they are copies of but for the response; None: an empty sample.
             reward: Of the run.
             extra_metadata: Added to their metadata, besides `truncated`, `use_tool` and `ill_formed`.
             wait_timeout: Seconds that requests get to end.
 
         Returns:
-            None for a session in which nothing was sampled; one ABORTED sample where the engine interrupted it.
+            No samples for a session in which nothing was sampled (the log says why); one ABORTED sample where the
+            engine interrupted it.
         """
         await self.shutdown_session(sid, wait_timeout=wait_timeout)
         session = self.server.sessions.pop(sid, None)
-        if session is None or base_sample is None:
+        if session is None:
             return []
-        session.base = base_sample
+        session.base = base_sample or session.base
         samples = session_samples(session, reward, None)
-        if any(sample.status == SampleStatus.FAILED for sample in samples):
+        if samples[0].status == SampleStatus.FAILED:
+            logger.warning("session %s: %s", sid, samples[0].metadata["failure"]["error"])
             return []
         for sample in samples:
             noted = sample.metadata.get("agent", {})
@@ -154,7 +159,8 @@ class BaseAdapter:
 
     async def drop_session(self, sid: str, *, wait_timeout: float = 5.0) -> None:
         """End it; what was sampled is lost."""
-        await self.finish_session(sid, wait_timeout=wait_timeout)
+        await self.shutdown_session(sid, wait_timeout=wait_timeout)
+        self.server.sessions.pop(sid, None)
 
     async def _shut_down(self, session: Session, wait_timeout: float) -> None:
         session.closed = True
