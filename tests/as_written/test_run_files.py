@@ -111,7 +111,14 @@ def test_an_error_names_the_file_that_was_looked_for(elsewhere: Path) -> None:
 
 def test_every_setting_that_speaks_of_files_says_what_it_holds() -> None:
     """A new one that forgets it would be looked for in the working directory."""
-    no_path = {"no_save_optim", "wandb_mode", "config", "tb_experiment_name", "model_name"}
+    no_path = {
+        "no_save_optim",
+        "wandb_mode",
+        "config",
+        "tb_experiment_name",
+        "model_name",
+        "memory_snapshot_dir",
+    }  # without effect, and "." by default
     speaks = ("directory", "file", "checkpoint")
     missing = [
         spec.name

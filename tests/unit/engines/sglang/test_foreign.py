@@ -51,7 +51,7 @@ def test_help_sglang_lists_every_flag(command: list[str], capsys: pytest.Capture
     assert f"SGLang's router (sglang-router 0.3.2 {NOTE}; taken by: sglang)" in lines
     assert "  --sglang-ep-size, --sglang-expert-parallel-size, --sglang-ep N" in lines
     of_tp_size = " ".join(out.split("--sglang-tensor-parallel-size N")[1].split("\n  --")[0].split())
-    assert of_tp_size == "Slime's to set: set --rollout-num-gpus-per-engine, which is tp_size * pp_size."
+    assert of_tp_size == "Slime's to set: --rollout-num-gpus-per-engine is tp_size * pp_size; set one of them."
     assert "  --sglang-config TEXT" not in lines, "that name is a setting of slime's"
     assert sum(line.startswith("  --") for line in lines) == 530 - 1 + 98
     assert "Plugin options" not in out

@@ -91,7 +91,8 @@ def test_another_value_than_slimes_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load("--sglang-tp-size", "4", "--rollout-num-gpus-per-engine", "2", "--sglang-port", "1")
     assert str(caught.value).splitlines() == [
-        "--sglang-tp-size 4 (flag) is slime's to set: --rollout-num-gpus-per-engine is tp_size * pp_size; set one of them.",
+        "--sglang-tp-size 4 (flag) is slime's to set: --rollout-num-gpus-per-engine is tp_size * pp_size; set one of"
+        " them.",
         "--sglang-port 1 (flag) is slime's to set: slime takes free ports; for servers of your own set"
         " --rollout-external-engine-addrs.",
     ]
