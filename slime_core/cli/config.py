@@ -61,6 +61,7 @@ def _show(argv: list[str]) -> int:
 
 def _load_components(settings: Settings) -> None:
     """Find and import what the given settings name, as the run would. Raises PluginError for the first that fails."""
+    from slime_core.config.spec import flag_specs
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.kinds import KINDS
     from slime_core.plugins.resolve import resolve
@@ -68,7 +69,11 @@ def _load_components(settings: Settings) -> None:
     search_as(settings.args)
     for kind in KINDS.values():
         for name in (flag.removeprefix("--").replace("-", "_") for flag in kind.flags):
-            named = getattr(settings.args, name, None) if name in settings.origins and settings.is_given(name) else None
+            if name not in settings.origins or not settings.is_given(name):
+                continue
+            named = getattr(settings.args, name, None)
+            if named == flag_specs()[name].default:  # slime's own choice, or a word such as auto
+                continue
             for spec in [named] if isinstance(named, str) else named or []:
                 resolve(kind.name, spec, origin=f"--{name.replace('_', '-')} ({settings.origins[name]})")
 

@@ -166,7 +166,7 @@ def test_what_is_not_there_is_said_before_anything_starts(tiny: TinyRun, slime: 
     module.write_text("from slime.ray.rollout import RolloutManager\n\nasync def reward(args, sample): ...\n")
     done = slime("train", *tiny.argv(tmp_path / "run", custom_rm_path=module), check=False)
     assert done.returncode != 0
-    assert "slime-compat has no slime.ray; nearest: there is no Ray" in done.stderr
+    assert "slime-compat has no slime.ray; nearest: `slime train` runs the loop" in done.stderr
     assert str(module) in done.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

@@ -43,7 +43,7 @@ class TensorBoardTracker:
         parts = [part for part in (args.tb_project_name, args.tb_experiment_name) if part]
         self._writer = SummaryWriter(str(root.joinpath(*parts)), purge_step=(args.start_rollout_id or 0) + 1)
 
-    @hookimpl
+    @hookimpl(trylast=True)  # the run's own record says first what is wrong with its directory
     def slime_log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the scalars."""
         if self._writer is not None:

@@ -130,7 +130,7 @@ def test_overrides_lie_above_settings_and_below_slime() -> None:
         ),
         ({"chunked_prefill_size": "x"}, "m.yaml:3: chunked_prefill_size 'x': expected a whole number"),
         ({"ep": 1, "ep_size": 2}, "m.yaml:3: 'ep_size' is already set as 'ep'; remove one."),
-        ({"tensor_parallel_size": 2}, "m.yaml:3: tp_size 2 is slime's to set: set --rollout-num-gpus-per-engine,"),
+        ({"tensor_parallel_size": 2}, "m.yaml:3: tp_size 2 is slime's to set: --rollout-num-gpus-per-engine is"),
         ({"load_balance_method": "x"}, "m.yaml:3: load_balance_method 'x': must be one of "),
     ],
 )
