@@ -50,7 +50,7 @@ def tell_columns(args: Any) -> list[str]:
         if columns.input is not None or not split_path(spec)[0].is_file():
             continue
         with suppress(DataError):  # who reads the data says what is wrong with it; perhaps nobody does
-            rows = open_rows(spec, origin)
+            rows = open_rows(spec, origin, stream=split_path(spec)[1] == slice(None))  # the first rows tell
             with closing(rows):
                 layout = recognised(rows, columns)
             if layout is not None and (layout.prompt != "input" or layout.answer):

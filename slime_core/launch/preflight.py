@@ -130,6 +130,9 @@ def _limits(run: Prepared, *, training: bool) -> _Limits:
     config = json.loads((Path(args.hf_checkpoint) / "config.json").read_text(encoding="utf-8"))
     positions = config.get("text_config", config).get("max_position_embeddings")
     response = args.rollout_max_response_len if training else args.eval_max_response_len
+    context = args.rollout_max_context_len if training else args.eval_max_context_len
+    if context is not None and isinstance(positions, int) and context <= positions:
+        response = 0  # the context bounds prompt and answer together
     supervised = not args.compute_advantages_and_returns
     return _Limits(
         decoder_shape(args.hf_checkpoint).vocab_size,

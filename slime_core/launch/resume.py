@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def goes_on(settings: Settings, commit: Path | None) -> bool:
     if commit is not None and not places.isdisjoint(commit.resolve().parents):
         return True
     config = run_dir_of(args) / CONFIG
-    return config.is_file() and _given(config.read_text(encoding="utf-8")) == _given(settings.to_yaml())
+    return config.is_file() and _given(config.read_text(encoding="utf-8")) == _given(settings.to_yaml(directory=os.getcwd()))
 
 
 def _given(config: str) -> list[str]:
