@@ -70,8 +70,8 @@ def goes_on(settings: Settings, commit: Path | None) -> bool:
     places = {Path(place).resolve() for place in (args.save, args.run_dir) if place}
     if commit is not None and not places.isdisjoint(commit.resolve().parents):
         return True
-    config = run_dir_of(args) / CONFIG
-    return config.is_file() and _given(config.read_text(encoding="utf-8")) == _given(settings.to_yaml(directory=os.getcwd()))
+    config, own = run_dir_of(args) / CONFIG, settings.to_yaml(directory=os.getcwd())
+    return config.is_file() and _given(config.read_text(encoding="utf-8")) == _given(own)
 
 
 def _given(config: str) -> list[str]:
