@@ -94,7 +94,7 @@ class FlagSpec:
         if self.holds == "marked":
             return marked_beside(directory, value)
         if isinstance(value, list):
-            kept = 2 if self.holds == "pairs" else 0
+            kept = 2 if self.holds == "pairs" and len(value) > 1 else 0  # a path alone has no name before it
             return [v if kept and i % kept == 0 else self._located(v, directory) for i, v in enumerate(value)]
         return self._located(value, directory)
 
