@@ -119,8 +119,8 @@ async def _rollout(args: Any, rollout_id: int, data_buffer: Any) -> RolloutFnTra
     global _worker
     if _worker is None or _worker.data_buffer is not data_buffer or not _worker.running:
         logger.warning(
-            "fully async rollout: what is in flight when the run ends is lost to a resumed one, up to a rollout's prompts;"
-            " --async --async-mode full without --rollout-function-path keeps it in every commit"
+            "fully async rollout: a resumed run has lost what was in flight, up to a rollout's prompts; --async"
+            " --async-mode full without --rollout-function-path keeps it in every commit"
         )
         _worker = AsyncRolloutWorker(args, data_buffer, args.sglang_server_concurrency * get_rollout_num_engines(args))
     GenerateState(args).rollout_id = rollout_id
