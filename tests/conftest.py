@@ -196,9 +196,15 @@ def slime_ranks(rank_zygote: Zygote) -> Slime:
     return _command(rank_zygote, "tests.forked_ranks:install")
 
 
+def without_start(said: str) -> str:
+    """Standard error without the lines that tell of a start, of which a busy machine has more."""
+    return "".join(line for line in said.splitlines(keepends=True) if not line.startswith("slime: starting "))
+
+
 def _command(zygote: Zygote, before: str | None) -> Slime:
     def run(*argv: Any, check: bool = True, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
         done = zygote.run([str(word) for word in argv], {**os.environ, **env}, timeout, before)
+        done.stderr = without_start(done.stderr)
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
         return done

@@ -2,8 +2,8 @@
 
     slime train ... --rollout-function-path slime.rollout.sleep_rollout.sleep
 
-Standard error has the engine's address. Ctrl-C ends the run at once, SIGTERM after `--drain-timeout`. `slime serve`
-keeps an engine up without a run.
+Standard error has the engine's address. Ctrl-C and SIGTERM end the run within a second; under Ray, where the rollout is
+another process's, after `--drain-timeout`. `slime serve` keeps an engine up without a run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import logging
 from typing import Any, NoReturn
 
 from slime import _missing
+from slime_core.errors import RolloutInterrupted
+from slime_core.launch import drain
 
 logger = logging.getLogger(__name__)
-_PERIOD = 60.0
+_PERIOD = 60
 """Seconds between lines in the log."""
 
 
@@ -25,7 +27,11 @@ async def sleep(args: Any, rollout_id: int, data_source: Any, evaluation: bool =
 
     while True:
         logger.warning("rollout %s sleeps; the engine answers at %s", rollout_id, router_url(args))
-        await asyncio.sleep(_PERIOD)
+        for _ in range(_PERIOD):
+            await asyncio.sleep(1)
+            asked = drain.current()
+            if asked is not None and asked.asked:
+                raise RolloutInterrupted(drew=False)
 
 
 __all__ = ["sleep"]

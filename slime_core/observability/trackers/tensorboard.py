@@ -1,8 +1,13 @@
-"""TensorBoard event files, where tensorboard is installed (`pip install 'slime-rl[tensorboard]'`)."""
+"""TensorBoard event files, where tensorboard is installed (`pip install 'slime-rl[tensorboard]'`).
+
+Written here record by record, and not by its `SummaryWriter`, whose thread dies with a traceback on a full disk.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,26 +38,42 @@ class TensorBoardTracker:
 
     @hookimpl
     def slime_run_start(self, args: Any, run_dir: Path) -> None:
-        """Open the writer: `TENSORBOARD_DIR`, or `tensorboard/` in the run directory."""
+        """Open the file, below `TENSORBOARD_DIR` or in `tensorboard/` of the run directory."""
         wanted = args.use_tensorboard
         if not (_installed() if wanted is None else wanted):
             return
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         root = Path(os.environ.get("TENSORBOARD_DIR", run_dir / "tensorboard"))
-        parts = [part for part in (args.tb_project_name, args.tb_experiment_name) if part]
-        self._writer = SummaryWriter(str(root.joinpath(*parts)), purge_step=(args.start_rollout_id or 0) + 1)
+        directory = root.joinpath(*(part for part in (args.tb_project_name, args.tb_experiment_name) if part))
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = RecordWriter(open(directory / name, "wb", buffering=0))  # noqa: SIM115  # closed at the end
+        first = (args.start_rollout_id or 0) + 1
+        self._write(step=first, file_version="brain.Event:2")
+        self._write(
+            step=first, session_log=SessionLog(status=SessionLog.START)
+        )  # what an earlier part had from here goes
 
     @hookimpl(trylast=True)  # the run's own record says first what is wrong with its directory
     def slime_log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the scalars."""
         if self._writer is not None:
-            for name, value in metrics.items():
-                self._writer.add_scalar(name, value, step)
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+            self._write(step=step, summary=Summary(value=values))
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
-        """Flush and close."""
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _write(self, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.write(Event(wall_time=time.time(), **content).SerializeToString())
+        self._writer.flush()
