@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_core.engines.sglang_api.versions import TESTED_VERSIONS
 from tests.conftest import TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -26,7 +27,7 @@ def test_no_environment(command: str, tiny: TinyRun, slime: Slime, tmp_path: Pat
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("slime: error: --rollout-engine 'sglang' (flag): SGLang is not installed beside slime (")
-    assert "Type --engine-python /path/to/venv/bin/python, or set SLIME_ENGINE_PYTHON" in line
+    assert f"bin/pip install sglang=={TESTED_VERSIONS[-1]} sglang-router. Then type --engine-python" in line
     assert not (tmp_path / "run").exists()
 
 

@@ -85,8 +85,9 @@ def missing(args: Any) -> str:
     if find_python(args) is not None:
         return ""
     return (
-        f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). Type --engine-python"
-        f" /path/to/venv/bin/python, or set {PYTHON_VARIABLE}, to name the environment that it is installed in."
+        f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). It gets an environment of its"
+        f" own: python -m venv sglang-env && sglang-env/bin/pip install sglang=={TESTED_VERSIONS[-1]} sglang-router."
+        f" Then type --engine-python sglang-env/bin/python, or set {PYTHON_VARIABLE}."
     )
 
 

@@ -17,6 +17,7 @@ from slime_core.engines.sglang.environment import (
     installed_versions,
     server_environment,
 )
+from slime_core.engines.sglang_api.versions import TESTED_VERSIONS
 from slime_core.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(
@@ -82,8 +83,9 @@ def test_without_sglang_the_message_says_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         engine_python(args())
     assert str(caught.value) == (
-        f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). Type --engine-python"
-        " /path/to/venv/bin/python, or set SLIME_ENGINE_PYTHON, to name the environment that it is installed in."
+        f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). It gets an environment of its"
+        f" own: python -m venv sglang-env && sglang-env/bin/pip install sglang=={TESTED_VERSIONS[-1]} sglang-router."
+        " Then type --engine-python sglang-env/bin/python, or set SLIME_ENGINE_PYTHON."
     )
     with pytest.raises(
         ConfigError, match=r"^--engine-python / SLIME_ENGINE_PYTHON '/no/python': no Python interpreter;"
