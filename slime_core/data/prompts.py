@@ -163,9 +163,9 @@ class DatasetSource:
     def _advance(self) -> tuple[int, Sample | None]:
         """Move the cursor by one row; the row's index in the file's order, and its sample."""
         assert self._reader is not None
-        (epoch, position), row = next(self._upcoming())
-        sample = self._reader.read(row) if self._ahead is None else self._ahead.take(self._upcoming())
-        self._epoch, self._offset = epoch, position + 1
+        place, row = next(self._upcoming())
+        sample = self._reader.read(row) if self._ahead is None else self._ahead.take(place, self._upcoming)
+        self._epoch, self._offset = place[0], place[1] + 1
         return row, sample
 
     def _upcoming(self) -> Iterator[tuple[Place, int]]:

@@ -31,14 +31,16 @@ class ReadAhead:
         self._make_reader = make_reader
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="slime-data")
         self._reading: deque[tuple[Place, Future[Sample | None]]] = deque()
+        self._upcoming: Iterator[tuple[Place, int]] = iter(())
+        """What comes after the rows that are being read."""
 
-    def take(self, upcoming: Iterator[tuple[Place, int]]) -> Sample | None:
-        """The sample of the first row of `upcoming` (place, row); the next ones are begun. Raises as reading does."""
-        places = list(itertools.islice(upcoming, self._window))
-        if self._reading and self._reading[0][0] != places[0][0]:
+    def take(self, place: Place, upcoming: Callable[[], Iterator[tuple[Place, int]]]) -> Sample | None:
+        """The sample of the row at `place`, the first of `upcoming()`; the next are begun. Raises as reading."""
+        if not self._reading or self._reading[0][0] != place:
             self._forget()
-        for place, row in places[len(self._reading) :]:
-            self._reading.append((place, self._pool.submit(self._read, row)))
+            self._upcoming = upcoming()
+        for following, row in itertools.islice(self._upcoming, self._window - len(self._reading)):
+            self._reading.append((following, self._pool.submit(self._read, row)))
         return self._reading.popleft()[1].result()
 
     def _read(self, row: int) -> Sample | None:
