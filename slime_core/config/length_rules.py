@@ -41,7 +41,7 @@ def context_of_model(s: Settings) -> None:
     given += [a.eval_max_response_len, a.eval_max_context_len] if s.command == "eval" else []
     if s.command not in _GENERATES or given != [None] * len(given) or a.debug_train_only:
         return
-    context = _context_of(a.hf_checkpoint)
+    context = context_of(a.hf_checkpoint)
     if context is not None:
         s.derive("rollout_max_context_len", context, "the model's context")
         s.warnings.append(
@@ -49,7 +49,7 @@ def context_of_model(s: Settings) -> None:
         )
 
 
-def _context_of(checkpoint: str | None) -> int | None:
+def context_of(checkpoint: str | None) -> int | None:
     """`max_position_embeddings` of the checkpoint's configuration; None where there is none to read."""
     path = Path(checkpoint or "", "config.json")
     if not checkpoint or not path.is_file():

@@ -7,7 +7,6 @@ an interpreter that knows nothing of this one, as a worker would, and calls the 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -19,6 +18,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from slime_core.config.length_rules import context_of
 from slime_core.data.dataset import has_row, open_rows
 from slime_core.data.dumps import check_saved
 from slime_core.data.rows import Columns, PromptReader
@@ -127,16 +127,15 @@ class _Limits:
 
 def _limits(run: Prepared, *, training: bool) -> _Limits:
     args = run.args
-    config = json.loads((Path(args.hf_checkpoint) / "config.json").read_text(encoding="utf-8"))
-    positions = config.get("text_config", config).get("max_position_embeddings")
+    positions = context_of(args.hf_checkpoint)
     response = args.rollout_max_response_len if training else args.eval_max_response_len
     context = args.rollout_max_context_len if training else args.eval_max_context_len
-    if context is not None and isinstance(positions, int) and context <= positions:
+    if context is not None and positions is not None and context <= positions:
         response = 0  # the context bounds prompt and answer together
     supervised = not args.compute_advantages_and_returns
     return _Limits(
         decoder_shape(args.hf_checkpoint).vocab_size,
-        positions if isinstance(positions, int) else None,
+        positions,
         0 if supervised else response or 0,
         args.rollout_batch_size if training and not args.streaming_data else None,
         bool(training and args.streaming_data),
