@@ -7,6 +7,7 @@ wrong: a second parameter named `samples` makes a reward a batch reward, whateve
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -138,29 +139,26 @@ def construct(cls: type, args: Any, *, name: str = "", **offered: Any) -> Any:
         raise PluginLoadError(f"building {cls.__name__} failed at {raised_at(error)}: {reason}") from error
 
 
-def constructor_values(cls: type, args: Any, *, name: str = "", **offered: Any) -> tuple[list[Any], dict[str, Any]]:
+def constructor_values(
+    cls: type, args: Any, *, name: str = "", **offered: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `construct` calls the class with. Raises ConfigError as it does; nothing is built."""
     signature = signature_of(cls)
     if signature is None:
-        return [args], {}
+        return (args,), {}
     options = (getattr(args, "plugins", None) or {}).get(name) or {}
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
+    values: OrderedDict[str, Any] = OrderedDict()
     for parameter in signature.parameters.values():
         value = _constructor_value(parameter, args, options, offered)
         if value is not _NOTHING:
-            if parameter.kind == inspect.Parameter.KEYWORD_ONLY:
-                keywords[parameter.name] = value
-            elif len(positional) == list(signature.parameters).index(parameter.name):
-                positional.append(value)
-            else:
-                keywords[parameter.name] = value  # after one that keeps its default
+            values[parameter.name] = (value,) if parameter.kind == parameter.VAR_POSITIONAL else value
         elif parameter.default is parameter.empty and parameter.kind not in _VARIABLE:
             raise ConfigError(
                 f"{cls.__name__}{signature} needs {parameter.name!r}; type --set plugins.{name or 'NAME'}."
                 f"{parameter.name}=VALUE, or write {parameter.name}: VALUE into the file of --custom-config-path"
             )
-    return positional, keywords
+    bound = inspect.BoundArguments(signature, values)
+    return bound.args, bound.kwargs
 
 
 def asks_by_name(cls: type) -> bool:
