@@ -11,15 +11,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from slime_trainer_megatron.arguments.fields import shipped_fields
+from slime_trainer_megatron.arguments.flag_names import GRANTED, OURS, REFUSED, STATED
+from slime_trainer_megatron.arguments.flags import flags_of
+from slime_trainer_megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
+
 from slime_core.config.foreign import find_owners
 from slime_core.config.passthrough import ForeignFlag, ForeignFlags
 from slime_core.config.spec import FlagSpec, flag_specs
 from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack
 from slime_core.config.yaml_file import dump_value
-from slime_core.trainers.megatron.arguments.fields import shipped_fields
-from slime_core.trainers.megatron.arguments.flag_names import GRANTED, OURS, REFUSED, STATED
-from slime_core.trainers.megatron.arguments.flags import flags_of
-from slime_core.trainers.megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the verdicts stand beside the tests that hold them to account
@@ -96,7 +97,7 @@ with a warning, or refuses it.
 
 def megatron_effect(flag: ForeignFlag) -> str:
     """What slime does about one of Megatron's flags, when it is not simply obeyed."""
-    from slime_core.trainers.megatron.arguments.architecture import COMPARED
+    from slime_trainer_megatron.arguments.architecture import COMPARED
 
     words = {
         "slime's": flag.attribute in OWNED,

@@ -251,7 +251,7 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
 
 
 def _require_isolation(args: Any, r: Resolver) -> None:
-    from slime_core.sandbox import SandboxError, require_isolation
+    from slime_sandbox_local import SandboxError, require_isolation
 
     try:
         require_isolation(args.sandbox_isolation)

@@ -20,10 +20,10 @@ PUBLIC = (
         "slime_core.errors",
         "slime_core.types",
         "slime_core.tools",
-        "slime_core.sandbox",
+        "slime_sandbox_local",
         "slime_core.models.config",
     ),
-    "slime_core.agents",
+    "slime_agent_base_url",
     *(
         "slime_core.waits",
         "slime_core.models.megatron_deepseek",

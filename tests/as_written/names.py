@@ -14,7 +14,7 @@ NAMES: dict[str, Verdict] = {
     ),
     "slime.agent.adapters.AnthropicAdapter": Verdict(
         "differs",
-        "slime_core.agents.AgentServer: only keys of open sessions are let in; a client's temperature has no effect",
+        "slime_agent_base_url.AgentServer: only keys of open sessions are let in; a client's temperature has no effect",
     ),
     "slime.agent.adapters.BaseAdapter": Verdict(
         "differs", "open_session, finish_session, drop_session and app are there; its inner methods are not"
@@ -71,11 +71,11 @@ NAMES: dict[str, Verdict] = {
     ),
     "slime.agent.sandbox.EXIT_TIME_BUDGET_EXCEEDED": Verdict("works", "same arguments, same answer"),
     "slime.agent.sandbox.ExecResult": Verdict(
-        "works", "slime_core.sandbox.ExecResult, which unpacks as (code, out, err)"
+        "works", "slime_sandbox_local.ExecResult, which unpacks as (code, out, err)"
     ),
-    "slime.agent.sandbox.LocalSandbox": Verdict("works", "slime_core.sandbox.LocalSandbox; not in THUDM/slime"),
-    "slime.agent.sandbox.Sandbox": Verdict("works", "slime_core.sandbox.Sandbox"),
-    "slime.agent.sandbox.SandboxError": Verdict("works", "slime_core.sandbox.SandboxError; not in THUDM/slime"),
+    "slime.agent.sandbox.LocalSandbox": Verdict("works", "slime_sandbox_local.LocalSandbox; not in THUDM/slime"),
+    "slime.agent.sandbox.Sandbox": Verdict("works", "slime_sandbox_local.Sandbox"),
+    "slime.agent.sandbox.SandboxError": Verdict("works", "slime_sandbox_local.SandboxError; not in THUDM/slime"),
     "slime.agent.sandbox.ensure_agent_user": Verdict(
         "differs", "makes the directory; programs of a local sandbox have no rights to drop"
     ),

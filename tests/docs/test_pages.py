@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from slime_engine_sglang.flag_list import shipped_flags
 
 from slime_core.cli.main import COMMANDS
 from slime_core.config.foreign import find_owners
 from slime_core.config.spec import flag_specs
-from slime_core.engines.sglang.flag_list import shipped_flags
 from tests.as_written.flags import NEWER
 
 ROOT = Path(__file__).parents[2]

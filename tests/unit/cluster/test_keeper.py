@@ -25,7 +25,7 @@ kept.close()
 @pytest.fixture
 def command() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A command with one daemon and its keeper."""
-    from slime_core.cluster import __file__ as package
+    from slime_launcher_ray import __file__ as package
 
     path = package.replace("__init__.py", "keeper.py")
     argv = [sys.executable, "-I", "-S", "-c", _COMMAND, path]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from slime_core.sandbox import LocalSandbox, Sandbox, SandboxError, SandboxLimits, isolation_here
+from slime_sandbox_local import LocalSandbox, Sandbox, SandboxError, SandboxLimits, isolation_here
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 TIME = 60.0
@@ -219,7 +218,7 @@ def keepers(parent: int) -> list[int]:
                 command = Path(f"/proc/{name}/cmdline").read_text()
             except OSError:
                 continue
-            if int(status[1]) == parent and status[0] != "Z" and "slime_core.sandbox.inside" in command:
+            if int(status[1]) == parent and status[0] != "Z" and "slime_sandbox_local.inside" in command:
                 found.append(int(name))
     return found
 
@@ -236,7 +235,7 @@ def assert_no_keepers(parent: int) -> None:
 NESTED = """
 import asyncio, logging, sys
 sys.path.insert(0, sys.argv[1])
-from slime_core.sandbox import LocalSandbox, SandboxLimits
+from slime_sandbox_local import LocalSandbox, SandboxLimits
 logging.basicConfig(stream=sys.stdout)
 """
 ROOT = str(Path(__file__).parents[3])
@@ -315,7 +314,7 @@ asyncio.run(run("best-effort"))
     refused, warned, files, network, missing = as_another(NO_NAMESPACES, body).splitlines()
     assert refused.startswith("SandboxError this machine cannot isolate programs completely: no user namespace (")
     assert "--sandbox-isolation best-effort" in refused
-    assert warned.startswith("WARNING:slime_core.sandbox.isolation:sandboxes on this machine are not complete")
+    assert warned.startswith("WARNING:slime_sandbox_local.isolation:sandboxes on this machine are not complete")
     assert "out='mine'" in files
     assert files.count("Permission denied") == 3
     assert "PermissionError" in network

@@ -5,7 +5,7 @@
     prompt | <code>x = 12*34\nprint(x)</code> | 408<|end|><|assistant|> | The answer is 408.<|end|>
     mask   | 1 ...                          1 | 0 ...                 0 | 1 ...                    1
 
-Each sample has an interpreter of its own, whose names stay between its turns (`slime_core.sandbox`). What a reader
+Each sample has an interpreter of its own, whose names stay between its turns (`slime_sandbox_local`). What a reader
 would get wrong: the interpreter is not part of the sample. One that is interrupted, or whose sandbox another sample
 needed, gets its state back by running its earlier code again.
 """
@@ -17,9 +17,9 @@ import time
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_sandbox_local import Call, InterpreterPool, SandboxLimits, pool_of
 
 from slime_core import GenerateContext, Observations, PluginOptions, Sample, SampleStatus, options
-from slime_core.sandbox import Call, InterpreterPool, SandboxLimits, pool_of
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""

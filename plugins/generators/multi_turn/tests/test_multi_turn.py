@@ -8,11 +8,10 @@ from typing import Any
 
 import psutil
 import pytest
-from slime_generator_multi_turn import generate
+from slime_generator_multi_turn import generate, places
+from slime_generator_multi_turn.session import EnvironmentSession
 
 from slime_core import GenerateContext, Sample, SampleStatus
-from slime_core.environments import places
-from slime_core.environments.session import EnvironmentSession
 from slime_core.errors import ConfigError, DataError, EnvironmentTimeoutError, PluginError
 from slime_core.plugins.loading import import_file
 from slime_core.testing import CharTokenizer, Reply, Request, ScriptedEngine
@@ -285,7 +284,7 @@ def environments_below() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has just ended
-            if "slime_core.environments.child" in " ".join(process.cmdline()):
+            if "slime_generator_multi_turn.child" in " ".join(process.cmdline()):
                 found.append(process)
     return found
 
