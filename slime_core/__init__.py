@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slime_generator_multi_turn.dialogue import Dialogue
-    from slime_generator_multi_turn.session import EnvironmentSession
+    from slime_environment_session.dialogue import Dialogue
+    from slime_environment_session.session import EnvironmentSession
 
     from slime_core.buffer import BufferBase
     from slime_core.data.observations import Observations
@@ -67,10 +67,10 @@ _EXPORTS = {
     "CorrectionInputs": "slime_core.learning.corrections",
     "CorrectionOutputs": "slime_core.learning.corrections",
     "DatasetSource": "slime_core.data.prompts",
-    "Dialogue": "slime_generator_multi_turn.dialogue",
+    "Dialogue": "slime_environment_session.dialogue",
     "DynamicFilterOutput": "slime_core.types",
     "Environment": "slime_core.protocols",
-    "EnvironmentSession": "slime_generator_multi_turn.session",
+    "EnvironmentSession": "slime_environment_session.session",
     "EstimatorBase": "slime_core.estimator",
     "FilterDecision": "slime_core.types",
     "GenerateContext": "slime_core.protocols",

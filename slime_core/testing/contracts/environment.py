@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
-from slime_generator_multi_turn.session import EnvironmentSession
+from slime_environment_session.session import EnvironmentSession
 
 from slime_core.errors import PluginError
 from slime_core.protocols import Step, Turn

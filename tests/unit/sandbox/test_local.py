@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import slime_sandbox_local
 from slime_sandbox_local import LocalSandbox, Sandbox, SandboxError, SandboxLimits, isolation_here
+
+import slime_core
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 TIME = 60.0
@@ -234,11 +237,11 @@ def assert_no_keepers(parent: int) -> None:
 
 NESTED = """
 import asyncio, logging, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from slime_sandbox_local import LocalSandbox, SandboxLimits
 logging.basicConfig(stream=sys.stdout)
 """
-ROOT = str(Path(__file__).parents[3])
+PACKAGES = [str(Path(module.__file__ or "").parents[1]) for module in (slime_core, slime_sandbox_local)]
 NOT_ROOT = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", "/usr/bin/python3"]
 ONE_USER = ["unshare", "--user", "--map-root-user", sys.executable]
 NO_NAMESPACES = [
@@ -250,7 +253,7 @@ NO_NAMESPACES = [
 def as_another(command: list[str], body: str) -> str:
     """Standard output of a program under other rights than this one's."""
     done = subprocess.run(
-        [*command, "-c", NESTED + body, ROOT], capture_output=True, text=True, timeout=120, check=False, cwd="/"
+        [*command, "-c", NESTED + body, *PACKAGES], capture_output=True, text=True, timeout=120, check=False, cwd="/"
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -178,7 +178,7 @@ class Shell:
         import slime_core.launch  # noqa: F401 -- before torch: how OpenMP waits
         from slime_core.launch.prepare import prepare
 
-        logger = logging.getLogger("slime_core")
+        logger = logging.getLogger()
         to_log = logging.StreamHandler()
         to_log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(to_log)
@@ -189,6 +189,7 @@ class Shell:
             self.run = prepare(self._local_settings(), make=False)
         except SlimeError as error:
             raise ConfigError(f"{self.name} on {socket.gethostname()}: {error}") from error
+        self._messages.addFilter(lambda record: record.name.startswith("slime"))
         logger.addHandler(self._messages)  # from now on: the driver has said the same of the settings
         self.code = fingerprint(self.run.plugins, carried.originally(self._root) if carried is not None else {})
         return self.code

@@ -21,7 +21,7 @@ from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
 from slime_core.plugins.workers.calls import changes, restore, send, unpack_args
 from slime_core.plugins.workers.main import read_message, tie_to
-from slime_generator_multi_turn.places import PackedSample
+from slime_environment_session.places import PackedSample
 
 
 def main(descriptor: int, parent: int) -> None:

@@ -24,7 +24,7 @@ from slime_core.plugins.signatures import declared, is_async
 from slime_core.protocols import Observation, Reward, Step, Turn
 from slime_core.types import Sample
 from slime_core.waits import loop_turn, within
-from slime_generator_multi_turn.places import LoopPlace, Place, ProcessPlace, ThreadPlace
+from slime_environment_session.places import LoopPlace, Place, ProcessPlace, ThreadPlace
 
 logger = logging.getLogger(__name__)
 

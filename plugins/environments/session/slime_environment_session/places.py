@@ -43,8 +43,7 @@ _DEFAULT_THREADS = EnvironmentArgs.model_fields["environment_threads"].default
 END_DEADLINE = 10.0
 """Seconds a killed process gets to be gone."""
 _BOOT = (
-    "import sys; sys.path[:] = {path!r}; from slime_generator_multi_turn.child import main;"
-    " main({descriptor}, {parent})"
+    "import sys; sys.path[:] = {path!r}; from slime_environment_session.child import main; main({descriptor}, {parent})"
 )
 
 
