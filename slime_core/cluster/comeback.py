@@ -18,6 +18,7 @@ from slime_core.cluster.fingerprint import Fingerprint, check_same_code
 from slime_core.cluster.wait import EngineGone, Member, awaited
 from slime_core.errors import EngineError, SlimeError
 from slime_core.observability.events import EventLog
+from slime_core.protocols import Args
 from slime_core.waits import gave_up, remove_board, waiting
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Comeback:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         run_dir: Path,
         member: Member,
         code: Fingerprint,

@@ -24,6 +24,7 @@ from slime_core.cluster.receiver import BucketStream, pack, send
 from slime_core.cluster.standing import Standing
 from slime_core.cluster.wait import EngineGone, Member, awaited
 from slime_core.errors import EngineError
+from slime_core.protocols import Args
 from slime_core.types import GenerationOutput
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class EngineProxy:
     engine_class: ClassVar[Any]
     comeback: ClassVar[Comeback | None]
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self._args = args
         self.may_step: Callable[[], bool] | None = None
         """Set by the stage where steps depend on the order of events."""

@@ -30,6 +30,7 @@ from slime_core.planning.memory import (
     total,
     trainer_items,
 )
+from slime_core.protocols import Args
 from slime_core.trainers.megatron.layout import Layout
 
 
@@ -138,7 +139,7 @@ def plan_run(settings: Settings, *, num_gpus: int, num_cpus: float | None = None
     return RunPlan(batches, schedule_in_words(args), placement, memory, notes)
 
 
-def sharding_of(trainer: Any, args: Any, processes: int, gpus: bool) -> Sharding:
+def sharding_of(trainer: Any, args: Args, processes: int, gpus: bool) -> Sharding:
     """How the trainer's class lays a model out: whole in each process, unless it reads Megatron's flags."""
     half = args.dtype == "bfloat16" or (args.dtype == "auto" and gpus)
     if not getattr(trainer, "reads_megatron", False):
@@ -159,7 +160,7 @@ def sharding_of(trainer: Any, args: Any, processes: int, gpus: bool) -> Sharding
     )
 
 
-def _rows(args: Any, notes: list[str]) -> int | None:
+def _rows(args: Args, notes: list[str]) -> int | None:
     if not args.prompt_data or args.debug_train_only:
         return None
     try:
@@ -174,7 +175,7 @@ def _rows(args: Any, notes: list[str]) -> int | None:
 
 
 def _memory(
-    args: Any, trainer: Any, engine: Any, estimator: Any, placement: Placement, sharding: Sharding, notes: list[str]
+    args: Args, trainer: Any, engine: Any, estimator: Any, placement: Placement, sharding: Sharding, notes: list[str]
 ) -> list[DeviceMemory]:
     directory = Path(args.hf_checkpoint or "")
     try:

@@ -14,6 +14,7 @@ from slime_core.engines.sglang.models_yaml import ModelEntry, ServerGroup
 from slime_core.engines.sglang.placement import Cited, Part, Room, near_multiples
 from slime_core.engines.sglang.plan import ModelPlan, Reservation, ServerPlan, WorkerType
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 
 
 class Filler:
@@ -28,7 +29,7 @@ class Filler:
         rank: Number of the next engine.
     """
 
-    def __init__(self, args: Any, room: Room, cite: Cited, entry: ModelEntry, start: int, rank: int) -> None:
+    def __init__(self, args: Args, room: Room, cite: Cited, entry: ModelEntry, start: int, rank: int) -> None:
         self._args, self._room, self._cite, self._entry = args, room, cite, entry
         self._python = find_python(args)
         self._path = entry.model_path or args.hf_checkpoint

@@ -23,6 +23,7 @@ from slime_core.engines.sglang_api.weight_protocol import call
 from slime_core.engines.sglang_api.weight_readers import Finding, Reader, Trained, Unverifiable, reader_of
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ _SHOWN = 5
 class WeightCheck:
     """Of one pool; `wanted` says whether `--check-weight-update-equal` was given."""
 
-    def __init__(self, http: Http, pool: WorkerPool, args: Any) -> None:
+    def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
         self._http, self._pool = http, pool
         self._timeout = float(getattr(args, "update_weight_timeout", None) or 600.0)
         self._bucket_bytes = int(getattr(args, "update_weight_buffer_size", None) or 512 * 1024**2)

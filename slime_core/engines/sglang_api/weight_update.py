@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,6 +30,7 @@ from slime_core.engines.sglang_api.weight_round import Round
 from slime_core.engines.sglang_api.weight_tensor import push_bucket
 from slime_core.engines.sglang_api.worker import Worker, WorkerPool
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.protocols import Args
 
 WEIGHT_SETTINGS = frozenset(
     {"update_weight_buffer_size", "update_weight_timeout", "update_weight_pause_mode", "colocate"}
@@ -46,7 +46,7 @@ _BY_FILES = ("disk", "delta")
 class WeightUpdates:
     """The weights of a pool's servers."""
 
-    def __init__(self, http: Http, pool: WorkerPool, args: Any) -> None:
+    def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
         self._http = http
         self._pool = pool
         self._timeout = float(getattr(args, "update_weight_timeout", None) or 600.0)
