@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slime_core.protocols import Args
 from slime_core.types import Group, Sample
 
 
@@ -24,7 +25,7 @@ class BufferBase:
     drops: bool = False
     """Whether a group that was given back may go without ever being drawn again (too old, no room)."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self.args = args
         self.rollout_id: int | None = None
         """The rollout that draws; None where it is not known."""

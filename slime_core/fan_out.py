@@ -16,9 +16,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slime_core.sample import Group, Sample
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Args
 
 
 def executions(samples: Iterable[Sample]) -> list[Group]:
@@ -30,7 +33,7 @@ def executions(samples: Iterable[Sample]) -> list[Group]:
     return list(found.values())
 
 
-def execution_rewards(args: Any, samples: Iterable[Sample]) -> list[float]:
+def execution_rewards(args: Args, samples: Iterable[Sample]) -> list[float]:
     """One scalar reward per execution: the mean over its siblings that have one; executions without any are left out.
 
     Args:

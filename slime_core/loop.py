@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slime_core.errors import RolloutInterrupted
+from slime_core.protocols import Args
 from slime_core.types import TrainBatch
 
 
@@ -70,7 +71,7 @@ class Stages:
     gives it in here to have it done first."""
 
 
-def train(args: Any, stages: Stages, start: int) -> int:
+def train(args: Args, stages: Stages, start: int) -> int:
     """Run rollouts `start` to `args.num_rollout`; returns how many are done, fewer when the run was to end early."""
     stages.weights.push()
     if start == 0 and args.eval_interval and not args.skip_eval_before_train:
@@ -118,6 +119,6 @@ def is_due(interval: int | None, rollout_id: int, num_rollout: int) -> bool:
     return bool(interval) and ((rollout_id + 1) % interval == 0 or rollout_id + 1 == num_rollout)  # type: ignore[operator]
 
 
-def saves_after(args: Any, rollout_id: int) -> bool:
+def saves_after(args: Args, rollout_id: int) -> bool:
     """Every `--save-interval` rollouts, and after the last one in any case: nobody trains weights to lose them."""
     return rollout_id + 1 == args.num_rollout or is_due(args.save_interval, rollout_id, args.num_rollout)

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from slime_core.errors import RolloutInterrupted
 from slime_core.loop import is_due, saves_after
+from slime_core.protocols import Args
 from slime_core.types import TrainBatch
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class AsyncStages:
     resumed run gives it in here to have it done first."""
 
 
-async def train(args: Any, stages: AsyncStages, start: int) -> int:
+async def train(args: Args, stages: AsyncStages, start: int) -> int:
     """Run rollouts `start` to `args.num_rollout`; returns how many are done, fewer when the run was to end early."""
     evaluations = _Evaluations(args, stages)
     try:
@@ -113,7 +114,7 @@ async def train(args: Any, stages: AsyncStages, start: int) -> int:
         await evaluations.cancel()
 
 
-async def _train(args: Any, stages: AsyncStages, evaluations: _Evaluations, start: int) -> int:
+async def _train(args: Args, stages: AsyncStages, evaluations: _Evaluations, start: int) -> int:
     saved = None
     await stages.weights.push()
     if start == 0 and args.eval_interval and not args.skip_eval_before_train:
@@ -189,7 +190,7 @@ class _Clock:
 class _Evaluations:
     """One at a time, in the foreground or beside the training."""
 
-    def __init__(self, args: Any, stages: AsyncStages) -> None:
+    def __init__(self, args: Args, stages: AsyncStages) -> None:
         self._background = args.eval_in_background
         self._stages = stages
         self._task: asyncio.Task[None] | None = None

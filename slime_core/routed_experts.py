@@ -16,9 +16,12 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.multimodal import TrainInputs
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Args
 
 FREE = -1
 """In place of every expert number of a token whose routing nobody knows: there the trainer's router decides."""
@@ -140,7 +143,7 @@ def json_default(value: object) -> dict[str, Any]:
 
 
 def routed_experts_after_call(
-    known: Any, meta_info: Mapping[str, Any], num_tokens: int, args: Any
+    known: Any, meta_info: Mapping[str, Any], num_tokens: int, args: Args | None
 ) -> RoutedExperts | None:
     """A sample's routed experts after tokens were appended.
 

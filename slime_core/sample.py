@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slime_core import provenance
 from slime_core.call_counters import PrefixCacheInfo as PrefixCacheInfo
@@ -29,6 +29,9 @@ from slime_core.multimodal import image_ref, image_url, images_of
 from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
 from slime_core.routed_experts import routed_experts_after_call
 from slime_core.stored_sample import field_values, plain_values
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Args
 
 
 class SampleStatus(StrEnum):
@@ -159,7 +162,7 @@ class Sample:
         """The prompt's images as `data:` URLs, for engines. Raises ValueError where one cannot be read, or not here."""
         return [image_url(image_ref(image)) for image in images_of(self.multimodal_inputs)]
 
-    def get_reward_value(self, args: Any) -> float:
+    def get_reward_value(self, args: Args) -> float:
         """The scalar reward: `reward` itself, or `reward[args.reward_key]` when a key is set."""
         key = getattr(args, "reward_key", None)
         return self.reward if not key else self.reward[key]  # type: ignore[return-value,index]
@@ -168,7 +171,7 @@ class Sample:
 
     def append_response_tokens(
         self,
-        args: Any = None,
+        args: Args | None = None,
         tokens: Sequence[int] = (),
         log_probs: Sequence[float] | None = None,
         trainable: bool = True,

@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core import provenance
 from slime_core.provenance import NOT_SAMPLED, TRAINABLE, Source, Spans
 from slime_core.routed_experts import RoutedExperts, routed_experts_after_call
 from slime_core.types import GenerationOutput, Sample
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Args
 
 POSITIVE_LOG_PROB = 1e-4
 """Log-probs up to here are rounding, not errors."""
@@ -34,7 +37,7 @@ POSITIVE_LOG_PROB = 1e-4
 class Trajectory:
     """Tokens with source, log-prob and weight version each; grows at its end."""
 
-    def __init__(self, args: Any = None) -> None:
+    def __init__(self, args: Args | None = None) -> None:
         self.args = args
         """The settings; only MoE routing replay with SGLang's encoding reads them (`hf_checkpoint`)."""
         self.prompt_length = 0
@@ -51,7 +54,7 @@ class Trajectory:
         self._told_log_probs = True
 
     @classmethod
-    def of(cls, sample: Sample, args: Any = None) -> Trajectory:
+    def of(cls, sample: Sample, args: Args | None = None) -> Trajectory:
         """What the sample holds: its prompt, or a partial response to go on with.
 
         Raises:

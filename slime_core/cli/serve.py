@@ -38,9 +38,11 @@ def run(namespace: argparse.Namespace) -> int:
     """Serve until a signal. Raises ConfigError, EngineError."""
     import asyncio
 
+    from slime_core.config.schema import Args
     from slime_core.engines.embedded.engine import EmbeddedEngine
 
-    return asyncio.run(_serve(namespace, EmbeddedEngine(namespace, step_in_thread=True)))
+    args = Args.model_construct(**vars(namespace), rollout_seed=namespace.seed)
+    return asyncio.run(_serve(namespace, EmbeddedEngine(args, step_in_thread=True)))
 
 
 async def _serve(namespace: argparse.Namespace, engine: EmbeddedEngine) -> int:

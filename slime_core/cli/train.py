@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from slime_core.protocols import Args
 from slime_core.waits import telling_start, waiting
 
 
@@ -26,7 +27,7 @@ def loading() -> waiting:
     return waiting("loading code and settings", deadline=None, then="as long as it takes")
 
 
-def report(summary: dict[str, Any], args: Any) -> None:
+def report(summary: dict[str, Any], args: Args) -> None:
     """The closing lines of a run; nothing on ranks other than 0."""
     if not summary:
         return
@@ -39,7 +40,7 @@ def report(summary: dict[str, Any], args: Any) -> None:
         print(f"held-out accuracy {summary['eval_before']:.2f} -> {summary['eval_after']:.2f}", flush=True)
 
 
-def _how_to_go_on(summary: dict[str, Any], args: Any) -> str:
+def _how_to_go_on(summary: dict[str, Any], args: Args) -> str:
     """For a run that a signal ended early."""
     done = f"ended early: {summary['rollouts']} of {args.num_rollout} rollouts done"
     own = args.load and Path(args.load).resolve() in {Path(p).resolve() for p in (args.save, args.run_dir) if p}

@@ -13,7 +13,8 @@ servers both ask here. Of the standard library only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from slime_core.protocols import Args
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class GpuLayout:
     """Number of inference's first GPU."""
 
 
-def gpu_layout(args: Any, *, trainer: int, rollout: int) -> GpuLayout:
+def gpu_layout(args: Args, *, trainer: int, rollout: int) -> GpuLayout:
     """The row of the table that the settings are in.
 
     Args:

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from slime_core.config.origins import Entry
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Args
 
 ForeignKind = Literal["switch", "toggle", "int", "float", "size", "str", "json", "any"]
 """switch: `--x`, true when given; toggle: `--x` and `--no-x`; size: a whole number that may end in k, M, Ki, ...;
@@ -164,7 +167,7 @@ class Defaults:
     owners: tuple[Callable[[Any, str], Any], ...] = ()
     """Their `default_of`."""
 
-    def __call__(self, args: Any, name: str) -> Any:
+    def __call__(self, args: Args, name: str) -> Any:
         """The first answer. Raises LookupError when nobody has one."""
         for default_of in self.owners:
             try:

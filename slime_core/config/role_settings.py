@@ -64,7 +64,7 @@ _IGNORED = ("num_nodes", "num_gpus_per_node")
 """Keys of THUDM/slime's files; the critic has the actor's processes."""
 
 
-def role_args(args: Any, role: Role) -> Any:
+def role_args(args: Args, role: Role) -> Any:
     """The settings that a role's trainer is built with: a copy of `args`, or `args` itself where nothing differs.
 
     Raises:
@@ -83,7 +83,7 @@ def role_args(args: Any, role: Role) -> Any:
     return changed
 
 
-def check_role_settings(args: Any, foreign: Sequence[ForeignFlags]) -> list[str]:
+def check_role_settings(args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:
     """Read the file once, with what the owners of flags say about the values. Raises ConfigError."""
     warnings = []
     for role, entries in role_overrides(args, foreign).items():
@@ -94,7 +94,7 @@ def check_role_settings(args: Any, foreign: Sequence[ForeignFlags]) -> list[str]
     return warnings
 
 
-def role_overrides(args: Any, foreign: Sequence[ForeignFlags] | None = None) -> dict[Role, dict[str, Entry]]:
+def role_overrides(args: Args, foreign: Sequence[ForeignFlags] | None = None) -> dict[Role, dict[str, Entry]]:
     """Role -> attribute -> value, typed.
 
     Args:
@@ -146,7 +146,7 @@ def _entry(where: str, entry: Any) -> tuple[Role, dict[str, Any]]:
     return role, {str(key).replace("-", "_"): value for key, value in own.items()}
 
 
-def _typed(args: Any, own: Mapping[str, Any], where: str, foreign: Sequence[ForeignFlags]) -> dict[str, Entry]:
+def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[ForeignFlags]) -> dict[str, Entry]:
     origin, entries, given = Origin("file", where), dict[str, Entry](), list[Given]()
     for name, value in own.items():
         if name in flag_specs():

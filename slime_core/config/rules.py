@@ -23,6 +23,7 @@ from slime_core.config.objective_rules import (
     off_policy,
     routing_replay,
 )
+from slime_core.config.schema import Given
 from slime_core.config.settings import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
@@ -91,8 +92,9 @@ def sft_defaults(s: Settings) -> None:
         s.derive("loss_type", "sft_loss", "slime sft")
     if not s.is_given("compute_advantages_and_returns"):
         s.derive("compute_advantages_and_returns", False, "slime sft")
-    if s.args.rollout_batch_size is None and s.args.global_batch_size is not None:
-        s.derive("rollout_batch_size", s.args.global_batch_size, "global_batch_size")
+    a: Given = s.args
+    if a.rollout_batch_size is None and a.global_batch_size is not None:
+        s.derive("rollout_batch_size", a.global_batch_size, "global_batch_size")
 
 
 def data_is_named(s: Settings) -> None:
@@ -110,7 +112,7 @@ def data_is_named(s: Settings) -> None:
 
 def batch_sizes(s: Settings) -> None:
     """rollout_batch_size * n_samples_per_prompt = global_batch_size * num_steps_per_rollout."""
-    a = s.args
+    a: Given = s.args
     if a.rollout_batch_size is None:
         if s.command in ("train", "sft", "rollout"):
             raise ConfigError("--rollout-batch-size is required: the number of prompts per rollout.")
@@ -138,7 +140,7 @@ def batch_sizes(s: Settings) -> None:
 
 def over_sampling(s: Settings) -> None:
     """At least one rollout's prompts are started at a time."""
-    a = s.args
+    a: Given = s.args
     if a.over_sampling_batch_size is None:
         if a.rollout_batch_size is not None:
             s.derive("over_sampling_batch_size", a.rollout_batch_size, "rollout_batch_size")
@@ -175,7 +177,7 @@ def micro_batches(s: Settings) -> None:
 
 def length_of_run(s: Settings) -> None:
     """`--num-rollout` wins over `--num-epoch`; training needs one of them."""
-    a = s.args
+    a: Given = s.args
     if a.num_rollout is not None and a.num_epoch is not None:
         s.warnings.append(f"{s.cite('num_epoch')} has no effect with {s.cite('num_rollout')}.")
     elif a.num_epoch is not None and not (a.rollout_global_dataset and (a.prompt_data or a.data_source_path)):

@@ -62,7 +62,7 @@ SECTIONS: tuple[type[Section], ...] = (
 """In the order of the help text."""
 
 
-class Args(
+class Given(
     RunArgs,
     ModelArgs,
     DataArgs,
@@ -85,12 +85,18 @@ class Args(
     DebugArgs,
     ClusterArgs,
 ):
+    """One attribute per flag: what somebody gave, or the default; None is what the rules have yet to fill in."""
+
+
+class Args(Given):
     """The run's settings: one attribute per flag, plus pass-through flags and custom keys."""
 
     model_config = ConfigDict(defer_build=False)
 
     eval_datasets: list[EvalDataset] = Field(default_factory=list)
     """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""
+    sglang_model_routers: dict[str, tuple[str, int]] | None = None
+    """Host and port that answer for each model while an engine serves them; no flag of its own."""
     _defaults: Defaults = PrivateAttr(default_factory=Defaults)
     """Asked for `args.NAME` of another program's flag that nobody gave; what was given is in `model_extra`."""
 
@@ -98,7 +104,14 @@ class Args(
         """Have attributes that nobody set answered by other programs' own defaults."""
         self._defaults = defaults
 
-    if not TYPE_CHECKING:  # else every misspelt attribute would pass the type checker
+    if TYPE_CHECKING:  # required, or filled in before a run begins: who may come earlier reads them as `Given`
+        hf_checkpoint: str
+        num_rollout: int
+        rollout_batch_size: int
+        over_sampling_batch_size: int
+        global_batch_size: int
+        num_steps_per_rollout: int
+    else:  # for the type checker every misspelt attribute would exist
 
         def __getattr__(self, name: str) -> Any:
             try:

@@ -18,7 +18,7 @@ from slime_core.errors import CheckpointError, RolloutError
 from slime_core.fan_out import executions
 from slime_core.plugins.boundary import user_code
 from slime_core.plugins.signatures import construct, positional_names, signature_of
-from slime_core.protocols import BufferFilter, GroupBuffer
+from slime_core.protocols import Args, BufferFilter, GroupBuffer
 from slime_core.types import Group, Sample, SampleStatus
 
 _THREE = ("args", "buffer", "num_samples")
@@ -33,7 +33,7 @@ def is_finished(group: Group) -> bool:
     )
 
 
-def resolve_buffer(args: Any) -> BufferFilter | GroupBuffer:
+def resolve_buffer(args: Args) -> BufferFilter | GroupBuffer:
     """The `buffers` plugin of `--buffer-filter-path`, "fifo" without one; a class is built. Raises PluginError."""
     from slime_core.plugins.options import option_name
     from slime_core.plugins.resolve import resolve
@@ -50,7 +50,7 @@ def resolve_buffer(args: Any) -> BufferFilter | GroupBuffer:
 class SampleBuffer:
     """The plugin behind checks: whole groups go in and come out, each once."""
 
-    def __init__(self, args: Any, group_size: int, plugin: BufferFilter | GroupBuffer) -> None:
+    def __init__(self, args: Args, group_size: int, plugin: BufferFilter | GroupBuffer) -> None:
         """`plugin` is THUDM/slime's function or an object with the methods of `GroupBuffer`."""
         self._name = _name(args)
         self._group_size = group_size
@@ -167,7 +167,7 @@ class SampleBuffer:
         return _blamed(self._name)
 
 
-def _around_function(args: Any, function: Callable[..., Any], name: str) -> BufferBase:
+def _around_function(args: Args, function: Callable[..., Any], name: str) -> BufferBase:
     """A function with `rollout_id` chooses among groups that wait; one of three arguments, samples to use again."""
     signature = signature_of(function)
     if signature is None or len(positional_names(signature)) != len(_THREE):
@@ -184,7 +184,7 @@ class FilteredList(BufferBase):
 
     drops = True
 
-    def __init__(self, args: Any, function: Callable[..., Any], name: str) -> None:
+    def __init__(self, args: Args, function: Callable[..., Any], name: str) -> None:
         super().__init__(args)
         self._function = function
         self._name = name
@@ -237,7 +237,7 @@ class FilteredList(BufferBase):
         self.num_dropped = self._dropped_before = int(state["num_dropped"])
 
 
-def _name(args: Any) -> str:
+def _name(args: Args) -> str:
     return getattr(args, "buffer_filter_path", None) or "fifo"
 
 

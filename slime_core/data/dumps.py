@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from slime_core.errors import DataError, RecordError, RolloutError
+from slime_core.protocols import Args
 from slime_core.routed_experts import json_default
 from slime_core.types import Group, RolloutFnTrainOutput, Sample
 
@@ -152,10 +153,9 @@ class SavedRollout:
     needs_engine = False
     replays = True  # a file says what is trained on, twice if it likes
 
-    def __call__(self, args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
+    def __call__(self, args: Args, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
         """The groups of the rollout's file. Raises DataError."""
-        path = dump_path(args.load_debug_rollout_data, rollout_id)
-        check_saved(args, rollout_id)
+        path = check_saved(args, rollout_id)
         groups = grouped(read_samples(path), args.n_samples_per_prompt)
         if args.load_debug_rollout_data_subsample is not None:
             groups = subsample(groups, args.load_debug_rollout_data_subsample)
@@ -165,7 +165,7 @@ class SavedRollout:
 class UnusedSource:
     """The data source beside `SavedRollout`: keeps the cursor of a checkpoint as it was, and has no samples."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self._state: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,14 +177,16 @@ class UnusedSource:
         self._state = state
 
 
-def check_saved(args: Any, rollout_id: int) -> None:
-    """Raise DataError when the file of this rollout is missing."""
+def check_saved(args: Args, rollout_id: int) -> Path:
+    """The file of this rollout. Raises DataError when it is missing."""
+    assert args.load_debug_rollout_data is not None, "nothing else chooses these rollouts"
     path = dump_path(args.load_debug_rollout_data, rollout_id)
     if not path.is_file():
         raise DataError(
             f"--load-debug-rollout-data {args.load_debug_rollout_data}: no file {path} for rollout {rollout_id};"
             " --save-debug-rollout-data makes them, --start-rollout-id and --num-rollout say which are read"
         )
+    return path
 
 
 def to_json(value: Any, what: str) -> bytes:

@@ -27,6 +27,7 @@ from slime_core.data.reuse import Reuse, reusable
 from slime_core.errors import ConfigError, DataError, RolloutError
 from slime_core.plugins.boundary import user_code
 from slime_core.plugins.signatures import construct, signature_of
+from slime_core.protocols import Args
 from slime_core.types import Group, Sample
 
 _FLAG = "--data-source-path"
@@ -70,7 +71,7 @@ class PromptSet:
 class FlatSource(DatasetSource):
     """The user's source behind the built-in one: numbers, groups, cursor, ledger and state are those of the latter."""
 
-    def __init__(self, args: Any, cls: type, name: str = "") -> None:
+    def __init__(self, args: Args, cls: type, name: str = "") -> None:
         """`name` is the key in `plugins`. Raises DataError for data that cannot be used, else as `construct`."""
         self._handed: dict[int, tuple[Any, Sample]] = {}
         self._left: dict[int, Sample] = {}
@@ -181,7 +182,7 @@ class FlatSource(DatasetSource):
 class _UsersBuffer(Reuse):
     """`Reuse` over the list `buffer` of the user's source, which its `add_samples` fills."""
 
-    def __init__(self, args: Any, user: Any, label: str, choose: Any) -> None:
+    def __init__(self, args: Args, user: Any, label: str, choose: Any) -> None:
         super().__init__(args, choose, label)
         self._user = user
         self.shown = True

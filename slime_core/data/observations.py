@@ -12,6 +12,7 @@ from typing import Any
 
 from slime_core.data.turns import turn_delta
 from slime_core.errors import DataError
+from slime_core.protocols import Args
 from slime_core.types import Sample
 
 UNTEMPLATED = "<|tool|>{result}<|end|><|assistant|>"
@@ -23,7 +24,7 @@ _MESSAGES = "observation_messages"
 class Observations:
     """Reads the current turn of one sample, and answers it."""
 
-    def __init__(self, args: Any, sample: Sample, tokenizer: Any, *, template: str | None, role: str = "user") -> None:
+    def __init__(self, args: Args, sample: Sample, tokenizer: Any, *, template: str | None, role: str = "user") -> None:
         """How answers are written.
 
         Args:

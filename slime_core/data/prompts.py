@@ -20,7 +20,7 @@ from slime_core.data.read_ahead import Place, ReadAhead
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import CheckpointError, ConfigError, DataError
-from slime_core.protocols import BufferFilter, GroupBuffer
+from slime_core.protocols import Args, BufferFilter, GroupBuffer
 from slime_core.types import Group, Sample
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class DatasetSource:
     """The built-in data source (kind `data_sources`, name `dataset`)."""
 
     def __init__(
-        self, args: Any, tokenizer: Any = None, buffer_filter: BufferFilter | GroupBuffer | None = None
+        self, args: Args, tokenizer: Any = None, buffer_filter: BufferFilter | GroupBuffer | None = None
     ) -> None:
         """Open the data and check its first and last row.
 
@@ -87,7 +87,7 @@ class DatasetSource:
 
     def open_rows(self) -> Rows:
         """The rows of `--prompt-data`; a subclass may have them from elsewhere. Raises ConfigError, DataError."""
-        if not getattr(self.args, "prompt_data", None):
+        if not self.args.prompt_data:
             raise ConfigError(
                 "--prompt-data is not set; name a .jsonl or .parquet file, or --disable-rollout-global-dataset"
             )
@@ -270,6 +270,7 @@ class DatasetSource:
 
     def save(self, rollout_id: int) -> None:
         """Write the state under `args.save`, for a run without slime's checkpoints."""
+        assert self.args.save, "called by runs that save"
         path = _state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -282,7 +283,7 @@ class DatasetSource:
         Raises:
             CheckpointError: There is no such state, or it does not fit (see `load_state_dict`).
         """
-        if not getattr(self.args, "load", None) or rollout_id is None:
+        if not self.args.load or rollout_id is None:
             return
         path = _state_path(self.args.load, rollout_id)
         if not path.is_file():
@@ -308,7 +309,7 @@ def epoch_order(num_rows: int, seed: int, epoch: int) -> NDArray[Any]:
     return np.random.default_rng((seed, epoch)).permutation(num_rows)
 
 
-def eval_samples(args: Any, dataset: Any, tokenizer: Any) -> list[Group]:
+def eval_samples(args: Args, dataset: Any, tokenizer: Any) -> list[Group]:
     """The groups of one evaluation data set, `dataset.n_samples_per_eval_prompt` samples per prompt.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Any
 
 from slime_core.buffer import BufferBase
 from slime_core.errors import RolloutError
+from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class Reuse(BufferBase):
 
     replays = 1
 
-    def __init__(self, args: Any, choose: Choose | None, label: str) -> None:
+    def __init__(self, args: Args, choose: Choose | None, label: str) -> None:
         """`label` names the user's code in messages; without `choose` nothing is kept."""
         super().__init__(args)
         self.kept: list[Sample] = []

@@ -19,6 +19,7 @@ from slime_core.data.tools import told_tools
 from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
 from slime_core.multimodal import IMAGES
+from slime_core.protocols import Args
 from slime_core.types import Sample
 
 
@@ -47,7 +48,7 @@ class Columns:
     """Rows are answers to learn, not problems: a supervised run's."""
 
     @classmethod
-    def of_run(cls, args: Any) -> Columns:
+    def of_run(cls, args: Args) -> Columns:
         """The training data's."""
         return cls(
             input=args.input_key,
@@ -65,7 +66,7 @@ class Columns:
         )
 
     @classmethod
-    def of_eval(cls, dataset: Any, args: Any = None) -> Columns:
+    def of_eval(cls, dataset: Any, args: Args) -> Columns:
         """An evaluation data set's; `config.eval_config.EvalDataset` has its fallbacks filled in, `args` the tools."""
         return cls(
             input=dataset.input_key,

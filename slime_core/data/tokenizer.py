@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from slime_core.errors import ConfigError, DataError
+from slime_core.protocols import Args
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
@@ -39,7 +40,7 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 
 def encode_prompt(
-    tokenizer: Any, prompt: Prompt, args: Any = None, tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: Any, prompt: Prompt, args: Args | None = None, tools: Sequence[Mapping[str, Any]] | None = None
 ) -> list[int]:
     """Token ids the policy continues.
 

@@ -16,13 +16,14 @@ from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
+from slime_core.protocols import Args
 from slime_core.tools import Tool, ToolParser, check_tools
 
 AUTO = "auto"
 _FLAG = "--tool-call-parser"
 
 
-def run_tools(args: Any) -> tuple[Tool, ...]:
+def run_tools(args: Args | None) -> tuple[Tool, ...]:
     """The tools of `--tools-path`, in order.
 
     Raises:
@@ -43,13 +44,13 @@ def _loaded(specs: tuple[str, ...], registry: Registry) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def told_tools(args: Any, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+def told_tools(args: Args | None, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The schemas that a sample's prompt tells: those of its row, else the run's."""
     own = metadata.get("tools")
     return list(own) if own else [tool.schema for tool in run_tools(args)]
 
 
-def tool_parser(args: Any, tokenizer: Any, default: str | None = None) -> ToolParser:
+def tool_parser(args: Args, tokenizer: Any, default: str | None = None) -> ToolParser:
     """The parser of `--tool-call-parser`; for `auto`, the one that claims the tokenizer's chat template.
 
     Args:

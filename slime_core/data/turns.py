@@ -16,6 +16,7 @@ from typing import Any
 from slime_core import provenance
 from slime_core.data.tokenizer import encode_rendered, render_messages
 from slime_core.errors import DataError
+from slime_core.protocols import Args
 from slime_core.provenance import Source, Spans
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def source_of(role: str) -> Source:
 
 def turn_delta(
     tokenizer: Any,
-    args: Any,
+    args: Args | None,
     messages: Sequence[Message],
     new_messages: Sequence[Message],
     *,

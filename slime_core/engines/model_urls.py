@@ -6,12 +6,11 @@ names also before.
 
 from __future__ import annotations
 
-from typing import Any
-
 from slime_core.errors import ConfigError, EngineError
+from slime_core.protocols import Args
 
 
-def planned_models(args: Any) -> list[str]:
+def planned_models(args: Args) -> list[str]:
     """Names of the models that `--sglang-config` has served, before anything starts; none without the file.
 
     Raises:
@@ -25,7 +24,7 @@ def planned_models(args: Any) -> list[str]:
     return [model.name for model in read_models(path, f"--sglang-config {str(path)!r}") if model.serves]
 
 
-def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> str:
+def get_model_url(args: Args, model_name: str, endpoint: str = "/generate") -> str:
     """URL of a model of `--sglang-config`, as in THUDM/slime.
 
     Args:

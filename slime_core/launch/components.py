@@ -29,6 +29,7 @@ from slime_core.plugins.answers import named_extractor
 from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import Resolved, absolute_spec
 from slime_core.plugins.signatures import construct, declared
+from slime_core.protocols import Args
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks, SampleHook
 
@@ -66,7 +67,7 @@ class Components:
     """A generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
     resolved: list[Resolved] = field(default_factory=list)
 
-    def build_estimator(self, args: Any) -> Any:
+    def build_estimator(self, args: Args) -> Any:
         """The estimator, wrapped where a function computes the advantages; None for a loss without advantages."""
         from slime_core.estimator import CustomAdvantages, EstimatorBase
 
@@ -86,12 +87,12 @@ class Components:
         """The estimator computes advantages from values."""
         return bool(getattr(self.estimator, "needs_values", False))
 
-    def build_trainers(self, args: Any) -> Trainers:
+    def build_trainers(self, args: Args) -> Trainers:
         """The actor's trainer, and the critic's where there is one."""
         needed = self.needs_critic and args.compute_advantages_and_returns
         return Trainers(args, self.trainer, with_critic=needed)
 
-    def build_loss(self, args: Any, estimator: Any) -> Any:
+    def build_loss(self, args: Args, estimator: Any) -> Any:
         """The objective of the run."""
         assert self.objective is not None, "resolved without the training side"
         return self.objective.build(args, estimator)
@@ -250,7 +251,7 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
     return generator
 
 
-def _require_isolation(args: Any, r: Resolver) -> None:
+def _require_isolation(args: Args, r: Resolver) -> None:
     from slime_sandbox_local import SandboxError, require_isolation
 
     try:

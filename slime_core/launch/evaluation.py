@@ -20,6 +20,7 @@ from slime_core.errors import ConfigError
 from slime_core.fan_out import executions
 from slime_core.launch.prepare import Prepared
 from slime_core.observability.run_dir import CONFIG, run_dir_of, versions, write_text
+from slime_core.protocols import Args
 from slime_core.rollout.eval_record import EvalRecord, read_state
 from slime_core.rollout.eval_scores import prompts_of, score_values
 from slime_core.rollout.generate import sampling_seed
@@ -172,7 +173,7 @@ def _differences(path: str, then: Any, now: Any) -> list[str]:
     return [] if then == now else [f"{path} {then!r:.120} -> {now!r:.120}"]
 
 
-def _of_dataset(args: Any, name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+def _of_dataset(args: Args, name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
     """One data set's part of the report."""
     seed = sampling_seed(args.rollout_seed, "bootstrap", name)
     samples, prompts = columns.get("samples") or [], prompts_of(columns)

@@ -16,6 +16,7 @@ from typing import Any
 
 from slime_core import loop
 from slime_core.config import Settings
+from slime_core.config.schema import Given
 from slime_core.errors import ConfigError
 from slime_core.launch import drain, inline_async
 from slime_core.launch.data_parallel import FollowingJournal, ReceivingRollout, SendingRollout, save_together
@@ -48,7 +49,8 @@ def train(settings: Settings) -> dict[str, Any]:
         run_preflight(run)
     if run.processes > num_processes():
         named_commit(args)
-        if args.num_rollout is None:
+        given: Given = args
+        if given.num_rollout is None:
             args.num_rollout = rollouts_of(args, build_data_source(args, run.parts))
         first_results()
         # Each rank tells of its own start, but it takes a second until it can.

@@ -34,7 +34,7 @@ from slime_core.launch.ranks import is_rank
 from slime_core.launch.trainer_thread import TrainerThread
 from slime_core.launch.trainers import Trainers
 from slime_core.observability.timeline import timed_stages
-from slime_core.protocols import Trainer
+from slime_core.protocols import Args, Trainer
 from slime_core.routed_experts import json_default
 from slime_core.types import TrainBatch
 
@@ -122,7 +122,7 @@ def _json(value: Any) -> Any:
     return asdict(value) if isinstance(value, TrainBatch) else json_default(value)
 
 
-def drive(args: Any, cast: Cast, journal: Journal, start: int) -> int:
+def drive(args: Args, cast: Cast, journal: Journal, start: int) -> int:
     """Run the asynchronous loop to its end, an early one included; returns how many rollouts are done."""
     side = TrainingSide(
         cast, journal, cast.trainers.actor if num_processes() > 1 else None, args.distributed_timeout_minutes
@@ -134,7 +134,7 @@ def drive(args: Any, cast: Cast, journal: Journal, start: int) -> int:
         side.close()
 
 
-async def _drive(args: Any, cast: Cast, side: TrainingSide, start: int) -> int:
+async def _drive(args: Args, cast: Cast, side: TrainingSide, start: int) -> int:
     stays = False
     try:
         await cast.rollout.start()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 from slime_core.config import Settings
 from slime_core.data.dataset import open_rows, split_path
@@ -19,6 +18,7 @@ from slime_core.data.rows import Columns, recognised
 from slime_core.errors import DataError
 from slime_core.launch.lock import file_lock
 from slime_core.launch.resolver import Resolver
+from slime_core.protocols import Args
 from slime_core.waits import part_of_start
 
 LOCK_DEADLINE = 3600.0
@@ -40,10 +40,11 @@ def make_inputs(settings: Settings, resolver: Resolver) -> None:
         settings.derive("hf_checkpoint", args.hf_checkpoint, f"prepare_path, instead of {named}")
 
 
-def tell_columns(args: Any) -> list[str]:
+def tell_columns(args: Args) -> list[str]:
     """A line per data set whose columns nobody has named, but for `input` alone; files that are not there have none."""
-    read = args.prompt_data and args.rollout_global_dataset and not args.data_source_path
-    sets = [(args.prompt_data, Columns.of_run(args), "--prompt-data")] if read else []
+    sets = []
+    if args.prompt_data and args.rollout_global_dataset and not args.data_source_path:
+        sets.append((args.prompt_data, Columns.of_run(args), "--prompt-data"))
     sets += [(d.path, Columns.of_eval(d, args), f"evaluation data set {d.name!r}:") for d in args.eval_datasets]
     lines = []
     for spec, columns, origin in sets:

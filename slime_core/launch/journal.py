@@ -16,6 +16,7 @@ from slime_core.checkpoint.export import export_hf
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import PluginError
 from slime_core.observability.run_dir import CHECKPOINTS, versions, write_summary
+from slime_core.protocols import Args
 from slime_core.waits import named, progress
 
 
@@ -24,7 +25,7 @@ class Journal:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         run_dir: Path,
         hooks: Any,
         writers: list[Callable[[Path, int], None]],

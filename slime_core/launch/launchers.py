@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import os
 from importlib.util import find_spec
-from typing import Any
 
 from slime_core.config import Settings
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +75,12 @@ def require_ray(why: str) -> None:
         raise ConfigError(f'{why}: Ray is not installed; type pip install "slime-rl[ray]"')
 
 
-def ray_address(args: Any) -> str | None:
+def ray_address(args: Args) -> str | None:
     """The cluster to join: `--ray-address`, or that of the environment under `--launcher auto`; None: a local one."""
     return args.ray_address or os.environ.get(_ADDRESS) or ("auto" if _IN_A_JOB in os.environ else None)
 
 
-def _guess(args: Any, by_torchrun: bool) -> tuple[str, str]:
+def _guess(args: Args, by_torchrun: bool) -> tuple[str, str]:
     if args.ray_address:
         return RAY, "--ray-address"
     if by_torchrun:

@@ -28,6 +28,7 @@ from slime_core.models.hf_io import copy_assets
 from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
 from slime_core.observability.trackers.jsonl import cut_after
+from slime_core.protocols import Args
 from slime_core.weights.sync import WeightReceiver, WeightSync
 
 
@@ -95,7 +96,7 @@ def lead(run: Prepared, cast: Cast, commit: Path | None, started: float) -> dict
         return journal.finish(run.settings.command, done, str(commit) if commit else None, early=early)
 
 
-def _to_the_end(args: Any, cast: Cast, journal: Journal, start: int) -> int:
+def _to_the_end(args: Args, cast: Cast, journal: Journal, start: int) -> int:
     """Run the loop, again from the last commit after what `cast` survives; returns how many rollouts are done."""
     run_loop = inline_async.drive if args.async_training else _drive
     while True:
@@ -108,7 +109,7 @@ def _to_the_end(args: Any, cast: Cast, journal: Journal, start: int) -> int:
             cast.unfinished[:] = unfinished_evaluations(journal.store.commits()[-1])
 
 
-def _drive(args: Any, cast: Cast, journal: Journal, start: int) -> int:
+def _drive(args: Args, cast: Cast, journal: Journal, start: int) -> int:
     """Run the synchronous loop to its end, an early one included; returns how many rollouts are done."""
     make_room(args, cast.trainers)
     cast.rollout.start()
@@ -158,10 +159,11 @@ def build_learner(run: Prepared, trainers: Trainers) -> Any:
     )
 
 
-def rollouts_of(args: Any, source: Any) -> int:
+def rollouts_of(args: Args, source: Any) -> int:
     """`--num-epoch` in rollouts."""
     if not hasattr(source, "__len__"):
         raise ConfigError("--num-epoch needs a data source with a length; set --num-rollout instead")
+    assert args.num_epoch is not None, "one of the two lengths is required"
     rollouts = int(args.num_epoch * (len(source) // args.rollout_batch_size))
     if rollouts == 0:
         raise ConfigError(

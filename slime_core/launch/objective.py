@@ -18,6 +18,7 @@ from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.resolver import Resolver
 from slime_core.plugins.boundary import guarded
 from slime_core.plugins.signatures import construct, declared
+from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Objective:
     loss: Any
     keywords: dict[str, Any]
 
-    def build(self, args: Any, estimator: Any) -> Any:
+    def build(self, args: Args, estimator: Any) -> Any:
         """The loss of this run."""
         return self.loss(args, estimator, **self.keywords)
 

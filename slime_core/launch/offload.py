@@ -24,6 +24,7 @@ from slime_core.config import Settings
 from slime_core.launch.component_settings import uses_of
 from slime_core.launch.components import Components
 from slime_core.loop import Learning, Stages, Weights
+from slime_core.protocols import Args
 from slime_core.types import TrainBatch
 
 logger = logging.getLogger(__name__)
@@ -66,13 +67,13 @@ def settle_offload(settings: Settings, parts: Components) -> None:
         settings.derive(name, False, chosen)
 
 
-def make_room(args: Any, trainers: TrainingProcesses) -> None:
+def make_room(args: Args, trainers: TrainingProcesses) -> None:
     """Before the engines start, which then find the memory that they will have; also before a loop that begins anew."""
     if args.offload_train:
         trainers.offload()
 
 
-def offloading(args: Any, stages: Stages, trainers: TrainingProcesses) -> Stages:
+def offloading(args: Args, stages: Stages, trainers: TrainingProcesses) -> Stages:
     """The stages, with `train` and `push` as above; the same ones when nothing is offloaded.
 
     Args:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from slime_core.config import Settings
 from slime_core.config.gpu_layout import gpu_layout
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 
 TRAINER_SHARE = 0.4
 """Of a bundle that an engine shares: fractions that let both in, as in THUDM/slime."""
@@ -132,7 +133,7 @@ class Placement:
 
 
 def plan_placement(
-    args: Any,
+    args: Args,
     *,
     trainer_processes: int,
     engines: Sequence[EngineNeeds],
@@ -230,7 +231,7 @@ def engines_of(engine: Any, settings: Settings, num_gpus: int) -> tuple[list[Eng
     return list(found.values()), list(plan.warnings)
 
 
-def engines_of_flags(args: Any, trainer_processes: int, num_gpus: int | None = None) -> list[EngineNeeds]:
+def engines_of_flags(args: Args, trainer_processes: int, num_gpus: int | None = None) -> list[EngineNeeds]:
     """Engines of `--rollout-num-gpus` in pieces of `--rollout-num-gpus-per-engine`, for an engine without a plan.
 
     Without `--rollout-num-gpus`: with `--colocate` the trainer's, else those of `num_gpus` that training leaves.
@@ -274,7 +275,7 @@ def settle_trainer(settings: Settings, processes: int) -> None:
 # -- checks ------------------------------------------------------------------------------------------------
 
 
-def _check_trainer(args: Any, trainer: int, gpus: bool) -> None:
+def _check_trainer(args: Args, trainer: int, gpus: bool) -> None:
     nodes = args.actor_num_nodes
     if trainer % nodes:
         below = trainer // nodes * nodes
@@ -289,7 +290,7 @@ def _check_trainer(args: Any, trainer: int, gpus: bool) -> None:
         )
 
 
-def _check_gpus(args: Any, trainer: int, spans: list[tuple[int, ...]], total: int, num_gpus: int | None) -> None:
+def _check_gpus(args: Args, trainer: int, spans: list[tuple[int, ...]], total: int, num_gpus: int | None) -> None:
     if num_gpus is None or total <= num_gpus:
         return
     count = sum(map(len, spans))
@@ -329,7 +330,7 @@ def _spans(engines: Sequence[EngineNeeds], first: int) -> list[tuple[int, ...]]:
     return spans
 
 
-def _per_node(args: Any, trainer: int, total: int, gpus: bool) -> int:
+def _per_node(args: Args, trainer: int, total: int, gpus: bool) -> int:
     """Bundles of one node. CPU nodes are told apart by the trainer's processes only."""
     if gpus:
         return int(args.num_gpus_per_node)

@@ -24,6 +24,7 @@ from slime_core.errors import EngineError, SlimeError
 from slime_core.plugins.adapters import PluginNotFiniteError
 from slime_core.plugins.resolve import Resolved, resolve
 from slime_core.plugins.workers.calls import unpack_args
+from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
 
 CALL_DEADLINE = 2.0
@@ -37,7 +38,7 @@ class WrongAnswer(Exception):
 class Bench:
     """Small samples to call components with."""
 
-    def __init__(self, args: Any, prompt: Any, label: Any, metadata: dict[str, Any]) -> None:
+    def __init__(self, args: Args, prompt: Any, label: Any, metadata: dict[str, Any]) -> None:
         self.args = args
         self._prompt, self._label, self._metadata = prompt, label, metadata
 

@@ -6,19 +6,19 @@ import atexit
 import gc
 import os
 import random
-from typing import Any
 
 import numpy
 import torch
 
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 
 GC_THRESHOLDS = (50_000, 20, 10)
 """Of the cyclic garbage collector, by generation. With Python's 700, scanning the samples and tasks of a large rollout
 again and again takes more than half of the CPU time of dispatching them (`benchmarks/overhead.py`)."""
 
 
-def set_up_process(args: Any) -> None:
+def set_up_process(args: Args) -> None:
     """Set the number of threads, seed every random generator, and let the garbage collector run less often.
 
     Collector thresholds of the embedding program that are off or higher stay as they are.

@@ -33,6 +33,7 @@ from slime_core.launch.process import is_leader, num_processes
 from slime_core.launch.rank_errors import ASKED_TO_END, first_error, report
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
 from slime_core.procs.keeper import die_with
+from slime_core.protocols import Args
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _left_to_agent(config: type) -> dict[str, Any]:
 
 
 @contextmanager
-def _environment(args: Any, count: int) -> Iterator[None]:
+def _environment(args: Args, count: int) -> Iterator[None]:
     """What the ranks inherit: whose they are, and without `--num-threads` their share of the cores."""
     wanted = {PARENT: str(os.getpid()), ROLLOUTS: str(args.num_rollout)}
     if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:

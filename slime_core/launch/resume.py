@@ -15,6 +15,7 @@ from slime_core.errors import CheckpointError
 from slime_core.launch.journal import Journal
 from slime_core.launch.starting_points import no_checkpoint
 from slime_core.observability.run_dir import CONFIG, run_dir_of
+from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ _PLACES = {"load", "save", "run_dir", "config", "overwrite", "prepare_path", "st
 """Settings that may differ between a run and its continuation without being worth a word."""
 
 
-def commit_to_resume(args: Any) -> Path | None:
+def commit_to_resume(args: Args) -> Path | None:
     """The commit (or HF directory) that `--load` names; None for a fresh start (which is said).
 
     Raises:
@@ -34,7 +35,7 @@ def commit_to_resume(args: Any) -> Path | None:
     return commit
 
 
-def named_commit(args: Any) -> Path | None:
+def named_commit(args: Args) -> Path | None:
     """`commit_to_resume` without a word."""
     if not args.load:
         return _initial(args)
@@ -50,7 +51,7 @@ def named_commit(args: Any) -> Path | None:
     return _initial(args) if commit is None else commit
 
 
-def _initial(args: Any) -> Path | None:
+def _initial(args: Args) -> Path | None:
     """Where `--initial-megatron-checkpoint` has weights to start from, and nothing else."""
     if not args.initial_megatron_checkpoint:
         return None
@@ -80,7 +81,7 @@ def _given(config: str) -> list[str]:
     return [line for line in lines if line.partition(":")[0] not in _PLACES]
 
 
-def first_rollout(args: Any, commit: Path | None) -> int:
+def first_rollout(args: Args, commit: Path | None) -> int:
     """Number of the first rollout to do."""
     if commit is None or args.finetune:
         return args.start_rollout_id or 0
@@ -93,7 +94,7 @@ def unfinished_evaluations(commit: Path) -> list[int]:
 
 
 def restore(
-    args: Any, commit: Path, settings: Mapping[str, Any], *, trainer: Any, stage: Any, weights: Any, journal: Journal
+    args: Args, commit: Path, settings: Mapping[str, Any], *, trainer: Any, stage: Any, weights: Any, journal: Journal
 ) -> None:
     """Put every stage into the state of the commit. Raises CheckpointError when it does not fit this run."""
     trainer.load(commit)
@@ -119,7 +120,7 @@ def restore(
     _warn_about_plugins(state["plugins"], journal.plugins)
 
 
-def _taken(args: Any) -> str:
+def _taken(args: Args) -> str:
     """What of a commit a run goes on with."""
     left_out = {"optimizer": args.no_load_optim, "RNG": args.no_load_rng}
     taken = ["weights", "optimizer", "data cursor", "buffer", "RNG"]

@@ -9,6 +9,7 @@ from slime_core.launch.components import Components
 from slime_core.launch.resolver import Resolver
 from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.boundary import user_code
+from slime_core.protocols import Args
 from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.loop_thread import LoopThread
@@ -18,7 +19,7 @@ from slime_core.rollout.stage import RolloutParts, RolloutStage
 
 
 def build_rollout(
-    args: Any,
+    args: Args,
     parts: Components,
     resolver: Resolver,
     hooks: Any,
@@ -63,7 +64,7 @@ def build_rollout(
     )
 
 
-def build_data_source(args: Any, parts: Components) -> Any:
+def build_data_source(args: Args, parts: Components) -> Any:
     """The run's data source. Raises DataError, and PluginError for what a user's own raises."""
     with user_code("--data-source-path"):
         return parts.data_source(args)

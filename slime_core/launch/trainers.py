@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from slime_core.config.role_settings import role_args
 from slime_core.errors import CheckpointError
-from slime_core.protocols import Trainer
+from slime_core.protocols import Args, Trainer
 
 CRITIC = "critic"
 """Folder of a checkpoint that holds what the critic's trainer saves."""
@@ -27,7 +26,7 @@ class Trainers:
         with_critic: Whether the estimator needs values.
     """
 
-    def __init__(self, args: Any, make: Callable[..., Trainer], *, with_critic: bool) -> None:
+    def __init__(self, args: Args, make: Callable[..., Trainer], *, with_critic: bool) -> None:
         self.args = args
         self.actor = make(role_args(args, "actor"))
         self.critic: Trainer | None = None

@@ -185,6 +185,7 @@ class MismatchImportanceSampling:
             spared = veto(log_ratio, mask, lengths, args.rs_veto_threshold)
             accepted, metrics["rs_veto_fraction"] = accepted * spared, 1 - spared
         if args.rs_trust_region is not None:
+            assert args.rs_tr_threshold is not None, "checked when this was built"
             near, value = trust_region(log_ratio, mask, lengths, args.rs_trust_region, args.rs_tr_threshold)
             metrics |= {"rs_trust_region_metric": value, "rs_trust_region_reject_fraction": 1 - near}
             accepted = accepted * near

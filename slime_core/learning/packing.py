@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slime_core.errors import TrainError
 from slime_core.learning.partition import first_fit, join_bins, karmarkar_karp, split_bins
+from slime_core.protocols import Args
 from slime_core.types import TrainBatch
 
 Cost = Callable[[int], float]
@@ -95,7 +95,7 @@ class PackingPolicy:
 
     @classmethod
     def from_args(
-        cls, args: Any, world_size: int, *, multiple: int = 1, context_parallel_size: int = 1
+        cls, args: Args, world_size: int, *, multiple: int = 1, context_parallel_size: int = 1
     ) -> PackingPolicy:
         """Read THUDM/slime's flags.
 
@@ -105,7 +105,10 @@ class PackingPolicy:
             multiple: See the field.
             context_parallel_size: Processes, and so GPUs, that share the tokens of a micro-batch.
         """
-        max_tokens = args.max_tokens_per_gpu * context_parallel_size if args.use_dynamic_batch_size else None
+        max_tokens = None
+        if args.use_dynamic_batch_size:
+            assert args.max_tokens_per_gpu is not None, "the rules of the settings see to it"
+            max_tokens = args.max_tokens_per_gpu * context_parallel_size
         return cls(
             world_size=world_size,
             global_batch_size=args.global_batch_size,

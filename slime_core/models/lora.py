@@ -12,11 +12,11 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 
 ALL_LINEAR = "all-linear"
 _EXPERT = ".experts."
@@ -37,7 +37,7 @@ class LoraSettings:
         return self.alpha / self.rank
 
     @classmethod
-    def from_args(cls, args: Any) -> LoraSettings | None:
+    def from_args(cls, args: Args) -> LoraSettings | None:
         """None without `--lora-rank`. Raises ConfigError for dropout, whose passes would not agree with each other."""
         rank = getattr(args, "lora_rank", None)
         if rank is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError, RecordError
+from slime_core.protocols import Args
 
 CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
 _OURS = (
@@ -20,7 +21,7 @@ _OURS = (
 )  # fmt: skip
 
 
-def run_dir_of(args: Any) -> Path:
+def run_dir_of(args: Args) -> Path:
     """The run's directory, which the settings' rules have filled in."""
     assert args.run_dir, "every command that writes has a run directory"
     return Path(args.run_dir)

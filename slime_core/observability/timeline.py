@@ -30,6 +30,8 @@ from typing import Any
 
 import orjson
 
+from slime_core.protocols import Args
+
 logger = logging.getLogger(__name__)
 
 FILE = "trace.jsonl"
@@ -76,7 +78,7 @@ class Timeline:
         """Seconds since 1970."""
         return self._epoch + time.perf_counter()
 
-    def begin(self, args: Any, start: int) -> None:
+    def begin(self, args: Args, start: int) -> None:
         """Say with which settings the events that follow were made; `start` is the first rollout."""
         settings = {name: getattr(args, name, None) for name in SETTINGS}
         self._write({"e": "run", "t": round(self.now(), 6), "start": start, "settings": settings}, flush=True)
@@ -156,7 +158,7 @@ class Timeline:
         return len(line)
 
 
-def open_timeline(args: Any) -> Timeline:
+def open_timeline(args: Args) -> Timeline:
     """The run's; one that records nothing with `--no-trace`."""
     return Timeline(Path(args.run_dir) / FILE if args.trace and args.run_dir else None)
 
@@ -173,7 +175,7 @@ def read_timeline(run: Path) -> Iterator[dict[str, Any]]:
                     continue
 
 
-def timed_stages(stages: Any, args: Any, start: int) -> Any:
+def timed_stages(stages: Any, args: Args, start: int) -> Any:
     """`loop.Stages` or `loop_async.AsyncStages` whose verbs are recorded; the same with `--no-trace`.
 
     Args:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from slime_core.errors import ConfigError
 from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.resolve import absolute_spec, find, resolve
+from slime_core.protocols import Args
 from slime_core.sample import Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ ERROR = "answer_error"
 """Key of the metadata of a sample whose extractor raised."""
 
 
-def answer_extractor(args: Any, sample: Sample, spec: str | None = None, origin: str = "") -> Extractor | None:
+def answer_extractor(args: Args, sample: Sample, spec: str | None = None, origin: str = "") -> Extractor | None:
     """What extracts the sample's answer: `spec`, else its reward's; None where its reward offers none.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.resolve import absolute_spec, resolve
-from slime_core.protocols import GenerateContext
+from slime_core.protocols import Args, GenerateContext
 from slime_core.sample import Group, Sample, SampleStatus
 
 _PENDING = (SampleStatus.PENDING, SampleStatus.ABORTED)
@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
 
 
 async def sample_candidates(
-    args: Any,
+    args: Args,
     sample: Sample,
     sampling_params: dict[str, Any],
     context: GenerateContext,
@@ -87,7 +87,7 @@ async def sample_candidates(
 
 
 async def candidate_rewards(
-    args: Any, candidates: Sequence[Candidate], spec: str | None, context: GenerateContext, origin: str
+    args: Args, candidates: Sequence[Candidate], spec: str | None, context: GenerateContext, origin: str
 ) -> list[float]:
     """[candidates] mean reward over each one's samples; minus infinity for one that failed, or that no reward scores.
 
@@ -114,7 +114,7 @@ async def candidate_rewards(
     return [float("-inf") if isinstance(r, BaseException) else r for r in results]
 
 
-async def _reward(args: Any, samples: Group, spec: str | None, context: GenerateContext, origin: str) -> float:
+async def _reward(args: Args, samples: Group, spec: str | None, context: GenerateContext, origin: str) -> float:
     if any(s.status in (SampleStatus.FAILED, *_PENDING) for s in samples):
         return float("-inf")
     values = []
@@ -130,18 +130,18 @@ async def _reward(args: Any, samples: Group, spec: str | None, context: Generate
     return sum(values) / len(values)
 
 
-def _run_reward(args: Any) -> str | None:
+def _run_reward(args: Args) -> str | None:
     return getattr(args, "custom_rm_path", None) or getattr(args, "rm_type", None)
 
 
-def _scorer(args: Any, spec: str, origin: str) -> RewardCaller:
+def _scorer(args: Args, spec: str, origin: str) -> RewardCaller:
     scorer = RewardCaller(resolve("rewards", absolute_spec(spec), origin=origin), args)
     if scorer.scores_groups:
         raise ConfigError(f"{origin}: {scorer.label} scores whole groups; candidates are scored one by one")
     return scorer
 
 
-def _number(args: Any, reward: Any, evaluation: bool) -> float:
+def _number(args: Args, reward: Any, evaluation: bool) -> float:
     if not hasattr(reward, "keys"):
         return float(reward)
     key = (getattr(args, "eval_reward_key", None) if evaluation else None) or getattr(args, "reward_key", None)

@@ -28,6 +28,7 @@ from slime_core.plugins.registry import (
     Problem,
     Registry,
 )
+from slime_core.protocols import Args
 
 PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 """Directories, separated like PATH; `--plugin-dir` adds to it, so other processes see the same plugins."""
@@ -195,7 +196,7 @@ def add_plugin_directories(directories: Sequence[str | Path]) -> None:
     os.environ[PLUGIN_DIR_VARIABLE] = os.pathsep.join([*known, *(d for d in dict.fromkeys(new) if d not in known)])
 
 
-def search_as(args: Any) -> None:
+def search_as(args: Args | None) -> None:
     """Let `--no-plugins` and `--plugin-dir` of a run take effect, for this process and those it starts."""
     if getattr(args, "no_plugins", False):
         enter_safe_mode()

@@ -30,6 +30,7 @@ from slime_core.plugins.discovery import (
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.loading import load_ref
 from slime_core.plugins.registry import ComponentRef, Registry
+from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def forget_registry() -> None:
     _Current.registry = None
 
 
-def build_manager(args: Any = None, *, extra: Iterable[object] = ()) -> pluggy.PluginManager:
+def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> pluggy.PluginManager:
     """A manager with every allowed hook module loaded and every component known.
 
     Args:

@@ -33,6 +33,7 @@ from pydantic_core import ErrorDetails
 from slime_core.errors import ConfigError
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
 from slime_core.plugins.registry import ComponentRef, Registry
+from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class PluginOptions(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def options(args: Any, name: str, model: type[Model]) -> Model:
+def options(args: Args, name: str, model: type[Model]) -> Model:
     """The options that the user gave to plugin `name`, as its model with defaults filled in.
 
     Args:
@@ -121,7 +122,7 @@ def option_name(ref: ComponentRef) -> str:
     return Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
 
 
-def check_plugin_options(args: Any, registry: Registry, origin: str = "", used: Iterable[Used] | None = None) -> None:
+def check_plugin_options(args: Args, registry: Registry, origin: str = "", used: Iterable[Used] | None = None) -> None:
     """Validate every option before anything starts, and say which have no effect.
 
     Args:

@@ -15,6 +15,7 @@ from slime_core.errors import ConfigError, PluginLoadError, PluginSignatureError
 from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.kind import BUILT_BY_NAME
 from slime_core.plugins.kinds import Call, Kind
+from slime_core.protocols import Args
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -112,7 +113,7 @@ _SETTINGS = ("arguments", "settings", "config", "cfg", "namespace", "opts", "")
 _NOTHING = object()
 
 
-def construct(cls: type, args: Any, *, name: str = "", **offered: Any) -> Any:
+def construct(cls: type, args: Args | None, *, name: str = "", **offered: Any) -> Any:
     """An object of a class whose constructor asks by parameter name for what it needs.
 
     A parameter called `args` (or `config`, `settings`, ...) is the run's settings; one of `offered` is that object; any
@@ -120,7 +121,7 @@ def construct(cls: type, args: Any, *, name: str = "", **offered: Any) -> Any:
 
     Args:
         cls: The class.
-        args: The run's settings.
+        args: The run's settings; None for kinds that are built without.
         name: The component's key in `plugins`; a file's stem.
         offered: Further objects, by parameter name.
 
@@ -140,7 +141,7 @@ def construct(cls: type, args: Any, *, name: str = "", **offered: Any) -> Any:
 
 
 def constructor_values(
-    cls: type, args: Any, *, name: str = "", **offered: Any
+    cls: type, args: Args | None, *, name: str = "", **offered: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `construct` calls the class with. Raises ConfigError as it does; nothing is built."""
     signature = signature_of(cls)
@@ -169,7 +170,7 @@ def asks_by_name(cls: type) -> bool:
 
 
 def _constructor_value(
-    parameter: inspect.Parameter, args: Any, options: Mapping[str, Any], offered: Mapping[str, Any]
+    parameter: inspect.Parameter, args: Args | None, options: Mapping[str, Any], offered: Mapping[str, Any]
 ) -> Any:
     if parameter.name in offered:
         return offered[parameter.name]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from slime_core.types import FilterDecision, Group, Sample
 
-Args: TypeAlias = Any
-"""The run's settings as attributes: every flag's destination, `--custom-config-path` keys and plugin options."""
+if TYPE_CHECKING:
+    from slime_core.config.schema import Args as Args
+else:
+    Args = Any  # what declares a signature needs no settings loaded
 
 Reward: TypeAlias = float | Mapping[str, Any]
 """A number, or a mapping from which `--reward-key` picks one."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any, TypeAlias
 
+from slime_core.protocols import Args
 from slime_core.quickstart.warmup import PHASES, Recipe, make_missing_model, write_missing
 
 Problem: TypeAlias = tuple[int, str, int]
@@ -25,7 +26,7 @@ ASKING_SHARE = 0.2
 _SPLIT_SEED = 20261
 
 
-def prepare(args: Any) -> None:
+def prepare(args: Args) -> None:
     """Write what is missing of `--prompt-data`, the files of `--eval-prompt-data`, and `--hf-checkpoint`."""
     train, held_out = problems()
     if args.prompt_data:

@@ -7,8 +7,8 @@ The launcher calls `prepare(args)` before it reads any input. What a reader woul
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from slime_core.protocols import Args
 from slime_core.quickstart import task
 from slime_core.quickstart.model import write_random_model
 from slime_core.quickstart.warmup import PHASES, Recipe, make_missing_model, say, write_missing
@@ -16,7 +16,7 @@ from slime_core.quickstart.warmup import PHASES, Recipe, make_missing_model, say
 _RECIPE = Recipe("addition", version=2)
 
 
-def prepare(args: Any) -> None:
+def prepare(args: Args) -> None:
     """Make the missing ones of `args.prompt_data`, the files of `args.eval_prompt_data`, and `args.hf_checkpoint`.
 
     What exists is left alone. When the model there was made for another seed, this run's goes to a directory of its own
@@ -36,7 +36,7 @@ def prepare(args: Any) -> None:
     make_missing_model(args, _RECIPE, dict(zip(PHASES, task.warmup_rows(train, args.seed), strict=True)))
 
 
-def _prepare_supervised(args: Any, train: list[task.Problem]) -> None:
+def _prepare_supervised(args: Args, train: list[task.Problem]) -> None:
     if args.prompt_data:
         write_missing(args.prompt_data, task.warmup_rows(train, args.seed)[0])
     model = Path(args.hf_checkpoint)

@@ -21,6 +21,7 @@ from slime_core.config import load_settings
 from slime_core.data.dataset import split_path
 from slime_core.launch import run
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
+from slime_core.protocols import Args
 from slime_core.quickstart.model import write_random_model
 
 STAMP = "slime_quickstart.json"
@@ -59,7 +60,7 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     os.replace(partial, path)
 
 
-def make_missing_model(args: Any, recipe: Recipe, phases: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
+def make_missing_model(args: Args, recipe: Recipe, phases: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
     """Make `args.hf_checkpoint` of this run's seed where it is missing, and name it there.
 
     When the model there was made for another seed, this run's goes to a directory of its own beside it.
@@ -83,7 +84,7 @@ def _model_of_seed(model: Path, recipe: Recipe, seed: int) -> Path:
     return model.with_name(f"{model.name}-seed-{seed}")
 
 
-def _make_model(args: Any, target: Path, recipe: Recipe, phases: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
+def _make_model(args: Args, target: Path, recipe: Recipe, phases: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
     """Random model -> phases of supervised fine-tuning -> `target`."""
     started = time.perf_counter()
     work = target.with_name(f".{target.name}.preparing")
@@ -105,7 +106,7 @@ def _make_model(args: Any, target: Path, recipe: Recipe, phases: Mapping[Path, S
     say(f"wrote {target}: the warmed-up model, in {time.perf_counter() - started:.0f} s")
 
 
-def _fine_tune(args: Any, phase: Path, model: Path, data: Path, save: Path) -> Path:
+def _fine_tune(args: Args, phase: Path, model: Path, data: Path, save: Path) -> Path:
     """One `slime sft`, without the checks that the run it is for has; the directory with the trained model."""
     argv = ["--no-preflight", "--config", str(phase), "--hf-checkpoint", str(model), "--prompt-data", str(data)]
     argv += ["--save", str(save), "--seed", str(args.seed), "--device", args.device, "--dtype", "float32"]

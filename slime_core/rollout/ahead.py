@@ -20,9 +20,10 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.protocols import Args
 from slime_core.rollout.open_groups import OpenGroup, OpenGroups
 from slime_core.rollout.staleness import Verdict, group_age, judge, mask_old_tokens, staleness_metrics
 from slime_core.types import Group, TrainBatch
@@ -85,7 +86,7 @@ class _Generated:
 class OneStepAhead:
     """An `AsyncRollout` over any stage: at most one rollout is generated or waits."""
 
-    def __init__(self, args: Any, stage: GeneratingStage) -> None:
+    def __init__(self, args: Args, stage: GeneratingStage) -> None:
         self.args = args
         self._stage = stage
         self._flight: asyncio.Task[_Generated] | None = None
@@ -195,6 +196,7 @@ class OneStepAhead:
                     f" (--max-staleness {self.args.max_staleness}), and a rollout that was generated ahead has no other"
                     " in its place; choose --staleness-policy mask, or --async-mode full, which replaces such groups"
                 )
+            assert self.args.max_staleness is not None, "without it every group is fresh"
             masked += mask_old_tokens(group, version, self.args.max_staleness, unknown)
         metrics = staleness_metrics(((group, unknown) for group in groups), version)
         if self.args.max_staleness is not None:

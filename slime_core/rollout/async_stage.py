@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from slime_core.protocols import Args
 from slime_core.rollout.ahead import OneStepAhead
 from slime_core.rollout.continuous import ContinuousRollout
 from slime_core.rollout.open_groups import OpenGroups
@@ -124,11 +125,11 @@ class ThreadedStage:
         await _in_thread(self.stage.stop)
 
 
-def _one_step(args: Any, stage: RolloutStage) -> AsyncRollout:
+def _one_step(args: Args, stage: RolloutStage) -> AsyncRollout:
     return OneStepAhead(args, ThreadedStage(stage))
 
 
-def _full(args: Any, stage: RolloutStage) -> AsyncRollout:
+def _full(args: Args, stage: RolloutStage) -> AsyncRollout:
     stage.never_stops = True
     return ContinuousRollout(args, ThreadedStage(stage))
 
@@ -137,6 +138,6 @@ MODES: dict[str, Callable[[Any, RolloutStage], AsyncRollout]] = {"one-step": _on
 """`--async-mode` -> what drives the stage."""
 
 
-def build_async_rollout(args: Any, stage: RolloutStage) -> AsyncRollout:
+def build_async_rollout(args: Args, stage: RolloutStage) -> AsyncRollout:
     """What `loop_async.train` generates with. `stage` has a `LoopThread` as its runner and has not been started."""
     return MODES[args.async_mode](args, stage)

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slime_core.protocols import Args
 from slime_core.rollout.afresh import restarted
 from slime_core.types import Group, Sample, SampleStatus
 
@@ -69,7 +70,7 @@ def missing(group: Sequence[Sample]) -> str | None:
     return FAILED if any(value is None for value in values) else None
 
 
-def baseline_reward(args: Any, sample: Sample) -> float | None:
+def baseline_reward(args: Args, sample: Sample) -> float | None:
     """The baseline's scalar reward (`--reward-key` picks from a mapping), siblings averaged; None without one.
 
     Raises:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
+from slime_core.protocols import Args
 from slime_core.rollout.finished_groups import Taken
 from slime_core.rollout.open_groups import OpenGroup, OpenGroups
 from slime_core.rollout.parts import RolloutResult
@@ -74,7 +75,7 @@ class ProducingStage(Protocol):
 class ContinuousRollout:
     """An `AsyncRollout` that takes rollouts out of a generation that never stops."""
 
-    def __init__(self, args: Any, stage: ProducingStage) -> None:
+    def __init__(self, args: Args, stage: ProducingStage) -> None:
         self.args = args
         self._stage = stage
         self._producer: GroupProducer | None = None

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from slime_core.config.sections.progress import ProgressArgs
 from slime_core.errors import RolloutError
+from slime_core.protocols import Args
 from slime_core.rollout.afresh import restarted
 from slime_core.types import Group, SampleStatus
 from slime_core.waits import gave_up, waiting
@@ -53,7 +54,7 @@ class Limits:
     stop: float
 
     @classmethod
-    def of(cls, args: Any) -> Limits:
+    def of(cls, args: Args) -> Limits:
         """Of the run's settings; what a hand-made `args` lacks has its default."""
 
         def get(name: str) -> Any:
@@ -110,7 +111,7 @@ async def run_group(
     *,
     rollout_id: int | None,
     evaluation: bool = False,
-    args: Any = None,
+    args: Args | None = None,
 ) -> Group:
     """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises."""
     limits = Limits.of(runner.args)

@@ -10,10 +10,11 @@ import math
 import statistics
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime_core.data.buffer import is_finished
 from slime_core.fan_out import executions, mean
+from slime_core.protocols import Args
 from slime_core.rollout import baseline
 from slime_core.rollout.afresh import FINISHED, is_whole, remains, restarted
 from slime_core.rollout.deadlines import timed_out
@@ -81,12 +82,12 @@ def decide(context: RolloutContext, group: Group, insufficient: Callable[[], boo
     return Outcome.DROPPED, reason
 
 
-def keeps_finished(args: Any) -> bool:
+def keeps_finished(args: Args) -> bool:
     """Whether finished groups that are given back are trained on later, as they are."""
     return bool(args.partial_rollout and not args.mask_offpolicy_in_partial_rollout)
 
 
-def prepare_return(args: Any, group: Group, rollout_id: int) -> Group:
+def prepare_return(args: Args, group: Group, rollout_id: int) -> Group:
     """The group ready to be drawn again: with what its samples have, or as fresh prompts.
 
     Partial rollouts go on with their tokens, which `metadata["start_rollout_id"]` tells; a failed sample never does,
@@ -106,7 +107,7 @@ def prepare_return(args: Any, group: Group, rollout_id: int) -> Group:
     return returned
 
 
-def given_back(args: Any, original: Group, group: Group) -> Group:
+def given_back(args: Args, original: Group, group: Group) -> Group:
     """What of a group is to be prepared for its return: what it has become, where that goes on.
 
     Args:
@@ -124,7 +125,7 @@ def needs_nothing(context: RolloutContext, group: Group) -> bool:
     return is_finished(group) and not lacks_baseline
 
 
-def mask_older(args: Any, group: Group) -> None:
+def mask_older(args: Args, group: Group) -> None:
     """`--mask-offpolicy-in-partial-rollout` for samples that were finished when their group was interrupted."""
     if args.mask_offpolicy_in_partial_rollout:
         for sample in group:
@@ -132,7 +133,7 @@ def mask_older(args: Any, group: Group) -> None:
                 sample.withhold(0, sample.response_length, "mask_offpolicy_in_partial_rollout")
 
 
-def spread(args: Any, group: Group) -> float:
+def spread(args: Args, group: Group) -> float:
     """Standard deviation of the executions' rewards: how much a group could teach; 0 where they are no numbers."""
     rewards = [[s.get_reward_value(args) for s in e if s.reward is not None] for e in executions(group)]
     numbers = [[float(r) for r in e if isinstance(r, (int, float)) and math.isfinite(r)] for e in rewards]

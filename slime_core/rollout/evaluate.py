@@ -16,6 +16,7 @@ from typing import Any
 from slime_core.data.prompts import eval_samples
 from slime_core.errors import RolloutError
 from slime_core.plugins.answers import answer_extractor, answer_of
+from slime_core.protocols import Args
 from slime_core.rollout.contracts import number_problem
 from slime_core.rollout.deadlines import all_done, run_group
 from slime_core.rollout.eval_record import EvalRecord
@@ -23,7 +24,7 @@ from slime_core.rollout.generate import SampleRunner
 from slime_core.types import Group, RolloutFnEvalOutput, Sample, SampleStatus
 
 
-def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
+def eval_sampling_params(args: Args, dataset: Any) -> dict[str, Any]:
     """One data set's sampling settings under SGLang's names; a fresh dictionary each call."""
     params = {
         "temperature": dataset.temperature,
@@ -42,7 +43,7 @@ def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
 
 
-def dataset_args(args: Any, dataset: Any) -> Any:
+def dataset_args(args: Args, dataset: Any) -> Any:
     """The run's settings as the data set's generate functions see them: its template, tools, environment, options.
 
     Rewards see the options.
@@ -71,7 +72,7 @@ def laid_over(below: Mapping[str, Mapping[str, Any]], above: Mapping[str, Mappin
 
 
 async def evaluate_datasets(
-    args: Any,
+    args: Args,
     data_source: Any,
     runner: SampleRunner,
     rollout_id: int | None,
@@ -123,7 +124,7 @@ async def evaluate_datasets(
 
 
 async def _evaluate_group(
-    args: Any, own: Any, dataset: Any, runner: SampleRunner, group: Group, rollout_id: int | None
+    args: Args, own: Any, dataset: Any, runner: SampleRunner, group: Group, rollout_id: int | None
 ) -> Group:
     """The group with responses and rewards; afresh where the end of a rollout beside it aborted its requests.
 
@@ -140,7 +141,7 @@ async def _evaluate_group(
     return finished
 
 
-def fail_unscored(args: Any, samples: list[Sample]) -> None:
+def fail_unscored(args: Args, samples: list[Sample]) -> None:
     """Make each sample FAILED whose reward is no finite number: aborted for good, or scored by its generate function.
 
     Raises:
@@ -153,7 +154,7 @@ def fail_unscored(args: Any, samples: list[Sample]) -> None:
                 sample.fail("evaluation", f"its reward {problem}")
 
 
-def eval_columns(args: Any, samples: list[Sample]) -> dict[str, Any]:
+def eval_columns(args: Args, samples: list[Sample]) -> dict[str, Any]:
     """THUDM/slime's evaluation columns; a sample without a finite reward has failed, and counts as 0.
 
     Raises:
@@ -168,7 +169,7 @@ def eval_columns(args: Any, samples: list[Sample]) -> dict[str, Any]:
     }
 
 
-def _votes(args: Any, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
+def _votes(args: Args, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
     """`ks`, where the data set names them, and `answers`, where every sample's can be extracted."""
     votes: dict[str, Any] = {} if dataset.ks is None else {"ks": dataset.ks}
     if int(dataset.n_samples_per_eval_prompt) == 1:
@@ -180,7 +181,7 @@ def _votes(args: Any, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
     return votes
 
 
-def _value(args: Any, sample: Sample) -> Any:
+def _value(args: Args, sample: Sample) -> Any:
     """The reward, or the entry of it that counts."""
     if not isinstance(sample.reward, dict):
         return sample.reward

@@ -8,13 +8,14 @@ from typing import Any
 
 from slime_core.errors import RolloutError
 from slime_core.plugins.boundary import user_code
+from slime_core.protocols import Args
 from slime_core.types import FilterDecision, Group
 
 
 class FilterStage:
     """Applies the dynamic filter, if there is one, and counts why groups are dropped, or kept all the same."""
 
-    def __init__(self, args: Any, function: Callable[..., Any] | None, name: str = "") -> None:
+    def __init__(self, args: Args, function: Callable[..., Any] | None, name: str = "") -> None:
         self.args = args
         self._function = function
         self._name = name

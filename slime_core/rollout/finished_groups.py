@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from slime_core.errors import RolloutError
+from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.decisions import spread
 from slime_core.rollout.flights import ASIDE, WAITING, Finished, finished_to_open
@@ -37,7 +38,7 @@ class Taken(NamedTuple):
 class FinishedGroups:
     """The finished groups of a producer."""
 
-    def __init__(self, args: Any, source: Any, context: RolloutContext) -> None:
+    def __init__(self, args: Args, source: Any, context: RolloutContext) -> None:
         self.args = args
         self.source = source
         self.context = context

@@ -25,7 +25,7 @@ from slime_core.door import Drawn
 from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
 from slime_core.multimodal import image_token_of
-from slime_core.protocols import GenerateContext
+from slime_core.protocols import Args, GenerateContext
 from slime_core.rollout import baseline
 from slime_core.rollout.afresh import FINISHED
 from slime_core.rollout.contracts import reward_problem
@@ -48,7 +48,7 @@ class Generator(Protocol):
 
     async def call(
         self,
-        args: Any,
+        args: Args,
         sample: Sample,
         sampling_params: Mapping[str, Any],
         *,
@@ -64,7 +64,7 @@ def sampling_seed(seed: int, *parts: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def train_sampling_params(args: Any) -> dict[str, Any]:
+def train_sampling_params(args: Args) -> dict[str, Any]:
     """The rollout's sampling settings under SGLang's names."""
     return {
         "temperature": args.rollout_temperature,
@@ -108,7 +108,7 @@ class SampleRunner:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         engine: GatedEngine,
         tokenizer: Any,
         generator: Generator,
@@ -149,7 +149,7 @@ class SampleRunner:
         evaluation: bool = False,
         clock: GroupClock | None = None,
         sample_done: Callable[[list[Sample]], None] | None = None,
-        args: Any = None,
+        args: Args | None = None,
     ) -> Group:
         """Generate and score every sample; the result is ordered as `group`, fan-out siblings in place.
 
@@ -184,7 +184,7 @@ class SampleRunner:
             return finished
 
     async def _run_sample(
-        self, sample: Sample, params: dict[str, Any], context: GenerateContext, clock: GroupClock | None, args: Any
+        self, sample: Sample, params: dict[str, Any], context: GenerateContext, clock: GroupClock | None, args: Args
     ) -> list[Sample]:
         async with self.engine.place():
             if clock is not None:
@@ -211,7 +211,7 @@ class SampleRunner:
             self._count(siblings)
 
     async def _generate(
-        self, sample: Sample, params: dict[str, Any], context: GenerateContext, args: Any
+        self, sample: Sample, params: dict[str, Any], context: GenerateContext, args: Args
     ) -> list[Sample]:
         if sample.response_length and self.args.mask_offpolicy_in_partial_rollout:
             sample.withhold(0, sample.response_length, "mask_offpolicy_in_partial_rollout")
@@ -293,7 +293,7 @@ class SampleRunner:
         except Exception as error:  # fields of user code may hold anything
             return f"{type(error).__name__}: {error}"
 
-    async def _score(self, siblings: list[Sample], evaluation: bool, rollout_id: int | None, args: Any) -> None:
+    async def _score(self, siblings: list[Sample], evaluation: bool, rollout_id: int | None, args: Args) -> None:
         if len(siblings) == 1:
             await self.rewards.score(siblings[0], evaluation=evaluation, rollout_id=rollout_id, args=args)
         else:

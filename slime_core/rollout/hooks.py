@@ -19,6 +19,7 @@ from typing import Any
 from slime_core.errors import RolloutError, SlimeError
 from slime_core.plugins.boundary import awaited, contained, raised_at
 from slime_core.plugins.signatures import declared
+from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
 from slime_core.waits import waiting
 
@@ -35,7 +36,7 @@ class SampleHook:
         self._function = function
         self._keywords = declared(function, ("rollout_id", "evaluation"))
 
-    async def call(self, args: Any, sample: Sample, offered: Mapping[str, Any]) -> Sample:
+    async def call(self, args: Args, sample: Sample, offered: Mapping[str, Any]) -> Sample:
         """The sample to go on with; FAILED where the function raised or overran `--rollout-timeout`.
 
         Raises:
@@ -62,7 +63,7 @@ class SampleHook:
         )
 
 
-def fail_call(sample: Sample, label: str, error: Exception, clock: asyncio.Timeout, args: Any) -> None:
+def fail_call(sample: Sample, label: str, error: Exception, clock: asyncio.Timeout, args: Args) -> None:
     """Mark the sample of a call that raised, or overran its `clock`; `failure["at"]` is the line of user code."""
     logger.debug("%s failed", label, exc_info=error)
     if clock.expired():
@@ -89,7 +90,7 @@ class RolloutHooks:
     _warned: set[str] = field(default_factory=set)
 
     async def after_generation(
-        self, args: Any, siblings: list[Sample], rollout_id: int | None, evaluation: bool
+        self, args: Args, siblings: list[Sample], rollout_id: int | None, evaluation: bool
     ) -> list[Sample]:
         """Give each finished sample to every hook in turn; failed and aborted ones are left alone.
 
@@ -98,14 +99,14 @@ class RolloutHooks:
         offered = {"rollout_id": rollout_id, "evaluation": evaluation}
         return [await self._one(args, sample, offered) for sample in siblings]
 
-    async def _one(self, args: Any, sample: Sample, offered: Mapping[str, Any]) -> Sample:
+    async def _one(self, args: Args, sample: Sample, offered: Mapping[str, Any]) -> Sample:
         for hook in self.on_sample:
             if sample.status in _UNFINISHED:
                 break
             sample = await hook.call(args, sample, offered)
         return sample
 
-    def after_rollout(self, args: Any, groups: list[Group], all_groups: list[Group], data_source: Any) -> None:
+    def after_rollout(self, args: Args, groups: list[Group], all_groups: list[Group], data_source: Any) -> None:
         """Filter, then show every group.
 
         Args:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slime_core.fan_out import execution_rewards, executions, mean, shares, weighted_mean
+from slime_core.protocols import Args
 from slime_core.rollout.baseline import baseline_reward
 from slime_core.rollout.eval_scores import pass_at_k as pass_at_k
 from slime_core.rollout.eval_scores import score_values
@@ -117,7 +118,7 @@ def routing_replay_fraction(samples: Sequence[Sample]) -> float:
     return known / total if total else 0.0
 
 
-def rollout_metrics(args: Any, groups: Sequence[Group], weight_version: int) -> dict[str, float]:
+def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) -> dict[str, float]:
     """`rollout/...` of the groups that go to training; `weight_version` is the newest one."""
     samples = [s for group in groups for s in group]
     weights = shares(samples)
@@ -165,7 +166,7 @@ def _categories(key: str, samples: Sequence[Sample]) -> dict[str, float]:
     return {kind: math.fsum(found) / math.fsum(weights) for kind, found in kinds.items()}
 
 
-def multi_turn_metrics(args: Any, samples: Sequence[Sample]) -> dict[str, float]:
+def multi_turn_metrics(args: Args, samples: Sequence[Sample]) -> dict[str, float]:
     """`--log-multi-turn`: lengths with and without what the policy did not write, and rounds (THUDM/slime's names).
 
     `raw_response_length` counts every response token, `wo_obs_response_length` those with loss mask 1; `clip_ratio` is
@@ -194,7 +195,7 @@ def _spread(values: Sequence[float], weights: Sequence[float], name: str) -> dic
     }
 
 
-def _number(args: Any, sample: Sample) -> float | None:
+def _number(args: Args, sample: Sample) -> float | None:
     """The sample's scalar reward; None when it has none (a mapping that `--custom-reward-post-process-path` reads)."""
     if sample.reward is None:
         return None
@@ -202,12 +203,12 @@ def _number(args: Any, sample: Sample) -> float | None:
     return None if isinstance(value, Mapping) else float(value)
 
 
-def _rewards(args: Any, samples: Sequence[Sample]) -> list[float]:
+def _rewards(args: Args, samples: Sequence[Sample]) -> list[float]:
     """One per execution that has any."""
     return execution_rewards(args, [s for s in samples if _number(args, s) is not None])
 
 
-def _constant_groups(args: Any, groups: Sequence[Group]) -> Counter[float]:
+def _constant_groups(args: Args, groups: Sequence[Group]) -> Counter[float]:
     """Rewards (to one digit) of the groups in which every execution got the same."""
     counts: Counter[float] = Counter()
     for group in groups:
@@ -217,7 +218,7 @@ def _constant_groups(args: Any, groups: Sequence[Group]) -> Counter[float]:
     return counts
 
 
-def _rewards_by_group(args: Any, samples: Iterable[Sample]) -> list[list[float]]:
+def _rewards_by_group(args: Args, samples: Iterable[Sample]) -> list[list[float]]:
     groups: dict[int | None, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample.group_index].append(sample)

@@ -27,6 +27,7 @@ from typing import Any
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.boundary import user_code
+from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.afresh import prompts_of, restarted
 from slime_core.rollout.contracts import drawn_groups, first_number
@@ -53,7 +54,7 @@ from slime_core.waits import waiting
 class GroupProducer:
     """Keeps groups in flight in the event loop of whoever calls `take`; all methods belong into that loop."""
 
-    def __init__(self, args: Any, source: Any, context: RolloutContext, version: Callable[[], int]) -> None:
+    def __init__(self, args: Args, source: Any, context: RolloutContext, version: Callable[[], int]) -> None:
         """`version` answers which weight version is the newest: what is taken now is trained on by it."""
         self.args = args
         self.source = source

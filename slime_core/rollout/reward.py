@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from slime_core.errors import ConfigError, PluginError
+from slime_core.protocols import Args
 from slime_core.rollout.reward_failures import FailureLog
 from slime_core.types import Sample, SampleStatus
 from slime_core.waits import waiting
@@ -41,7 +42,7 @@ class Scorer(Protocol):
     async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
         """One reward per sample, under the deadline of a call; may raise anything."""
 
-    def under(self, args: Any) -> Scorer:
+    def under(self, args: Args) -> Scorer:
         """The same reward under settings that differ from its own in `plugins`."""
 
 
@@ -60,7 +61,7 @@ class RewardStage:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         default: Scorer | None,
         resolve: Callable[[str], Scorer],
         *,
@@ -104,7 +105,7 @@ class RewardStage:
         if self._workers is not None:
             self._workers.close()
 
-    def scorer_of(self, sample: Sample, args: Any = None) -> Scorer:
+    def scorer_of(self, sample: Sample, args: Args | None = None) -> Scorer:
         """The function that scores this sample, with the plugin options in `args` (the run's for None).
 
         Raises:
@@ -130,13 +131,18 @@ class RewardStage:
         return self._cache[spec]
 
     async def score(
-        self, sample: Sample, *, evaluation: bool = False, rollout_id: int | None = None, args: Any = None
+        self, sample: Sample, *, evaluation: bool = False, rollout_id: int | None = None, args: Args | None = None
     ) -> None:
         """Set `sample.reward`. Aborted, failed and already rewarded samples are left alone; `args` as `scorer_of`."""
         await self.score_group([sample], evaluation=evaluation, rollout_id=rollout_id, args=args)
 
     async def score_group(
-        self, samples: list[Sample], *, evaluation: bool = False, rollout_id: int | None = None, args: Any = None
+        self,
+        samples: list[Sample],
+        *,
+        evaluation: bool = False,
+        rollout_id: int | None = None,
+        args: Args | None = None,
     ) -> None:
         """Score the samples that need it, in one call per function where the function takes several."""
         by_scorer: dict[int, tuple[Scorer, list[Sample]]] = {}
@@ -166,7 +172,7 @@ class RewardStage:
         *,
         evaluation: bool = False,
         rollout_id: int | None = None,
-        args: Any = None,
+        args: Args | None = None,
     ) -> None:
         """One call of one function; its samples have rewards afterwards, or have failed. `args`: what it has."""
         try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.data.dumps import to_json
+from slime_core.protocols import Args
 from slime_core.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ _SETTINGS = (
 class FailureLog:
     """Saves reproductions below one run directory; without one it only counts."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self.args = args
         run_dir = getattr(args, "run_dir", None)
         self.directory = Path(run_dir) / DIRECTORY if run_dir else None
@@ -52,7 +53,7 @@ class FailureLog:
         *,
         evaluation: bool,
         rollout_id: int | None,
-        args: Any = None,
+        args: Args | None = None,
     ) -> str | None:
         """Write the file of one failed call, before its samples are marked. `args`: of the call, where not the run's.
 
@@ -107,7 +108,7 @@ def file_name(sample: Sample, evaluation: bool, rollout_id: int | None) -> str:
     return f"reward-eval{rollout}-{name}-{index}.json"
 
 
-def reward_settings(args: Any) -> dict[str, Any]:
+def reward_settings(args: Args) -> dict[str, Any]:
     """What of the settings a reward may depend on, as far as JSON holds it."""
     values = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name, None) is not None}
     values |= {"plugins": getattr(args, "plugins", None), **(getattr(args, "__pydantic_extra__", None) or {})}

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from slime_core.data.dataset import JsonlRows, Rows, open_rows
+from slime_core.protocols import Args
 
 KEYS = ("custom_rm_path", "rm_type")
 """Keys of a row's metadata that name a reward."""
@@ -30,7 +31,7 @@ class Requires(Protocol):
         """Resolve; raises ConfigError."""
 
 
-def check_named_rewards(rewards: Requires, args: Any, source: Any) -> None:
+def check_named_rewards(rewards: Requires, args: Args, source: Any) -> None:
     """Resolve what rows of the training and the evaluation data name.
 
     Args:

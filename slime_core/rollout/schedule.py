@@ -31,6 +31,7 @@ from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.boundary import user_code
+from slime_core.protocols import Args
 from slime_core.rollout.afresh import restarted
 from slime_core.rollout.contracts import drawn_groups
 from slime_core.rollout.deadlines import Limits, dropped_for_good, ended, run_group, some_done
@@ -106,7 +107,7 @@ class RolloutContext:
 class _Wave:
     """The state of one call of `generate_rollout`."""
 
-    args: Any
+    args: Args
     rollout_id: int
     source: Any
     context: RolloutContext
@@ -343,7 +344,7 @@ class _Wave:
 
 
 async def generate_rollout(
-    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False, *, context: RolloutContext
+    args: Args, rollout_id: int, data_source: Any, evaluation: bool = False, *, context: RolloutContext
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Generate one rollout. Groups come back ordered by `group_index`, whatever order they finished in.
 

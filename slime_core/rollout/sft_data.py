@@ -21,13 +21,14 @@ from slime_core.data.sampled_rows import SampledRow
 from slime_core.data.tokenizer import encode_rendered, load_tokenizer
 from slime_core.data.tools import told_tools
 from slime_core.errors import ConfigError, DataError
+from slime_core.protocols import Args
 from slime_core.provenance import Source, Span, joined
 from slime_core.types import RolloutFnTrainOutput, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
 
 
-def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
+def generate_rollout(args: Args, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
     """`rollout_batch_size` supervised samples, one per row.
 
     Raises:
@@ -58,7 +59,7 @@ def _tokenizer(directory: str) -> Any:
     return load_tokenizer(directory)
 
 
-def fill_supervised(sample: Sample, tokenizer: Any, args: Any = None) -> bool:
+def fill_supervised(sample: Sample, tokenizer: Any, args: Args | None = None) -> bool:
     """Turn prompt and answer into tokens, spans, response and loss mask; it is then COMPLETED with reward 0.
 
     Args:
@@ -90,7 +91,7 @@ def fill_supervised(sample: Sample, tokenizer: Any, args: Any = None) -> bool:
     return exact
 
 
-def _pieces(sample: Sample, tokenizer: Any, args: Any) -> list[Piece]:
+def _pieces(sample: Sample, tokenizer: Any, args: Args | None) -> list[Piece]:
     if is_conversation(sample.prompt):
         assert not isinstance(sample.prompt, str)
         return _conversation(sample, sample.prompt, tokenizer, args)
@@ -101,21 +102,21 @@ def _pieces(sample: Sample, tokenizer: Any, args: Any) -> list[Piece]:
     return _answered(sample, sample.label, tokenizer, args)
 
 
-def _pieces_by_text(row: SampledRow, sample: Sample, tokenizer: Any, args: Any) -> list[Piece]:
+def _pieces_by_text(row: SampledRow, sample: Sample, tokenizer: Any, args: Args | None) -> list[Piece]:
     text = row.text()
     if isinstance(sample.prompt, str):
         return _answered(sample, text, tokenizer, args)
     return _conversation(sample, [*sample.prompt, {"role": "assistant", "content": text}], tokenizer, args)
 
 
-def _conversation(sample: Sample, messages: Sequence[dict[str, Any]], tokenizer: Any, args: Any) -> list[Piece]:
+def _conversation(sample: Sample, messages: Sequence[dict[str, Any]], tokenizer: Any, args: Args | None) -> list[Piece]:
     tools, kwargs = told_tools(args, sample.metadata), sample.apply_chat_template_kwargs
     pieces = conversation_pieces(tokenizer, messages, tools, kwargs)
     mask_type = getattr(args, "loss_mask_type", AUTO)
     return apply_type(mask_type, tokenizer, messages, pieces, tools, kwargs)
 
 
-def _answered(sample: Sample, answer: str, tokenizer: Any, args: Any) -> list[Piece]:
+def _answered(sample: Sample, answer: str, tokenizer: Any, args: Args | None) -> list[Piece]:
     """The prompt as the data source spelled it, and the answer with what ends it."""
     spans = sample.told_spans()
     starts = [provenance.num_tokens(spans[:i]) for i in range(len(spans))]

@@ -21,7 +21,7 @@ from slime_core.data.dumps import dump_path, newest_version, write_samples
 from slime_core.data.ledger import Ledger, RecordedSource
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.workers.threads import AbandonableThreadPool
-from slime_core.protocols import RolloutEngine
+from slime_core.protocols import Args, RolloutEngine
 from slime_core.rollout import stage_state
 from slime_core.rollout.batch import make_batch, refuse_bad
 from slime_core.rollout.contracts import eval_output, train_output
@@ -55,7 +55,7 @@ _STOP_DEADLINE = 300.0
 class RolloutStage:
     """Draws, generates, scores, filters and batches; also evaluates and takes new weights."""
 
-    def __init__(self, args: Any, parts: RolloutParts, runner: asyncio.Runner | LoopThread | None = None) -> None:
+    def __init__(self, args: Args, parts: RolloutParts, runner: asyncio.Runner | LoopThread | None = None) -> None:
         """`runner` turns the event loop; with a LoopThread several threads may call the stage at once."""
         self.args = args
         self.parts = parts

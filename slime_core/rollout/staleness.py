@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import groupby
-from typing import Any
 
 from slime_core.fan_out import executions
+from slime_core.protocols import Args
 from slime_core.rollout.afresh import restarted
 from slime_core.types import NOT_SAMPLED, Group, Sample
 
@@ -85,7 +85,7 @@ def num_sampled(group: Iterable[Sample]) -> int:
     return sum(counts)
 
 
-def judge(args: Any, group: Group, version: int, unknown: int) -> Verdict:
+def judge(args: Args, group: Group, version: int, unknown: int) -> Verdict:
     """What `--max-staleness` and `--staleness-policy` make of a group that `version` is to train on.
 
     Args:
@@ -97,7 +97,7 @@ def judge(args: Any, group: Group, version: int, unknown: int) -> Verdict:
     return judge_span(args, version_span(group, unknown), retries(group), version)
 
 
-def judge_span(args: Any, span: tuple[int, int] | None, num_retries: int, version: int) -> Verdict:
+def judge_span(args: Args, span: tuple[int, int] | None, num_retries: int, version: int) -> Verdict:
     """`judge` of what is known of a group: its `version_span` and `retries`."""
     limit = args.max_staleness
     if limit is None or span is None or version - span[0] <= limit:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.errors import ConfigError
 from slime_core.plugins.allow import ALLOW_VARIABLE, SAFE_VARIABLE
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE
+from slime_core.protocols import Args
 from slime_core.types import Sample
 
 if TYPE_CHECKING:
@@ -176,10 +177,11 @@ def _left_as_it_was() -> Iterator[None]:
         forget_registry()
 
 
-def _collected(args: Any, summary: dict[str, Any]) -> LoopRun:
+def _collected(args: Args, summary: dict[str, Any]) -> LoopRun:
     from slime_core.data.dumps import read_samples
+    from slime_core.observability.run_dir import run_dir_of
 
-    run_dir = Path(args.run_dir)
+    run_dir = run_dir_of(args)
     run = LoopRun(run_dir, summary, args)
     for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         metrics = json.loads(line)

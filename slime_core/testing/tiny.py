@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from slime_core.protocols import Args
 from slime_core.types import Sample
 
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
@@ -65,7 +66,7 @@ def write_rows(path: Path, count: int) -> Path:
     return path
 
 
-def digits(args: Any, sample: Sample) -> float:
+def digits(args: Args, sample: Sample) -> float:
     """Share of digits in the response: a random model learns it within a few steps."""
     return sum(character.isdigit() for character in sample.response) / max(len(sample.response), 1)
 
@@ -73,7 +74,7 @@ def digits(args: Any, sample: Sample) -> float:
 digits.execution = "inline"  # type: ignore[attr-defined]
 
 
-async def answer(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: Any) -> Sample:
+async def answer(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: Any) -> Sample:
     """A generate function of one engine call."""
     prompt = sample.tokens or context.tokenizer.encode(str(sample.prompt))
     sample.tokens = list(prompt)

@@ -16,11 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.tools.functions import Tool
 from slime_core.tools.schema import json_text
 from slime_core.waits import loop_turn, waiting
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Args
 
 MAX_LEFT_BEHIND = 256
 """Threads of plain functions that overran their deadline; while there are so many, no other is started."""
@@ -46,7 +49,7 @@ class _Overdue:
 
 
 async def call_tool(
-    tool: Tool, arguments: Mapping[str, Any], *, deadline: float | None, args: Any = None, sample: Any = None
+    tool: Tool, arguments: Mapping[str, Any], *, deadline: float | None, args: Args | None = None, sample: Any = None
 ) -> ToolResult:
     """Call the tool by name of argument.
 

@@ -18,6 +18,7 @@ from slime_core.checkpoint.sources import directory_of
 from slime_core.errors import ConfigError
 from slime_core.models.hf_io import SHARD_BYTES
 from slime_core.models.lora import LoraSettings
+from slime_core.protocols import Args
 
 Role = Literal["actor", "critic"]
 
@@ -114,13 +115,13 @@ def _with(pattern: str, parameters: Sequence[tuple[str, str]]) -> set[str]:
     return found or {hf for hf, own in parameters if own and re.search(pattern, own)}
 
 
-def value_of(args: Any, name: str, default: Any) -> Any:
+def value_of(args: Args, name: str, default: Any) -> Any:
     """A setting, or the command line's default where it is missing or None."""
     value = getattr(args, name, None)
     return default if value is None else value
 
 
-def common_values(args: Any, role: Role, trainer: str) -> dict[str, Any]:
+def common_values(args: Args, role: Role, trainer: str) -> dict[str, Any]:
     """The fields of `CommonSettings` for the actor's trainer or the critic's, of which all parameters are trained.
 
     Args:
@@ -168,13 +169,13 @@ def common_values(args: Any, role: Role, trainer: str) -> dict[str, Any]:
     }
 
 
-def _checkpoint(args: Any, name: str, step: str) -> str:
+def _checkpoint(args: Args, name: str, step: str) -> str:
     """The directory with the model that a setting means; `--hf-checkpoint` where it is not given."""
     path = value_of(args, name, None)
     return str(args.hf_checkpoint) if path is None else directory_of(path, value_of(args, step, None))
 
 
-def _critic_checkpoint(args: Any) -> str:
+def _critic_checkpoint(args: Args) -> str:
     path = value_of(args, "critic_load", None)
     return str(args.hf_checkpoint) if path is None else directory_of(path, folder="critic")
 
@@ -185,7 +186,7 @@ def _one_of(trainer: str, flag: str, value: Any, allowed: tuple[str, ...]) -> st
     return str(value)
 
 
-def _patterns(args: Any, name: str) -> tuple[str, ...]:
+def _patterns(args: Args, name: str) -> tuple[str, ...]:
     values = value_of(args, name, ())
     patterns = (values,) if isinstance(values, str) else tuple(values)
     for pattern in patterns:

@@ -20,13 +20,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.waits.processes import birth
 from slime_core.waits.stacks import BOARD, stacks
 from slime_core.waits.stalls import WAITS, loops_of, set_home
 from slime_core.waits.table import Wait, current, forget_all, last_progress, limit_user_code
 from slime_core.waits.watchdog import watch
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
@@ -206,8 +209,9 @@ def start_board(run_dir: Path | str, role: str) -> Board:
 
 
 @contextmanager
-def published(args: Any, role: str) -> Iterator[None]:
+def published(args: Args, role: str) -> Iterator[None]:
     """`start_board` for a run's settings (`run_dir`, `user_code_timeout`) and `stop_board` at the end."""
+    assert args.run_dir is not None, "every command that runs has one"
     start_board(args.run_dir, role)
     limit_user_code(args.user_code_timeout)
     try:

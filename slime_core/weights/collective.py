@@ -15,13 +15,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import orjson
 import torch
 
 from slime_core.errors import WeightSyncError
-from slime_core.protocols import Trainer
+from slime_core.protocols import Args, Trainer
 
 _PASS, _DONE, _FAILED = "pass", "done", "failed"
 
@@ -123,7 +122,7 @@ class _Pass:
 class FollowingWeights:
     """On the other processes, in the place of `WeightSync`: take part in what rank 0 does."""
 
-    def __init__(self, args: Any, trainer: Trainer) -> None:
+    def __init__(self, args: Args, trainer: Trainer) -> None:
         self._trainer = trainer
         self._collective = bool(getattr(trainer, "collective_weights", False))
         self._keeps_old_actor = bool(getattr(args, "keep_old_actor", False))

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
-from slime_core.protocols import Trainer
+from slime_core.protocols import Args, Trainer
 from slime_core.waits import named
 from slime_core.weights.checksum import checksum_dtype, tensor_checksum
 from slime_core.weights.collective import SharedWeights
@@ -67,7 +67,7 @@ class WeightSync:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         trainer: Trainer,
         receiver: WeightReceiver,
         on_update: Callable[[int], object] = lambda version: None,
@@ -93,6 +93,7 @@ class WeightSync:
         self._sent: Mapping[str, torch.dtype] = {}
         """Tensor -> dtype it is sent in, where that is not the trainer's."""
         if self.transport == "delta":
+            assert args.run_dir is not None, "every run has one"
             self._sent = self._dtypes_sent()
             self._writer = DeltaWriter(
                 self._disk_root(),
@@ -209,7 +210,8 @@ class WeightSync:
             self._post_write(self.args, str(directory), list(self._receiver.engines))
 
     def _disk_root(self) -> Path:
-        return Path(self.args.update_weight_disk_dir or Path(self.args.run_dir) / "weights")
+        directory, run_dir = self.args.update_weight_disk_dir, self.args.run_dir
+        return Path(directory) if directory else Path(str(run_dir)) / "weights"
 
     def _dtypes_sent(self) -> Mapping[str, torch.dtype]:
         """Deltas have the checkpoint's dtypes, as what the engines started with."""

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pytest
 
+from slime_core.config.schema import Args
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.testing import EngineContract
-from slime_core.testing.contracts.base import flag_defaults
 from slime_core.testing.tiny import tiny_model
 
 
@@ -29,7 +29,7 @@ class Server(threading.Thread):
 
     async def _serve(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        engine = EmbeddedEngine(SimpleNamespace(**{**flag_defaults(), "hf_checkpoint": str(tiny_model())}))
+        engine = EmbeddedEngine(Args(hf_checkpoint=str(tiny_model())))
         await engine.start()
         self.address = await engine.address()
         self.ready.set()

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime_core.config.schema import Args
 from slime_core.fan_out import execution_rewards, executions, shares, sibling_counts
 from slime_core.learning.corrections import MismatchImportanceSampling, TruncatedImportanceSampling
 from slime_core.learning.corrector import Corrector
@@ -33,7 +34,6 @@ from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.staleness import staleness_metrics
 from slime_core.sample import PrefixCacheInfo, SpecInfo
-from slime_core.testing.contracts.base import flag_defaults
 from slime_core.types import Group, Sample, SampleStatus
 from tests.toy_trainer import VOCAB, Ranks, ToyTrainer, make_args
 
@@ -100,8 +100,8 @@ def deal(groups: Sequence[Group], counts: Sequence[int]) -> list[Group]:
     return dealt
 
 
-def rollout_args(**changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{**flag_defaults(), "rollout_max_response_len": 16, "rollout_batch_size": 8, **changes})
+def rollout_args(**changes: Any) -> Args:
+    return Args(**{"rollout_max_response_len": 16, "rollout_batch_size": 8, **changes})
 
 
 # -- what counts once ------------------------------------------------------------------------------------

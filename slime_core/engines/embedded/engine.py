@@ -270,6 +270,7 @@ class EmbeddedEngine:
         """Bring the local copy to a version below `root` and load it. Raises WeightSyncError; the old weights serve."""
         from slime_core.weights.delta_apply import apply
 
+        assert self._args.update_weight_local_checkpoint_dir is not None, "the rules of weight deltas see to it"
         local = Path(self._args.update_weight_local_checkpoint_dir)
         await asyncio.to_thread(apply, Path(root), local, version)
         await self.update_weights_from_disk(local, version)

@@ -21,8 +21,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenize
 def load_core(args: Args) -> EngineCore:
     """Read config, tokenizer and weights of `args.hf_checkpoint`. Raises ConfigError or WeightSyncError."""
     directory = require_checkpoint(args)
-    if getattr(args, "num_threads", None):
-        torch.set_num_threads(int(args.num_threads))
+    if args.num_threads:
+        torch.set_num_threads(args.num_threads)
     config = load_model_config(directory)
     if config.images:
         raise ConfigError(

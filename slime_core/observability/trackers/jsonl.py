@@ -15,6 +15,7 @@ import orjson
 
 from slime_core.errors import RecordError
 from slime_core.plugins.hookspecs import hookimpl
+from slime_core.protocols import Args
 
 FILE = "metrics.jsonl"
 
@@ -26,7 +27,7 @@ class JsonlTracker:
         self._file: FileIO | None = None
 
     @hookimpl
-    def slime_run_start(self, args: Any, run_dir: Path) -> None:
+    def slime_run_start(self, args: Args, run_dir: Path) -> None:
         """Open the file; a resumed run's keeps its whole lines until `cut_after`, as the resume may yet be refused."""
         path = run_dir / FILE
         kept = _lines(path) if args.start_rollout_id else []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.plugins.hookspecs import hookimpl
+from slime_core.protocols import Args
 from slime_core.waits import first_results
 
 _COLUMNS = (
@@ -30,7 +31,7 @@ class ProgressTracker:
         self._task: Any = None
 
     @hookimpl
-    def slime_run_start(self, args: Any, run_dir: Path) -> None:
+    def slime_run_start(self, args: Args, run_dir: Path) -> None:
         """Start the clock and, on a terminal, the bar."""
         self._args = args
         self._started = time.perf_counter()

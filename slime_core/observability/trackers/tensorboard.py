@@ -14,6 +14,7 @@ from typing import Any
 
 from slime_core.errors import ConfigError
 from slime_core.plugins.hookspecs import hookimpl
+from slime_core.protocols import Args
 
 
 def _installed() -> bool:
@@ -31,13 +32,13 @@ class TensorBoardTracker:
         self._writer: Any = None
 
     @hookimpl
-    def slime_configure(self, args: Any) -> None:
+    def slime_configure(self, args: Args) -> None:
         """Fail at start-up when the package is missing and was asked for."""
         if args.use_tensorboard and not _installed():
             raise ConfigError("--use-tensorboard needs tensorboard: pip install 'slime-rl[tensorboard]'")
 
     @hookimpl
-    def slime_run_start(self, args: Any, run_dir: Path) -> None:
+    def slime_run_start(self, args: Args, run_dir: Path) -> None:
         """Open the file, below `TENSORBOARD_DIR` or in `tensorboard/` of the run directory."""
         wanted = args.use_tensorboard
         if not (_installed() if wanted is None else wanted):

@@ -11,8 +11,9 @@ import socket
 import struct
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+from slime_core.protocols import Args
 from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 
 HEADER = struct.Struct("!Q")
@@ -56,7 +57,7 @@ class WorkerArgs(SimpleNamespace):
         return value
 
 
-def pack_args(args: Any) -> bytes:
+def pack_args(args: Args) -> bytes:
     """Settings, extra attributes included, for `unpack_args`."""
     values = {**vars(args), **(getattr(args, "__pydantic_extra__", None) or {})}
     plain = {name: value for name, value in values.items() if _is_plain(value)}
@@ -72,10 +73,10 @@ def pack_args(args: Any) -> bytes:
     return pickle.dumps((plain, packed))
 
 
-def unpack_args(data: bytes) -> WorkerArgs:
-    """Inverse of `pack_args`."""
+def unpack_args(data: bytes) -> Args:
+    """Inverse of `pack_args`: a `WorkerArgs`, which has all attributes of the settings."""
     plain, packed = pickle.loads(data)
-    return WorkerArgs(**plain, _packed=packed)
+    return cast("Args", WorkerArgs(**plain, _packed=packed))
 
 
 def args_changes(before: bytes, now: bytes) -> bytes:

@@ -30,6 +30,7 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.plugins.workers.calls import HEADER, Component, apply, args_changes, pack_args, sample_state, send
 from slime_core.plugins.workers.execution import LOAD_DEADLINE, DeadlineExceeded, overrun
+from slime_core.protocols import Args
 from slime_core.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class _Call:
 class WorkerPool:
     """`size` worker processes at most, started when first needed."""
 
-    def __init__(self, args: Any, size: int, *, memory_limit: float | None = None) -> None:
+    def __init__(self, args: Args, size: int, *, memory_limit: float | None = None) -> None:
         """Nothing is started yet.
 
         Args:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from slime_core.config.spec import flag_specs
+from slime_core.config.schema import Args
 from slime_core.errors import SlimeError
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.options import Used, check_plugin_options, option_rows, options_model
@@ -54,10 +53,10 @@ class Contract:
         return resolve(self.kind, self.component, origin=f"{type(self).__name__}.component")
 
     @property
-    def settings(self) -> SimpleNamespace:
+    def settings(self) -> Args:
         """A fresh `args`: every setting of slime's with its default, then the suite's, then the component's."""
         own = copy.deepcopy({**self.default_args, **self.args})
-        return SimpleNamespace(**{**flag_defaults(), "run_dir": self.folder and str(self.folder), **own})
+        return Args(**{"run_dir": self.folder and str(self.folder), **own})
 
     def test_it_loads(self) -> None:
         """Found, importable, of its kind's signature, and within the version range that it asks for."""
@@ -79,11 +78,6 @@ class Contract:
         model = options_model(found.obj)
         undocumented = [row.name for row in option_rows(model) if not row.help] if model else []
         assert not undocumented, f"options need documentation, since --help shows it: {', '.join(undocumented)}"
-
-
-def flag_defaults() -> dict[str, Any]:
-    """Setting -> its default."""
-    return {name: copy.deepcopy(spec.default) for name, spec in flag_specs().items()}
 
 
 def answered_sample(

@@ -6,13 +6,13 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from slime_core.errors import RolloutError
 from slime_core.plugins.signatures import construct
+from slime_core.protocols import Args
 from slime_core.rollout.contracts import drawn_groups
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.testing.contracts.base import Contract
@@ -32,16 +32,16 @@ class DataSourceContract(Contract):
     }  # fmt: skip
 
     @property
-    def settings(self) -> SimpleNamespace:
+    def settings(self) -> Args:
         """With a data file, a model for its tokenizer, and a folder for what the source saves."""
         assert self.folder is not None
         data, saved = write_rows(self.folder / "train.jsonl", self.num_rows), str(self.folder / "saved")
         files = {"prompt_data": str(data), "hf_checkpoint": str(tiny_model()), "save": saved, "load": saved}
-        return SimpleNamespace(**{**vars(super().settings), **files, **self.args})
+        return super().settings.model_copy(update={**files, **self.args})
 
     def build(self, **changes: Any) -> Any:
         """A source, as the launcher builds it."""
-        return construct(self.resolved.obj, SimpleNamespace(**{**vars(self.settings), **changes}))
+        return construct(self.resolved.obj, self.settings.model_copy(update=changes))
 
     def draw(self, source: Any, count: int, rollout_id: int = 0) -> list[Group]:
         """`count` groups, checked as the rollout checks them."""

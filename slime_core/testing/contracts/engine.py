@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,7 +103,7 @@ class EngineContract(EngineWeights, EngineControl, EngineSampling):
             pytest.skip("it declares no `returns_routed_experts`")
         checkpoint = tiny_moe_model(dense_layer=False)
         replaced = {"hf_checkpoint": str(checkpoint), "use_rollout_routing_replay": True}
-        settings = SimpleNamespace(**{**vars(self.settings), **replaced})
+        settings = self.settings.model_copy(update=replaced)
 
         async def twice(engine: Any) -> list[Sample]:
             if Path(str((await engine.info()).get("model_path"))).resolve() != checkpoint.resolve():

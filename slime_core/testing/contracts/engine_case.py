@@ -11,13 +11,13 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
 
 from slime_core.plugins.signatures import construct
+from slime_core.protocols import Args
 from slime_core.testing.contracts import engine_reference as reference
 from slime_core.testing.contracts.base import Contract
 from slime_core.testing.contracts.engine_host import EngineHost
@@ -94,7 +94,7 @@ class EngineCase(Contract):
             self._hosted.changed = False
 
     @property
-    def settings(self) -> SimpleNamespace:
+    def settings(self) -> Args:
         """With a tiny random model for `hf_checkpoint`, and directories that last as long as the engine."""
         own = {
             "hf_checkpoint": str(tiny_model()),
@@ -102,7 +102,7 @@ class EngineCase(Contract):
             "update_weight_disk_dir": str(self._home / "weights"),
             "update_weight_local_checkpoint_dir": str(self._home / "local"),
         }
-        return SimpleNamespace(**{**vars(super().settings), **own, **self.args})
+        return super().settings.model_copy(update={**own, **self.args})
 
     def check_options(self) -> None:
         """Also of what is said to be lacking."""
@@ -163,7 +163,7 @@ class EngineCase(Contract):
         host.changed, version = True, host.version
         named = reference.weights(scale) | dict(others or {})
         if transport == "delta":
-            root = Path(self.settings.update_weight_disk_dir)
+            root = Path(str(self.settings.update_weight_disk_dir))
             if host.delta_writer is None:
                 host.delta_writer = DeltaWriter(root, tiny_model(), run=str(self._home))
                 host.delta_writer.write(reference.weights().items(), version)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
 from slime_core.plugins.signatures import construct
+from slime_core.protocols import Args
 from slime_core.testing.contracts.base import Contract
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ class EstimatorContract(Contract):
     """(rewards, group indices, expected shaped rewards), from a reference other than the plugin."""
 
     @property
-    def settings(self) -> SimpleNamespace:
+    def settings(self) -> Args:
         """With what the estimator's `defaults` bring and its `requires` asks for."""
         brought = dict(getattr(self.resolved.obj, "defaults", {}))
         required = dict(getattr(self.resolved.obj, "requires", {}))
-        return SimpleNamespace(**{**vars(super().settings), **brought, **required, **self.args})
+        return super().settings.model_copy(update={**brought, **required, **self.args})
 
     @property
     def estimator(self) -> AdvantageEstimator:

@@ -5,9 +5,9 @@ What a reader would get wrong: they need megatron-core, as their users do.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from slime_core.protocols import Args
 from slime_core.testing.contracts.base import Contract
 from slime_core.testing.contracts.trainer import SPLITS, TrainerContract, example_batch
 from slime_core.testing.tiny import tiny_model
@@ -19,10 +19,10 @@ class _MegatronHookContract(Contract):
     default_args: ClassVar[Any] = {**TrainerContract.default_args, "kl_coef": 0.1}
 
     @property
-    def settings(self) -> SimpleNamespace:
+    def settings(self) -> Args:
         """With a tiny random model and the function under test."""
         own = {"hf_checkpoint": str(tiny_model()), self.setting: self.component, **self.args}
-        return SimpleNamespace(**{**vars(super().settings), **own})
+        return super().settings.model_copy(update=own)
 
     def test_a_trainer_works_with_it(self) -> None:
         """Passes of actor and reference, and an optimizer step, with finite numbers."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from slime_core.protocols import Args
 from slime_core.testing.contracts.base import Contract
 from slime_core.testing.tiny import tiny_model
 
@@ -18,11 +18,11 @@ class RecipeContract(Contract):
     default_args: ClassVar[Mapping[str, Any]] = {"input_key": "input", "label_key": "label", "seed": 1}
 
     @property
-    def settings(self) -> SimpleNamespace:
+    def settings(self) -> Args:
         """Data files that do not exist, and a model that does; set `hf_checkpoint` for a recipe that makes models."""
         folder = Path(str(self.folder))
         files = {"prompt_data": str(folder / "data" / "train.jsonl"), "hf_checkpoint": str(tiny_model())}
-        return SimpleNamespace(**{**vars(super().settings), **files, **self.args})
+        return super().settings.model_copy(update={**files, **self.args})
 
     def test_a_second_call_changes_nothing(self) -> None:
         """Every file is as the first call left it: nothing is written again, added or removed."""
@@ -35,7 +35,7 @@ class RecipeContract(Contract):
 
     def test_what_the_user_has_is_left_alone(self) -> None:
         """A data file of the user's own."""
-        path = Path(self.settings.prompt_data)
+        path = Path(str(self.settings.prompt_data))
         path.parent.mkdir(parents=True)
         path.write_text('{"input": "mine", "label": "mine"}\n')
         self.resolved.obj(self.settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +15,7 @@ from slime_core.errors import EngineError, SlimeError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import declared
+from slime_core.protocols import Args
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.reward import RewardStage
@@ -77,19 +77,19 @@ class RolloutContract(Contract):
         return str(len(request.input_ids) % 10) * 3
 
     @property
-    def settings(self) -> SimpleNamespace:
+    def settings(self) -> Args:
         """With a small evaluation data set."""
         assert self.folder is not None
         path = write_rows(self.folder / "eval.jsonl", 3)
         held = EvalDataset(name="held", path=str(path), label_key="label", n_samples_per_eval_prompt=2, temperature=0.0)
-        made = {**vars(super().settings), "eval_datasets": [held.model_copy(update={"max_response_len": 12})]}
-        return SimpleNamespace(**{**made, "hf_checkpoint": str(tiny_model()), **self.args})
+        own = {"eval_datasets": [held.model_copy(update={"max_response_len": 12})], "hf_checkpoint": str(tiny_model())}
+        return super().settings.model_copy(update={**own, **self.args})
 
     def stage(
         self, script: Callable[[Request], Any] | None = None, **changes: Any
     ) -> tuple[RolloutStage, ScriptedEngine, Prompts]:
         """A rollout stage with the component, started; the reward is the share of digits."""
-        args = SimpleNamespace(**{**vars(self.settings), **changes})
+        args = self.settings.model_copy(update=changes)
         function, engine = self.resolved.obj, ScriptedEngine(script or self.script)
         source = Prompts(int(args.n_samples_per_prompt))
         takes_context = bool(declared(function, ("context",)))

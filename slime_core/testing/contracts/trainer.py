@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from slime_core.plugins.signatures import declared
-from slime_core.protocols import MicroBatchOutput, StepResult
+from slime_core.protocols import Args, MicroBatchOutput, StepResult
 from slime_core.testing.contracts.base import Contract
 from slime_core.testing.contracts.engine_reference import weights
 from slime_core.testing.tiny import tiny_model, tiny_moe_model
@@ -49,9 +48,9 @@ class TrainerContract(Contract):
     }  # fmt: skip
 
     @property
-    def settings(self) -> SimpleNamespace:
+    def settings(self) -> Args:
         """With a tiny random model for `hf_checkpoint`."""
-        return SimpleNamespace(**{**vars(super().settings), "hf_checkpoint": str(tiny_model()), **self.args})
+        return super().settings.model_copy(update={"hf_checkpoint": str(tiny_model()), **self.args})
 
     @contextmanager
     def built(self, **keywords: Any) -> Iterator[Any]:
@@ -227,7 +226,7 @@ class TrainerContract(Contract):
         if not getattr(self.resolved.obj, "routing_replay", False):
             pytest.skip("it declares no `routing_replay`")
         checkpoint = tiny_moe_model(dense_layer=False)
-        settings = SimpleNamespace(**{**vars(self.settings), "hf_checkpoint": str(checkpoint)})
+        settings = self.settings.model_copy(update={"hf_checkpoint": str(checkpoint)})
         decoder = Decoder.from_weights(load_model_config(checkpoint), read_weights(checkpoint))
         temperature = float(getattr(settings, "rollout_temperature", 1.0))
         batch, generator = example_batch(), torch.Generator().manual_seed(8)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from slime_core.errors import EngineError
 from slime_core.plugins.workers.execution import deadline
+from slime_core.protocols import Args
 from slime_core.types import FilterDecision, GenerationOutput, Sample
 
 TOKEN_SECONDS = 0.02
@@ -211,7 +212,7 @@ class SimulatedGenerator:
 
     async def call(
         self,
-        args: Any,
+        args: Args,
         sample: Sample,
         sampling_params: Mapping[str, Any],
         *,
@@ -250,14 +251,14 @@ class SimulatedReward:
     label, spec = "reward 'simulated'", "simulated"
     provenance: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, args: Any, ask: Ask, rng: random.Random, *, scores_groups: bool) -> None:
+    def __init__(self, args: Args, ask: Ask, rng: random.Random, *, scores_groups: bool) -> None:
         self.batched = self.scores_groups = scores_groups
         self._args, self._ask, self._rng = args, ask, rng
 
     async def start(self) -> None:
         """Nothing to load."""
 
-    def under(self, args: Any) -> SimulatedReward:
+    def under(self, args: Args) -> SimulatedReward:
         """It has no options."""
         return self
 
@@ -272,7 +273,8 @@ class SimulatedReward:
         return [round(uniform("reward", s.index), 6) for s in samples]
 
     async def _wait(self, fault: str | None) -> None:
-        limit = float(self._args.rm_timeout)
+        assert self._args.rm_timeout is not None, "the simulation sets it"
+        limit = self._args.rm_timeout
         usual = self._rng.random() ** 4
         seconds = {"hang": 1e9, "late": 1e9, "slow": 0.9 * limit}.get(fault or "", usual)
         try:
@@ -296,7 +298,7 @@ class SimulatedFilter:
         """Whether it drops the group of that number."""
         return uniform("filter", self._seed, group_index) < self._share
 
-    def __call__(self, args: Any, group: list[Sample]) -> FilterDecision:
+    def __call__(self, args: Args, group: list[Sample]) -> FilterDecision:
         """The decision."""
         number = group[0].group_index
         drop = self.drops(number)

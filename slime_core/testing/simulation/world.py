@@ -29,6 +29,7 @@ from slime_core.engines.scripted import CharTokenizer
 from slime_core.errors import TrainError
 from slime_core.launch.journal import Journal
 from slime_core.launch.resume import commit_to_resume, first_rollout, restore
+from slime_core.protocols import Args
 from slime_core.rollout import async_stage
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.reward import RewardStage
@@ -149,7 +150,7 @@ class World:
         return stage
 
     async def _evaluate(
-        self, args: Any, rollout_id: int, data_source: Any, evaluation: bool = True, *, context: Any
+        self, args: Args, rollout_id: int, data_source: Any, evaluation: bool = True, *, context: Any
     ) -> dict[str, Any]:
         """Two groups through the runner that training uses."""
         from slime_core.rollout.generate import train_sampling_params
@@ -297,7 +298,7 @@ class World:
 class ObservedSource(DatasetSource):
     """The real data source, and what it hands out told to the history."""
 
-    def __init__(self, args: Any, history: History) -> None:
+    def __init__(self, args: Args, history: History) -> None:
         from slime_core.buffer import BufferBase
 
         super().__init__(args, CharTokenizer(), BufferBase(args))

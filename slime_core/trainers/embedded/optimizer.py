@@ -18,6 +18,7 @@ from torch.optim.adamw import adamw
 
 from slime_core.errors import ConfigError, TrainError
 from slime_core.models.storages import Storages
+from slime_core.protocols import Args
 from slime_core.trainers.embedded.parallel import DataParallel
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 
@@ -41,7 +42,7 @@ class AdamSettings:
     """Every step is a first step: no moments, `lr * g / (|g| + eps)`."""
 
     @classmethod
-    def from_args(cls, args: Any) -> AdamSettings:
+    def from_args(cls, args: Args) -> AdamSettings:
         """Read the flags. Raises ConfigError for values outside their range."""
 
         def get(name: str, default: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 
 STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
@@ -32,7 +33,7 @@ class LearningRateSchedule:
     wsd_style: str = "exponential"
 
     @classmethod
-    def from_args(cls, args: Any, *, critic: bool = False) -> LearningRateSchedule:
+    def from_args(cls, args: Args, *, critic: bool = False) -> LearningRateSchedule:
         """Read Megatron's `--lr*` flags; the critic has its own `--critic-lr` and the same shape.
 
         Raises:
@@ -137,7 +138,7 @@ def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{flag} {value}: allowed are {', '.join(allowed)}")
 
 
-def _total_steps(args: Any, critic: bool) -> int:
+def _total_steps(args: Args, critic: bool) -> int:
     """Optimizer steps of the whole run: rollouts x samples per rollout / samples per step.
 
     The actor takes none in the rollouts at the start that train the critic only.

@@ -6,10 +6,10 @@ Called once by `EmbeddedTrainer`. What every trainer has is in `trainers.setting
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig
+from slime_core.protocols import Args
 from slime_core.trainers.settings import CommonSettings, Role, common_values, value_of
 
 
@@ -25,7 +25,7 @@ class TrainerSettings(CommonSettings):
     """`--true-on-policy-mode`: log-probs are the embedded engine's bit for bit."""
 
     @classmethod
-    def from_args(cls, args: Any, role: Role = "actor") -> TrainerSettings:
+    def from_args(cls, args: Args, role: Role = "actor") -> TrainerSettings:
         """The settings of the actor's trainer or the critic's, of which all parameters are trained.
 
         Raises:

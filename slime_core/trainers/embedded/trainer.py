@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -23,7 +23,7 @@ from slime_core.models.hf_io import read_weights
 from slime_core.models.lora_linear import add_adapters
 from slime_core.models.routing import Routing
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
-from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
+from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult
 from slime_core.trainers.embedded import model_files, state
 from slime_core.trainers.embedded.batch_invariant import invariant_log_probs
 from slime_core.trainers.embedded.critic import Critic, critic_config, with_head
@@ -72,7 +72,7 @@ class EmbeddedTrainer:
         }
     )
 
-    def __init__(self, args: Any, *, role: Role = "actor") -> None:
+    def __init__(self, args: Args, *, role: Role = "actor") -> None:
         self.role = role
         self.settings = settings = TrainerSettings.from_args(args, role)
         # Settings are read before any process group is joined, so a mistake ends the run at once.

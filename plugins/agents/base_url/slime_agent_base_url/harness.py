@@ -32,7 +32,7 @@ from slime_agent_base_url.sessions import Session, SessionLimits
 from slime_core.data.tools import tool_parser
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.resolve import resolve
-from slime_core.protocols import GenerateContext
+from slime_core.protocols import Args, GenerateContext
 from slime_core.types import Sample
 from slime_core.waits import loop_turn, waiting, within
 
@@ -79,7 +79,7 @@ class AgentPlan:
 
 
 @asynccontextmanager
-async def serving(args: Any, context: GenerateContext) -> AsyncIterator[AgentServer]:
+async def serving(args: Args, context: GenerateContext) -> AsyncIterator[AgentServer]:
     """The endpoints of this event loop's engine; started by the first who asks, stopped when the last one leaves."""
     shared = _shared.setdefault(asyncio.get_running_loop(), {}).setdefault(id(context.engine), _Shared())
     shared.users += 1
@@ -119,7 +119,7 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Shared]] = Weak
 
 
 async def run_agent(
-    args: Any, sample: Sample, sampling_params: Mapping[str, Any], context: GenerateContext, plan: AgentPlan
+    args: Args, sample: Sample, sampling_params: Mapping[str, Any], context: GenerateContext, plan: AgentPlan
 ) -> list[Sample]:
     """Run the program once, and test what it did.
 
@@ -167,7 +167,7 @@ def _loaded(path: str, origin: str) -> Callable[..., Any]:
     return found
 
 
-def _sandbox(args: Any, sample: Sample, server: AgentServer, plan: AgentPlan) -> tuple[Sandbox, str]:
+def _sandbox(args: Args, sample: Sample, server: AgentServer, plan: AgentPlan) -> tuple[Sandbox, str]:
     """The sandbox, not entered, and the endpoints' URL inside it."""
     if plan.sandbox_path is not None:
         maker: SandboxMaker = _loaded(plan.sandbox_path, "agent: sandbox_path")
@@ -204,7 +204,7 @@ def environment(url: str, key: str) -> dict[str, str]:
 
 
 async def _program(
-    args: Any, sample: Sample, sandbox: Sandbox, url: str, session: Session, plan: AgentPlan
+    args: Args, sample: Sample, sandbox: Sandbox, url: str, session: Session, plan: AgentPlan
 ) -> dict[str, Any]:
     """Run it to its end or its deadline; how it ended, for the sample's metadata."""
     begun = time.monotonic()
@@ -218,7 +218,7 @@ async def _program(
 
 
 async def _function(
-    args: Any, sample: Sample, sandbox: Sandbox, url: str, session: Session, plan: AgentPlan
+    args: Args, sample: Sample, sandbox: Sandbox, url: str, session: Session, plan: AgentPlan
 ) -> dict[str, Any]:
     assert plan.program is not None, "checked by run_agent"
     function: Program = _loaded(plan.program, "agent: program")

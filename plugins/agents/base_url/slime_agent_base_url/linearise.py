@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from slime_agent_base_url.tree import Turn
+from slime_core.protocols import Args
 from slime_core.provenance import Source
 from slime_core.trajectory import Trajectory
 
@@ -43,7 +43,7 @@ class Line:
     """Of each turn after the first."""
 
 
-def linearise(paths: Iterable[list[Turn]], *, fork_threshold: int, args: Any = None) -> list[Line]:
+def linearise(paths: Iterable[list[Turn]], *, fork_threshold: int, args: Args | None = None) -> list[Line]:
     """The trajectories of all paths, in the order of `paths`; each with at least one trained token.
 
     Args:
@@ -63,7 +63,7 @@ def linearise(paths: Iterable[list[Turn]], *, fork_threshold: int, args: Any = N
     return [line for line in lines if any(line.trajectory.loss_mask)]
 
 
-def _lines(turns: Sequence[Turn], fork_threshold: int, args: Any) -> list[Line]:
+def _lines(turns: Sequence[Turn], fork_threshold: int, args: Args | None) -> list[Line]:
     lines: list[Line] = []
     for turn in turns:
         step = relation(lines[-1].trajectory, lines[-1].turns[-1], turn, fork_threshold) if lines else Step.FORK
@@ -94,7 +94,7 @@ def relation(held: Trajectory, last: Turn, turn: Turn, fork_threshold: int) -> S
     return Step.REALIGN if same and answer < fork_threshold else Step.FORK
 
 
-def _begun(turn: Turn, args: Any) -> Trajectory:
+def _begun(turn: Turn, args: Args | None) -> Trajectory:
     """A trajectory of the turn's prompt."""
     trajectory = Trajectory(args)
     trajectory.add(turn.prompt.ids, Source.TEMPLATE)

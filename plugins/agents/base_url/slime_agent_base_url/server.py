@@ -33,7 +33,7 @@ from slime_agent_base_url.messages import BadRequest, Wanted
 from slime_agent_base_url.prompts import PromptWriter
 from slime_agent_base_url.sessions import Refused, Session, SessionLimits, session_key
 from slime_core.errors import EngineError
-from slime_core.protocols import RolloutEngine
+from slime_core.protocols import Args, RolloutEngine
 from slime_core.tools import ToolParser
 from slime_core.types import Sample, SampleStatus
 from slime_core.waits import loop_turn, waiting
@@ -87,7 +87,7 @@ class AgentServer:
         engine: RolloutEngine,
         tokenizer: Any,
         *,
-        args: Any = None,
+        args: Args | None = None,
         parser: ToolParser | None = None,
         model_name: str = "policy",
         check_drift: bool = True,
@@ -339,7 +339,7 @@ class AgentServer:
         return session
 
 
-def session_samples(session: Session, reward: float | dict[str, Any] | None, args: Any) -> list[Sample]:
+def session_samples(session: Session, reward: float | dict[str, Any] | None, args: Args | None) -> list[Sample]:
     """A closed session's samples; see `AgentServer.finish_session`."""
     base = session.base
     if session.aborted.is_set():

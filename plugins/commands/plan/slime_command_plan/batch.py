@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slime_command_plan.memory import micro_batch_tokens
+from slime_core.config.schema import Given
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class BatchPlan:
         return lines
 
 
-def plan_batches(args: Any, *, data_parallel: int, context: int = 1, rows: int | None = None) -> BatchPlan:
+def plan_batches(args: Args, *, data_parallel: int, context: int = 1, rows: int | None = None) -> BatchPlan:
     """The arithmetic of a training run.
 
     Args:
@@ -83,9 +85,10 @@ def plan_batches(args: Any, *, data_parallel: int, context: int = 1, rows: int |
     longest = longest_sample(args)
     dynamic = args.use_dynamic_batch_size and args.max_tokens_per_gpu
     bound = f"{args.max_tokens_per_gpu:,} tokens per GPU" if dynamic else f"{args.micro_batch_size} samples"
-    rollouts = args.num_rollout
-    if rollouts is None and args.num_epoch and rows:
-        rollouts = int(args.num_epoch * (rows // prompts))
+    given: Given = args
+    rollouts = given.num_rollout
+    if rollouts is None and given.num_epoch and rows:
+        rollouts = int(given.num_epoch * (rows // prompts))
     return BatchPlan(
         prompts=prompts,
         samples_per_prompt=each,
@@ -104,7 +107,7 @@ def plan_batches(args: Any, *, data_parallel: int, context: int = 1, rows: int |
     )
 
 
-def longest_sample(args: Any) -> int:
+def longest_sample(args: Args) -> int:
     """Tokens of prompt and response at most; a prompt without a limit counts as half of the engine's context."""
     response = args.rollout_max_response_len or 0
     prompt = args.rollout_max_prompt_len or (args.engine_max_context_len or 2 * response) // 2
@@ -113,7 +116,7 @@ def longest_sample(args: Any) -> int:
     return int(min(longest, context) if context else longest)
 
 
-def schedule_in_words(args: Any) -> list[str]:
+def schedule_in_words(args: Args) -> list[str]:
     """Which weights generate what, and how old samples may be."""
     if args.debug_train_only:
         return ["nothing is generated: saved samples are trained on"]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.ops.flops import DecoderShape
+from slime_core.protocols import Args
 
 FACTOR = 2.0
 """A measured peak over the estimate, at most; at least its inverse (`tests/unit/planning/test_memory.py`)."""
@@ -108,7 +109,7 @@ def kept(name: str, num_bytes: float, how: str, *, offloaded: float | None = Non
 
 
 def trainer_items(
-    args: Any,
+    args: Args,
     parameters: Parameters,
     shape: DecoderShape,
     sharding: Sharding,
@@ -168,7 +169,7 @@ def trainer_items(
 
 
 def activation_items(
-    args: Any, shape: DecoderShape, sharding: Sharding, tokens: int, chunk_elements: int
+    args: Args, shape: DecoderShape, sharding: Sharding, tokens: int, chunk_elements: int
 ) -> list[Item]:
     """Of one forward and backward pass over `tokens` tokens."""
     query, key_value = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -263,7 +264,7 @@ def phase_items(
     ]
 
 
-def micro_batch_tokens(args: Any, longest: int, context: int = 1) -> int:
+def micro_batch_tokens(args: Args, longest: int, context: int = 1) -> int:
     """Most tokens of one micro-batch over its context-parallel ranks."""
     if args.use_dynamic_batch_size and args.max_tokens_per_gpu:
         return max(int(args.max_tokens_per_gpu) * context, longest)

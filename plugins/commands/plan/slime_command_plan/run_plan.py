@@ -32,6 +32,7 @@ from slime_core.launch.component_settings import uses_of
 from slime_core.launch.placement import Placement, engines_of, plan_placement, settle_trainer
 from slime_core.launch.resolver import Resolver
 from slime_core.models.decoder_shape import decoder_shape
+from slime_core.protocols import Args
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def plan_run(settings: Settings, *, num_gpus: int, num_cpus: float | None = None
     return RunPlan(batches, schedule_in_words(args), placement, memory, notes)
 
 
-def sharding_of(trainer: Any, args: Any, processes: int, gpus: bool) -> Sharding:
+def sharding_of(trainer: Any, args: Args, processes: int, gpus: bool) -> Sharding:
     """How the trainer's class lays a model out: whole in each process, unless it reads Megatron's flags."""
     half = args.dtype == "bfloat16" or (args.dtype == "auto" and gpus)
     if not getattr(trainer, "reads_megatron", False):
@@ -160,7 +161,7 @@ def sharding_of(trainer: Any, args: Any, processes: int, gpus: bool) -> Sharding
     )
 
 
-def _rows(args: Any, notes: list[str]) -> int | None:
+def _rows(args: Args, notes: list[str]) -> int | None:
     if not args.prompt_data or args.debug_train_only:
         return None
     try:
@@ -175,7 +176,7 @@ def _rows(args: Any, notes: list[str]) -> int | None:
 
 
 def _memory(
-    args: Any, trainer: Any, engine: Any, estimator: Any, placement: Placement, sharding: Sharding, notes: list[str]
+    args: Args, trainer: Any, engine: Any, estimator: Any, placement: Placement, sharding: Sharding, notes: list[str]
 ) -> list[DeviceMemory]:
     directory = Path(args.hf_checkpoint or "")
     try:

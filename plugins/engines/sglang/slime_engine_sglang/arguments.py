@@ -19,6 +19,7 @@ from slime_core.config.origins import Origin
 from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignFlags
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 from slime_engine_sglang.flag_list import ROUTER, SERVER, EngineFlags, flags_for
 from slime_engine_sglang.owned import ROUTER_OWNED, SERVER_OWNED, refuse_owned
 
@@ -40,7 +41,7 @@ ROUTER_DEFAULTS: Mapping[str, Any] = {"log_level": "warn", "balance_abs_threshol
 
 
 def server_arguments(
-    args: Any,
+    args: Args,
     *,
     device: Literal["cpu", "cuda"],
     gpus: int,
@@ -87,7 +88,7 @@ def server_arguments(
     return fields | _known(forced, flags, SERVER)
 
 
-def _forced(args: Any, device: str, gpus: int, rank: int, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _forced(args: Args, device: str, gpus: int, rank: int, given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What slime decides for every server. Raises ConfigError when the user's sizes do not fit."""
     pipeline, data = given.get("pp_size") or 1, given.get("dp_size") or 1
     if gpus % pipeline:
@@ -128,7 +129,7 @@ def attention_ranks(fields: Mapping[str, Any]) -> int:
     return int(fields.get("attn_dp_size") or older or 1)
 
 
-def _settings(args: Any, owner: str, flags: FlagList, owned: Mapping[str, str]) -> dict[str, Any]:
+def _settings(args: Args, owner: str, flags: FlagList, owned: Mapping[str, str]) -> dict[str, Any]:
     """Fields that --sglang-* or --router-* settings give: attributes of `args` with that prefix.
 
     Users' own code may have set some, so they are typed again.
@@ -141,7 +142,7 @@ def _settings(args: Any, owner: str, flags: FlagList, owned: Mapping[str, str]) 
     return {name.removeprefix(owner): entry.value for name, entry in typed.items()}
 
 
-def _extra(args: Any) -> dict[str, Any]:
+def _extra(args: Args) -> dict[str, Any]:
     return getattr(args, "model_extra", None) or {}
 
 
@@ -201,7 +202,7 @@ def to_argv(fields: Mapping[str, Any], python: Path | None = None) -> list[str]:
     return _argv(SERVER, fields, _flags_of(python))
 
 
-def router_arguments(args: Any) -> dict[str, Any]:
+def router_arguments(args: Args) -> dict[str, Any]:
     """`RouterArgs` field -> value (field names without `router_`); complete but for host, ports and workers.
 
     Raises:

@@ -208,6 +208,8 @@ class SglangEngine(Planned, HttpEngine):
         logger.info("starting %d SGLang servers on %s; logs in %s", count, device, directory / DIRECTORY)
         await self.fleet.launch()
         if self._needs_puller:
+            assert args.update_weight_disk_dir is not None, "the rules of weight deltas see to both"
+            assert args.update_weight_local_checkpoint_dir is not None
             self._puller = PullerProcess(
                 Path(args.update_weight_disk_dir),
                 Path(args.update_weight_local_checkpoint_dir),
@@ -255,7 +257,7 @@ class SglangEngine(Planned, HttpEngine):
 
 
 def _run_dir(args: Args) -> Path | None:
-    return Path(args.run_dir) if getattr(args, "run_dir", None) else None
+    return Path(args.run_dir) if args.run_dir else None
 
 
 def _host_port(pool: WorkerPool, router: Router | None) -> tuple[str, int]:

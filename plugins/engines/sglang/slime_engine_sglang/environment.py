@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 from slime_engine_sglang.api.versions import TESTED_VERSIONS
 
 PYTHON_VARIABLE = "SLIME_ENGINE_PYTHON"
@@ -35,7 +36,7 @@ _ASK = (
 )
 
 
-def find_python(args: Any) -> Path | None:
+def find_python(args: Args) -> Path | None:
     """The interpreter of SGLang's environment; None when none is named and this one has no SGLang.
 
     Raises:
@@ -62,7 +63,7 @@ def find_python(args: Any) -> Path | None:
     return python
 
 
-def engine_python(args: Any) -> Path:
+def engine_python(args: Args) -> Path:
     """The interpreter of SGLang's environment: --engine-python, else SLIME_ENGINE_PYTHON, else this one if it has it.
 
     Not resolved through symbolic links: that a virtual environment's interpreter is a link is what makes it one.
@@ -76,7 +77,7 @@ def engine_python(args: Any) -> Path:
     return python
 
 
-def missing(args: Any) -> str:
+def missing(args: Args) -> str:
     """That there is no environment with SGLang, and what to type; empty when there is one.
 
     Raises:

@@ -12,6 +12,7 @@ from typing import Any
 from slime_core.config import ForeignFlags
 from slime_core.config.origins import Entry
 from slime_core.config.passthrough import FlagList
+from slime_core.protocols import Args
 
 HELP_FLAG = "help-sglang"
 USED_BY = ("sglang",)
@@ -92,13 +93,13 @@ def _follows(given: Mapping[str, Entry]) -> Mapping[str, tuple[Any, str]]:
     return {"rollout_num_gpus_per_engine": (ranks, "sglang_tp_size" + (" * sglang_pp_size" if pipeline else ""))}
 
 
-def _check_server(args: Any, given: Mapping[str, Entry]) -> Sequence[str]:
+def _check_server(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
     from slime_engine_sglang.owned import check_server_flags
 
     return check_server_flags(args, given)
 
 
-def _check_router(args: Any, given: Mapping[str, Entry]) -> Sequence[str]:
+def _check_router(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
     from slime_engine_sglang.owned import check_router_flags
 
     return check_router_flags(args, given)

@@ -13,6 +13,7 @@ from typing import Any
 
 from slime_core.config.origins import Entry
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 from slime_engine_sglang.flag_list import ROUTER, SERVER
 
 _NODES = "slime places engines on nodes; set --rollout-num-gpus, --rollout-num-gpus-per-engine and --num-gpus-per-node"
@@ -90,18 +91,18 @@ class _Known:
     value: Any
 
 
-def check_server_flags(args: Any, given: Mapping[str, Entry]) -> list[str]:
+def check_server_flags(args: Args, given: Mapping[str, Entry]) -> list[str]:
     """Warnings for owned --sglang-* flags that repeat slime's value. Raises ConfigError for the others."""
     return _check(SERVER, SERVER_OWNED, _server_values(args), given)
 
 
-def check_router_flags(args: Any, given: Mapping[str, Entry]) -> list[str]:
+def check_router_flags(args: Args, given: Mapping[str, Entry]) -> list[str]:
     """Warnings for owned --router-* flags that repeat slime's value. Raises ConfigError for the others."""
     timeout = _Known(getattr(args, "sglang_router_request_timeout_secs", None))
     return _check(ROUTER, ROUTER_OWNED, {"request_timeout_secs": timeout}, given)
 
 
-def _server_values(args: Any) -> dict[str, _Known]:
+def _server_values(args: Args) -> dict[str, _Known]:
     known = {
         "model_path": _Known(getattr(args, "hf_checkpoint", None)),
         "trust_remote_code": _Known(True),

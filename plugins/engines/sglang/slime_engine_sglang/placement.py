@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from slime_core.config.gpu_layout import gpu_layout
 from slime_core.config.origins import Origin
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 
 Device = Literal["cpu", "cuda"]
 
@@ -22,7 +23,7 @@ Device = Literal["cpu", "cuda"]
 class Cited:
     """How messages show settings: `--rollout-num-gpus 3 (run.yaml:4)`; without origins only the value."""
 
-    def __init__(self, args: Any, origins: Mapping[str, Origin] | None) -> None:
+    def __init__(self, args: Args, origins: Mapping[str, Origin] | None) -> None:
         self._args = args
         self._origins = origins
 
@@ -87,7 +88,7 @@ class Room:
         return parts
 
 
-def find_room(args: Any, device: Device, visible: int, listed: int | None, cite: Cited) -> tuple[Room, list[str]]:
+def find_room(args: Args, device: Device, visible: int, listed: int | None, cite: Cited) -> tuple[Room, list[str]]:
     """GPUs for the servers, and warnings.
 
     The layout is THUDM/slime's (placement_group.py): after the trainer's GPUs; from 0 with `--colocate` or without a

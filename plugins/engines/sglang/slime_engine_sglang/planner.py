@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from slime_core.config.origins import Origin
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 from slime_engine_sglang.arguments import router_arguments
 from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup, read_models
 from slime_engine_sglang.placement import Cited, Device, Room, find_room, near_multiples
@@ -44,7 +45,7 @@ DEFAULT_MODEL = "default"
 
 
 def make_plan(
-    args: Any, *, device: Device, num_gpus_visible: int = 0, origins: Mapping[str, Origin] | None = None
+    args: Args, *, device: Device, num_gpus_visible: int = 0, origins: Mapping[str, Origin] | None = None
 ) -> LaunchPlan:
     """What would be started.
 
@@ -162,7 +163,7 @@ class Planned:
 # -- rules between flags -----------------------------------------------------------------------------------
 
 
-def _check_exclusions(args: Any, cite: Cited) -> None:
+def _check_exclusions(args: Args, cite: Cited) -> None:
     ways = ("rollout_external_engine_addrs", "sglang_config", "prefill_num_servers")
     given = [name for name in ways if getattr(args, name)]
     if len(given) > 1:
@@ -180,7 +181,8 @@ def _check_exclusions(args: Any, cite: Cited) -> None:
 # -- models ------------------------------------------------------------------------------------------------
 
 
-def _from_file(args: Any, cite: Cited) -> list[ModelEntry]:
+def _from_file(args: Args, cite: Cited) -> list[ModelEntry]:
+    assert args.sglang_config is not None, "who calls this has looked"
     entries = read_models(args.sglang_config, cite("sglang_config"))
     for entry in entries:
         if entry.model_path is None and not args.hf_checkpoint:
@@ -188,7 +190,7 @@ def _from_file(args: Any, cite: Cited) -> list[ModelEntry]:
     return entries
 
 
-def _from_flags(args: Any, room: Room, cite: Cited) -> ModelEntry:
+def _from_flags(args: Args, room: Room, cite: Cited) -> ModelEntry:
     """One model of all GPUs; `--prefill-num-servers` engines of it only prefill, the others only decode."""
     size, total = args.rollout_num_gpus_per_engine, room.total
     entry = ModelEntry(name=DEFAULT_MODEL).at(cite("rollout_num_gpus_per_engine"))
@@ -214,7 +216,7 @@ def _from_flags(args: Any, room: Room, cite: Cited) -> ModelEntry:
     return entry
 
 
-def _receiver(args: Any, entries: list[ModelEntry], warnings: list[str]) -> ModelEntry | None:
+def _receiver(args: Args, entries: list[ModelEntry], warnings: list[str]) -> ModelEntry | None:
     """The model that gets the trainer's weights: the first that may."""
     may = [e for e in entries if _may_update(args, e)]
     for entry in may[1:]:
@@ -225,7 +227,7 @@ def _receiver(args: Any, entries: list[ModelEntry], warnings: list[str]) -> Mode
     return may[0] if may else None
 
 
-def _may_update(args: Any, entry: ModelEntry) -> bool:
+def _may_update(args: Args, entry: ModelEntry) -> bool:
     if entry.server_groups and not entry.serves:
         return False
     if entry.update_weights is not None:
@@ -236,22 +238,23 @@ def _may_update(args: Any, entry: ModelEntry) -> bool:
 # -- routers -----------------------------------------------------------------------------------------------
 
 
-def _plan_of_running(args: Any, device: Device, cite: Cited) -> LaunchPlan:
+def _plan_of_running(args: Args, device: Device, cite: Cited) -> LaunchPlan:
     """Servers that are running already, behind a router."""
     warnings = []
     if args.rollout_num_gpus:
         warnings.append(f"{cite('rollout_num_gpus')} has no effect with {cite('rollout_external_engine_addrs')}")
-    addresses = tuple(args.rollout_external_engine_addrs)
+    addresses = tuple(args.rollout_external_engine_addrs or ())
     model = ModelPlan(DEFAULT_MODEL, args.hf_checkpoint, True, (), None, external=addresses)
     return LaunchPlan(tuple(_with_routers(args, [model], cite)), device, warnings=tuple(warnings))
 
 
-def _with_routers(args: Any, models: list[ModelPlan], cite: Cited) -> list[ModelPlan]:
+def _with_routers(args: Args, models: list[ModelPlan], cite: Cited) -> list[ModelPlan]:
     """A router of its own for each model with servers; the one that is running already is for the main model."""
     main = next((model for model in models if model.updates_weights), models[0])
     routed = []
     for model in models:
         if model is main and args.sglang_router_ip:
+            assert args.sglang_router_port is not None, "checked by `_check_exclusions`"
             model = replace(model, router_address=(args.sglang_router_ip, args.sglang_router_port))
         elif args.engine_router:
             fields = dict(router_arguments(args))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 from slime_engine_sglang.arguments import server_arguments
 from slime_engine_sglang.environment import find_python, server_environment
 from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup
@@ -28,7 +29,7 @@ class Filler:
         rank: Number of the next engine.
     """
 
-    def __init__(self, args: Any, room: Room, cite: Cited, entry: ModelEntry, start: int, rank: int) -> None:
+    def __init__(self, args: Args, room: Room, cite: Cited, entry: ModelEntry, start: int, rank: int) -> None:
         self._args, self._room, self._cite, self._entry = args, room, cite, entry
         self._python = find_python(args)
         self._path = entry.model_path or args.hf_checkpoint

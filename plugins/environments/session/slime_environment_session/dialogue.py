@@ -14,7 +14,7 @@ from typing import Any
 from slime_core.data.tokenizer import encode_rendered, encode_text, render_prompt
 from slime_core.data.turns import rendered_spans, turn_delta
 from slime_core.errors import DataError
-from slime_core.protocols import Observation
+from slime_core.protocols import Args, Observation
 from slime_core.provenance import Source, Span, Spans
 from slime_core.types import Sample
 
@@ -23,7 +23,7 @@ class Dialogue:
     """The conversation of one sample."""
 
     def __init__(
-        self, args: Any, tokenizer: Any, sample: Sample, *, role: str = "user", template: str = "{observation}"
+        self, args: Args, tokenizer: Any, sample: Sample, *, role: str = "user", template: str = "{observation}"
     ) -> None:
         """Of a row whose prompt has its tokens.
 

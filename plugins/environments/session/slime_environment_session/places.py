@@ -34,6 +34,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.resolve import Resolved
 from slime_core.plugins.signatures import construct
 from slime_core.plugins.workers.calls import HEADER, apply, pack_args, sample_state
+from slime_core.protocols import Args
 from slime_core.types import Sample
 from slime_core.waits import waiting
 
@@ -66,7 +67,7 @@ class Place(Protocol):
 class LoopPlace:
     """An environment whose methods are coroutines."""
 
-    def __init__(self, found: Resolved, args: Any) -> None:
+    def __init__(self, found: Resolved, args: Args) -> None:
         self._found, self._args = found, args
         self._environment: Any = None
 
@@ -107,7 +108,7 @@ async def _answered(answer: Any) -> Any:
 class ThreadPlace:
     """An environment with plain methods, all called in one thread, its constructor too."""
 
-    def __init__(self, found: Resolved, args: Any) -> None:
+    def __init__(self, found: Resolved, args: Args) -> None:
         self._found, self._args = found, args
         self._environment: Any = None
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -206,7 +207,7 @@ THREADS = ThreadPlaces()
 class ProcessPlace:
     """An environment in a process of its own, which leads its own session and dies with this one."""
 
-    def __init__(self, found: Resolved, args: Any, spec: str) -> None:
+    def __init__(self, found: Resolved, args: Args, spec: str) -> None:
         self._found, self._args, self._spec = found, args, spec
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None

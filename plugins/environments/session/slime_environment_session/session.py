@@ -21,7 +21,7 @@ from slime_core.errors import ConfigError, EnvironmentTimeoutError, PluginError,
 from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.resolve import Resolved, absolute_spec, resolve
 from slime_core.plugins.signatures import declared, is_async
-from slime_core.protocols import Observation, Reward, Step, Turn
+from slime_core.protocols import Args, Observation, Reward, Step, Turn
 from slime_core.types import Sample
 from slime_core.waits import loop_turn, within
 from slime_environment_session.places import LoopPlace, Place, ProcessPlace, ThreadPlace
@@ -33,7 +33,7 @@ THEN = "the environment is given up"
 _EXECUTION = ("loop", "thread", "process")
 
 
-def environment_spec(args: Any, sample: Sample) -> str:
+def environment_spec(args: Args, sample: Sample) -> str:
     """Which environment a sample acts in: its metadata's `environment_path`, else `--environment-path`.
 
     Raises:
@@ -68,7 +68,7 @@ class EnvironmentSession:
         self._steps = 0
 
     @classmethod
-    async def open(cls, args: Any, sample: Sample) -> EnvironmentSession:
+    async def open(cls, args: Args, sample: Sample) -> EnvironmentSession:
         """The environment of a sample, constructed and not yet reset.
 
         Raises:
@@ -177,7 +177,7 @@ def _resolved(spec: str) -> Resolved:
     return resolve("environments", spec)
 
 
-def _place(found: Resolved, args: Any, spec: str) -> Place:
+def _place(found: Resolved, args: Args, spec: str) -> Place:
     """By the class attribute `execution`; without one, coroutines run in the event loop and plain methods in a thread.
 
     Raises:

@@ -28,6 +28,7 @@ from pydantic import BaseModel
 from slime_core.errors import ConfigError
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE
 from slime_core.plugins.resolve import absolute_spec
+from slime_core.protocols import Args
 
 PREFIX = "slime_carried_"
 """Beginning of the folder's name; the rest is a digest of what is in it."""
@@ -94,7 +95,7 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(inner)
 
 
-def find(args: Any) -> dict[str, Path]:
+def find(args: Args) -> dict[str, Path]:
     """What is to be carried: a setting's value -> the file or directory that it names here."""
     found: dict[str, Path] = {}
     for value in dict.fromkeys(strings(args)):
@@ -145,7 +146,7 @@ def stage(found: Mapping[str, Path], folder: Path) -> tuple[Carried, Path]:
 
 
 @contextmanager
-def carrying(args: Any, wanted: bool) -> Iterator[tuple[Carried | None, Path | None]]:
+def carrying(args: Args, wanted: bool) -> Iterator[tuple[Carried | None, Path | None]]:
     """What goes to the nodes and the folder that holds it, until the block ends; None where there is nothing."""
     found = find(args) if wanted else {}
     if not found:

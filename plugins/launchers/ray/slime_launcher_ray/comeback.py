@@ -16,6 +16,7 @@ from typing import Any
 
 from slime_core.errors import EngineError, SlimeError
 from slime_core.observability.events import EventLog
+from slime_core.protocols import Args
 from slime_core.waits import gave_up, remove_board, waiting
 from slime_launcher_ray.fingerprint import Fingerprint, check_same_code
 from slime_launcher_ray.wait import EngineGone, Member, awaited
@@ -39,7 +40,7 @@ class Comeback:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         run_dir: Path,
         member: Member,
         code: Fingerprint,

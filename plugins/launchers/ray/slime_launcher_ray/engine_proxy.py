@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slime_core.errors import EngineError
+from slime_core.protocols import Args
 from slime_core.types import GenerationOutput
 from slime_launcher_ray.comeback import Comeback
 from slime_launcher_ray.engine_actor import Finished, Request
@@ -38,7 +39,7 @@ class EngineProxy:
     engine_class: ClassVar[Any]
     comeback: ClassVar[Comeback | None]
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self._args = args
         self.may_step: Callable[[], bool] | None = None
         """Set by the stage where steps depend on the order of events."""

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core.errors import ConfigError, TrainError
 from slime_core.launch.placement import Placement, engines_of, plan_placement, settle_trainer
 from slime_core.launch.prepare import Prepared
+from slime_core.protocols import Args
 from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def plan(run: Prepared) -> Placement:
     return placement
 
 
-def cluster_gpus(args: Any) -> int:
+def cluster_gpus(args: Args) -> int:
     """GPUs that the run may use, over all nodes of the cluster joined."""
     return 0 if args.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
 
@@ -76,7 +77,7 @@ def check_one_node(engine: Any, placement: Placement) -> None:
     )
 
 
-def _check_nodes(args: Any, placement: Placement) -> None:
+def _check_nodes(args: Args, placement: Placement) -> None:
     """Without GPUs the places say nothing of nodes, and one node would take them all."""
     wanted, there = _trainer_nodes(placement), len(_nodes())
     if placement.device == "cpu" and wanted > there:

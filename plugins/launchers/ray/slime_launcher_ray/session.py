@@ -24,6 +24,7 @@ from ray._private import services
 from slime_core.errors import ConfigError
 from slime_core.launch.launchers import ray_address
 from slime_core.procs.leftovers import Keeper
+from slime_core.protocols import Args
 from slime_core.waits import waiting
 
 START_DEADLINE = 60.0
@@ -40,13 +41,13 @@ _STORE_SHARE = 0.25
 """Of what is free in shared memory and of the machine's memory."""
 
 
-def joins_another(args: Any) -> bool:
+def joins_another(args: Args) -> bool:
     """Whether `connected` will join a cluster that runs already, so that files can go to its nodes."""
     return not ray.is_initialized() and ray_address(args) is not None
 
 
 @contextmanager
-def connected(args: Any, package: Path | None = None) -> Iterator[None]:
+def connected(args: Args, package: Path | None = None) -> Iterator[None]:
     """Joined to Ray inside; a process that has joined before stays joined.
 
     Args:

@@ -13,9 +13,9 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 from slime_core.waits import waiting
 
 PATIENCE = 10.0
@@ -40,7 +40,7 @@ def remove_tokens(directory: Path) -> None:
         token.unlink(missing_ok=True)
 
 
-def inputs(args: Any) -> tuple[Path, ...]:
+def inputs(args: Args) -> tuple[Path, ...]:
     """Models and data that the settings name and this process sees, absolute."""
     named = [Path(os.path.abspath(value)) for name in _INPUTS if isinstance(value := getattr(args, name, None), str)]
     return tuple(path for path in named if path.exists())

@@ -19,13 +19,16 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.waits import waiting
 from slime_sandbox_local.interpreter import Interpreter, Ran
 from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.local import LocalSandbox
 from slime_sandbox_local.protocol import SandboxError
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Args
 
 _LOOK_AGAIN = 5.0
 """Seconds after which who waits for a place looks without being told."""
@@ -164,7 +167,7 @@ class InterpreterPool:
 _pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, InterpreterPool]] = weakref.WeakKeyDictionary()
 
 
-def pool_of(args: Any, limits: SandboxLimits) -> InterpreterPool:
+def pool_of(args: Args, limits: SandboxLimits) -> InterpreterPool:
     """The pool of this event loop for these limits, made at first use by `--sandbox-concurrency` and `-isolation`."""
     size = int(getattr(args, "sandbox_concurrency", 32))
     isolation = str(getattr(args, "sandbox_isolation", "require"))

@@ -17,6 +17,7 @@ from slime_core.config.role_settings import ROLES, role_args, role_overrides
 from slime_core.errors import ConfigError
 from slime_core.models.config import read_hf_config
 from slime_core.models.megatron_family import Architecture, load_megatron_model
+from slime_core.protocols import Args
 from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.architecture import COMPARED, check_architecture
 from slime_trainer_megatron.arguments.config import PRECISION_AWARE, padded_vocab_size
@@ -38,7 +39,7 @@ _OF_GRANULARITY: Mapping[str, tuple[str, ...]] = {
 """--recompute-granularity -> the flags that say more about it."""
 
 
-def check_run(args: Any) -> list[str]:
+def check_run(args: Args) -> list[str]:
     """Compare flags with the models, layouts and the device, for the actor and what --megatron-config-path says.
 
     Args:
@@ -98,7 +99,7 @@ def _noted(problems: list[ConfigError]) -> Iterator[None]:
         problems.append(error)
 
 
-def _check_shared(args: Any, layouts: Mapping[Role, Layout]) -> None:
+def _check_shared(args: Args, layouts: Mapping[Role, Layout]) -> None:
     """Processes are started for the run's own sizes, and both roles are in all of them."""
     whole = MegatronSettings.from_args(args).layout
     for role, layout in layouts.items():
@@ -111,7 +112,7 @@ def _check_shared(args: Any, layouts: Mapping[Role, Layout]) -> None:
             )
 
 
-def _of_experts(args: Any) -> list[str]:
+def _of_experts(args: Args) -> list[str]:
     """Flags of what experts compute that were given; what states the model is compared with it."""
     others = {*COMPARED, *NOT_ON_CPU, "moe_token_dispatcher_type"}
     given = {name: value for name, value in given_fields(args).items() if name.startswith("moe_") and value}
@@ -120,7 +121,7 @@ def _of_experts(args: Any) -> list[str]:
     return [*idle, *([_shown("expert_tensor_parallel_size", split)] if split > 1 else [])]
 
 
-def _check_recompute(args: Any) -> list[str]:
+def _check_recompute(args: Args) -> list[str]:
     """What Megatron would say once processes are up, and what it would say nothing about."""
     given, granularity = given_fields(args), recompute_granularity(args)
     if granularity == "selective":
@@ -142,7 +143,7 @@ def _check_recompute(args: Any) -> list[str]:
     return [f"without effect with {without}: {', '.join(idle)}"] if idle else []
 
 
-def _check_split(args: Any, settings: MegatronSettings, architecture: Architecture) -> None:
+def _check_split(args: Args, settings: MegatronSettings, architecture: Architecture) -> None:
     """The model over the ranks."""
     layout = Layout.from_args(args, architecture.num_layers)
     layout.check_model(architecture.transformer)
@@ -154,7 +155,7 @@ def _check_split(args: Any, settings: MegatronSettings, architecture: Architectu
         )
 
 
-def _check_routing(args: Any, settings: MegatronSettings) -> None:
+def _check_routing(args: Args, settings: MegatronSettings) -> None:
     """Balancing, and replay: of experts for which Megatron's router asks, which two of its ways to choose do not."""
     given = given_fields(args)
     types = given.get("moe_router_load_balancing_type")
@@ -184,7 +185,7 @@ def _check_routing(args: Any, settings: MegatronSettings) -> None:
         )
 
 
-def _check_device(args: Any, settings: MegatronSettings) -> list[str]:
+def _check_device(args: Args, settings: MegatronSettings) -> list[str]:
     given = given_fields(args)
     warnings = []
     if given.get("sequence_parallel") and not settings.layout.sequence_parallel:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.protocols import Args
+
 _KINDS = {
     "custom_model_provider_path": "megatron_model_providers",
     "custom_megatron_init_path": "megatron_inits",
@@ -40,7 +42,7 @@ class Hooks:
     opt_param_scheduler), once gradients are cleared."""
 
     @classmethod
-    def from_args(cls, args: Any) -> Hooks:
+    def from_args(cls, args: Args) -> Hooks:
         """Resolve the functions, by registered name, dotted path or file.
 
         Raises:
@@ -48,25 +50,25 @@ class Hooks:
         """
         return cls(*(_function(args, setting) for setting in _KINDS))
 
-    def started(self, args: Any) -> None:
+    def started(self, args: Args) -> None:
         """Process groups are there."""
         if self.init is not None:
             self.init(args)
 
-    def log_probs(self, args: Any, model: Sequence[Any], role: str) -> None:
+    def log_probs(self, args: Args, model: Sequence[Any], role: str) -> None:
         """A pass of `role` begins; `model` are its chunks with the role's weights in them."""
         if self.before_log_prob is not None:
             self.before_log_prob(args, model, STORE_PREFIXES.get(role, f"{role}_"))
 
     def train_step(
-        self, args: Any, rollout_id: int, step_id: int, model: Sequence[Any], optimizer: Any, scheduler: Any
+        self, args: Args, rollout_id: int, step_id: int, model: Sequence[Any], optimizer: Any, scheduler: Any
     ) -> None:
         """An optimizer step begins."""
         if self.before_train_step is not None:
             self.before_train_step(args, rollout_id, step_id, model, optimizer, scheduler)
 
 
-def _function(args: Any, setting: str) -> Callable[..., Any] | None:
+def _function(args: Args, setting: str) -> Callable[..., Any] | None:
     spec = getattr(args, setting, None)
     if not spec:
         return None

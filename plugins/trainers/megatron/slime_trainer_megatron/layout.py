@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 from slime_trainer_megatron.arguments.values import given, given_fields
 
 _FIELDS: Mapping[str, str] = {
@@ -41,7 +42,7 @@ class Layout:
     sequence_parallel: bool = False
 
     @classmethod
-    def from_args(cls, args: Any, num_layers: int | None = None) -> Layout:
+    def from_args(cls, args: Args, num_layers: int | None = None) -> Layout:
         """Read the flags.
 
         Args:

@@ -17,6 +17,7 @@ import torch
 from slime_core.errors import ConfigError, TrainError
 from slime_core.models.megatron_family import Architecture, MegatronModel, load_megatron_model
 from slime_core.models.weight_map import critic_of
+from slime_core.protocols import Args
 from slime_core.trainers.settings import Role, value_of
 from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.chosen import trained_names
@@ -56,7 +57,7 @@ class Models:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         settings: MegatronSettings,
         groups: ProcessGroups,
         role: Role,

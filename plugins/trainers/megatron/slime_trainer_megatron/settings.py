@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slime_core.models.config import read_hf_config
+from slime_core.protocols import Args
 from slime_core.trainers.settings import CommonSettings, Role, common_values
 from slime_trainer_megatron.layout import Layout
 
@@ -25,7 +25,7 @@ class MegatronSettings(CommonSettings):
     layout: Layout
 
     @classmethod
-    def from_args(cls, args: Any, role: Role = "actor") -> MegatronSettings:
+    def from_args(cls, args: Args, role: Role = "actor") -> MegatronSettings:
         """The settings of the actor's trainer or the critic's.
 
         Raises:

@@ -19,7 +19,7 @@ import torch
 from slime_core.errors import TrainError
 from slime_core.models.config import read_hf_config
 from slime_core.models.megatron_family import load_megatron_model
-from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
+from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_core.trainers.settings import Role, value_of
 from slime_core.types import TrainBatch
@@ -75,7 +75,7 @@ class MegatronTrainer:
         }
     )
 
-    def __init__(self, args: Any, *, role: Role = "actor") -> None:
+    def __init__(self, args: Args, *, role: Role = "actor") -> None:
         self.args, self.role = args, role
         # Settings are read before any process group is joined, so a mistake ends the run at once.
         self.settings = settings = _laid_out(args, MegatronSettings.from_args(args, role))
@@ -125,7 +125,7 @@ class MegatronTrainer:
     # -- settings --------------------------------------------------------------------------------------
 
     @classmethod
-    def missing(cls, args: Any) -> str:
+    def missing(cls, args: Args) -> str:
         """What is not installed and what to type; empty when Megatron is there."""
         return missing()
 
@@ -362,7 +362,7 @@ class MegatronTrainer:
         self.groups.close()
 
 
-def _laid_out(args: Any, settings: MegatronSettings) -> MegatronSettings:
+def _laid_out(args: Args, settings: MegatronSettings) -> MegatronSettings:
     """The settings with the model's layers counted out over pipeline stages.
 
     Raises:

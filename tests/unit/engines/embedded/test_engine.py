@@ -3,12 +3,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from slime_core.config.schema import Args
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 
@@ -16,7 +16,7 @@ MakeModel = Callable[..., tuple[Path, Any]]
 
 
 def make_engine(directory: Path, step_in_thread: bool = False, **args: Any) -> EmbeddedEngine:
-    return EmbeddedEngine(SimpleNamespace(hf_checkpoint=str(directory), **args), step_in_thread=step_in_thread)
+    return EmbeddedEngine(Args(hf_checkpoint=str(directory), **args), step_in_thread=step_in_thread)
 
 
 async def test_the_driver_steps_only_when_it_may(make_model: MakeModel) -> None:
@@ -118,7 +118,7 @@ async def test_settings_that_cannot_work_say_so(make_model: MakeModel, tmp_path:
         ({"hf_checkpoint": str(directory), "engine_max_tokens": 5}, "--engine-max-tokens"),
     ):
         with pytest.raises(ConfigError, match=word):
-            await EmbeddedEngine(SimpleNamespace(**args)).start()
+            await EmbeddedEngine(Args.model_construct(**args)).start()
     with pytest.raises(EngineError, match="start"):
         await make_engine(directory).generate([5], {})
 

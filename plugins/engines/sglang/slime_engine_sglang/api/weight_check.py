@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.protocols import Args
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.weight_buckets import Named, group_tensors
 from slime_engine_sglang.api.weight_protocol import call
@@ -32,7 +33,7 @@ _SHOWN = 5
 class WeightCheck:
     """Of one pool; `wanted` says whether `--check-weight-update-equal` was given."""
 
-    def __init__(self, http: Http, pool: WorkerPool, args: Any) -> None:
+    def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
         self._http, self._pool = http, pool
         self._timeout = float(getattr(args, "update_weight_timeout", None) or 600.0)
         self._bucket_bytes = int(getattr(args, "update_weight_buffer_size", None) or 512 * 1024**2)

@@ -16,11 +16,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.protocols import Args
 from slime_engine_sglang.api import weight_protocol
 from slime_engine_sglang.api.last_weights import LastWeights
 from slime_engine_sglang.api.transport import Http
@@ -46,7 +46,7 @@ _BY_FILES = ("disk", "delta")
 class WeightUpdates:
     """The weights of a pool's servers."""
 
-    def __init__(self, http: Http, pool: WorkerPool, args: Any) -> None:
+    def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
         self._http = http
         self._pool = pool
         self._timeout = float(getattr(args, "update_weight_timeout", None) or 600.0)

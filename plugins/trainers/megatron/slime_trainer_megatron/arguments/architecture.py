@@ -13,6 +13,7 @@ from typing import Any
 
 from slime_core.errors import ConfigError
 from slime_core.models.megatron_family import Architecture
+from slime_core.protocols import Args
 from slime_trainer_megatron.arguments.fields import known_fields
 from slime_trainer_megatron.arguments.flags import flag_list
 from slime_trainer_megatron.arguments.values import given, given_fields
@@ -99,7 +100,7 @@ _NONE_IS: Mapping[str, Any] = {
 """Field -> the value that says the same as its absence."""
 
 
-def check_architecture(args: Any, hf: Mapping[str, Any], architecture: Architecture) -> None:
+def check_architecture(args: Args, hf: Mapping[str, Any], architecture: Architecture) -> None:
     """Compare every architecture flag that was given with the model's own numbers.
 
     Args:
@@ -205,7 +206,7 @@ def _activation(architecture: Architecture, name: str, *, gated: bool) -> bool:
     return bool(found == name) and bool(model.get("gated_linear_unit")) is gated
 
 
-def _of_names(args: Any, architecture: Architecture) -> Iterator[str]:
+def _of_names(args: Args, architecture: Architecture) -> Iterator[str]:
     """The flags without a field (`flag_names.STATED`)."""
     model, scaling = architecture.transformer, architecture.rope_scaling
     latent, heads = bool(model.get("multi_latent_attention")), model.get("num_attention_heads")

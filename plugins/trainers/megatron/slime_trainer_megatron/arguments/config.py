@@ -16,6 +16,7 @@ import torch
 
 from slime_core.errors import ConfigError
 from slime_core.models.megatron_family import Architecture
+from slime_core.protocols import Args
 from slime_core.trainers.settings import Role, value_of
 from slime_trainer_megatron.arguments.architecture import COMPARED
 from slime_trainer_megatron.arguments.fields import known_fields
@@ -40,7 +41,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 def transformer_config(
-    args: Any, architecture: Architecture, layout: Layout, *, role: Role = "actor", device: torch.device
+    args: Args, architecture: Architecture, layout: Layout, *, role: Role = "actor", device: torch.device
 ) -> Any:
     """The model's configuration.
 
@@ -96,7 +97,7 @@ def transformer_config(
     return _made(MLATransformerConfig if latent else TransformerConfig, fields)
 
 
-def optimizer_config(args: Any, *, role: Role = "actor", device: torch.device) -> Any:
+def optimizer_config(args: Args, *, role: Role = "actor", device: torch.device) -> Any:
     """Megatron's `OptimizerConfig`, of the run's own optimizer settings and Megatron's flags.
 
     Args:
@@ -128,7 +129,7 @@ def optimizer_config(args: Any, *, role: Role = "actor", device: torch.device) -
     return _made(OptimizerConfig, fields)
 
 
-def ddp_config(args: Any, *, role: Role = "actor", device: torch.device) -> Any:
+def ddp_config(args: Args, *, role: Role = "actor", device: torch.device) -> Any:
     """Megatron's `DistributedDataParallelConfig`; gradients are summed over ranks, in float32 for bfloat16 parameters.
 
     Raises:
@@ -144,7 +145,7 @@ def ddp_config(args: Any, *, role: Role = "actor", device: torch.device) -> Any:
     return _made(DistributedDataParallelConfig, fields)
 
 
-def padded_vocab_size(args: Any, vocab_size: int, layout: Layout) -> int:
+def padded_vocab_size(args: Args, vocab_size: int, layout: Layout) -> int:
     """Rows of the embedding and output matrices over all tensor-parallel ranks, `vocab_size` or more.
 
     Args:
@@ -169,13 +170,13 @@ def padded_vocab_size(args: Any, vocab_size: int, layout: Layout) -> int:
     return int(rows)
 
 
-def _of(args: Any, *owners: str) -> dict[str, Any]:
+def _of(args: Args, *owners: str) -> dict[str, Any]:
     """Flags that were given, have an effect, and belong to a configuration."""
     fields, given = known_fields().fields, given_fields(args)
     return {n: v for n, v in given.items() if set(fields[n].owners) & set(owners) and n not in NO_EFFECT}
 
 
-def _recompute(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _recompute(args: Args, given: Mapping[str, Any]) -> dict[str, Any]:
     """`--recompute-granularity full` alone recomputes every layer."""
     granularity = recompute_granularity(args)
     if granularity is None:
@@ -200,7 +201,7 @@ def _typed(fields: dict[str, Any]) -> None:
         fields["window_size"] = tuple(fields["window_size"])
 
 
-def _check_overlap(fields: Mapping[str, Any], args: Any) -> None:
+def _check_overlap(fields: Mapping[str, Any], args: Args) -> None:
     if fields.get("overlap_param_gather") and not (
         fields.get("use_distributed_optimizer") and getattr(args, "overlap_grad_reduce", False)
     ):

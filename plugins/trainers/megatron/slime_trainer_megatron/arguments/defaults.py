@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from slime_core.protocols import Args
 from slime_trainer_megatron.arguments.fields import FieldList, shipped_fields
 from slime_trainer_megatron.arguments.flag_names import ALIASES, without_field
 from slime_trainer_megatron.arguments.owned import FOR_RL, OWNED
@@ -20,8 +22,10 @@ from slime_trainer_megatron.arguments.owned import FOR_RL, OWNED
 SEQUENCE_LENGTH = 4096
 """THUDM/slime's, where --seq-length is not given; nothing is cut to it."""
 
+_sizes = attrgetter("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "world_size")
 
-def default_of(args: Any, name: str) -> Any:
+
+def default_of(args: Args, name: str) -> Any:
     """The value of an attribute that nobody set.
 
     Args:
@@ -36,8 +40,8 @@ def default_of(args: Any, name: str) -> Any:
     if name in ("world_size", "rank"):
         return int(os.environ.get(name.upper(), int(name == "world_size")))
     if name == "data_parallel_size":
-        sizes = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
-        return max(1, args.world_size // sizes)
+        tensor, pipeline, context, processes = _sizes(args)
+        return max(1, processes // (tensor * pipeline * context))
     default = _table()[name]
     of_model = _of_model(args.hf_checkpoint).get(name) if args.hf_checkpoint else None
     return default if of_model is None else of_model

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config import ForeignFlags
+from slime_core.protocols import Args
 
 if TYPE_CHECKING:
     from slime_core.config.origins import Entry
@@ -55,7 +56,7 @@ def megatron_flags() -> ForeignFlags:
     )
 
 
-def default_of(args: Any, name: str) -> Any:
+def default_of(args: Args, name: str) -> Any:
     """Megatron's own value of an attribute that was not given. Raises LookupError when it has none."""
     from slime_trainer_megatron.arguments import defaults
 
@@ -135,7 +136,7 @@ def _named_flag(name: str, named: Named) -> ForeignFlag:
     )
 
 
-def check_flags(args: Any, given: Mapping[str, Entry]) -> Sequence[str]:
+def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
     """What is to say about the flags that were given, without looking at the model.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 from slime_trainer_megatron.arguments.fields import ConfigField, known_fields
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -22,7 +23,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def given(args: Any, name: str) -> Any:
+def given(args: Args, name: str) -> Any:
     """What a flag was given; None where it was not, although `args.NAME` then answers with Megatron's default.
 
     Args:
@@ -33,7 +34,7 @@ def given(args: Any, name: str) -> Any:
     return getattr(args, name, None) if extra is None else extra.get(name)
 
 
-def given_fields(args: Any) -> dict[str, Any]:
+def given_fields(args: Args) -> dict[str, Any]:
     """Field -> value of every flag that was given and is a field; slime's own settings are not among them.
 
     Raises:
@@ -109,7 +110,7 @@ def _pattern(node: ast.expr) -> Any:
     return None
 
 
-def recompute_granularity(args: Any) -> str | None:
+def recompute_granularity(args: Args) -> str | None:
     """`--recompute-granularity`, or what `--recompute-activations` stands for."""
     granularity: str | None = getattr(args, "recompute_granularity", None)
     return granularity or ("selective" if getattr(args, "recompute_activations", False) else None)

@@ -11,7 +11,6 @@ no layout is remembered; whichever made the files, every other one reads them.
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import read_hf_config
 from slime_core.models.hf_io import copy_assets, write_config
 from slime_core.models.megatron_family import MegatronModel, load_megatron_model
+from slime_core.protocols import Args
 from slime_core.trainers.settings import DTYPES, value_of
 from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.checkpoints import dist_checkpoint
@@ -43,7 +43,7 @@ _EIGHT_BIT = "bfloat16"
 """What block-quantised weights are multiplied out to, where config.json has no dtype."""
 
 
-def hf_to_megatron(args: Any) -> str:
+def hf_to_megatron(args: Args) -> str:
     """`--hf-checkpoint` -> `--save`; every process of the layout calls it.
 
     Args:
@@ -56,6 +56,7 @@ def hf_to_megatron(args: Any) -> str:
         ConfigError: A directory is not what it should be, or the layout does not fit.
         CheckpointError: The weights do not fit config.json, or cannot be written.
     """
+    assert args.save, "required by the command"
     source = required_source(args.hf_checkpoint, cite=f"--hf-checkpoint {args.hf_checkpoint}")
     if not source.has_hf:
         raise ConfigError(f"--hf-checkpoint {args.hf_checkpoint}: its weights are in Megatron's format already")
@@ -75,7 +76,7 @@ def hf_to_megatron(args: Any) -> str:
     return f"{args.save}: {hf['model_type']} in Megatron's format, {dtype}, from {source} {source.directory}"
 
 
-def megatron_to_hf(args: Any, *, dtype: torch.dtype | None = None) -> str:
+def megatron_to_hf(args: Args, *, dtype: torch.dtype | None = None) -> str:
     """`--load` -> `--save`; every process of the layout calls it.
 
     Args:
@@ -90,6 +91,8 @@ def megatron_to_hf(args: Any, *, dtype: torch.dtype | None = None) -> str:
         ConfigError: A directory is not what it should be, or the layout does not fit.
         CheckpointError: The weights cannot be read or written.
     """
+    assert args.load, "required by the command"
+    assert args.save, "required by the command"
     source = required_source(args.load, value_of(args, "ckpt_step", None), cite=f"--load {args.load}")
     if source.megatron is None:
         raise ConfigError(f"--load {args.load}: is {source}: there is nothing to convert")
@@ -111,7 +114,7 @@ def megatron_to_hf(args: Any, *, dtype: torch.dtype | None = None) -> str:
     return f"{args.save}: {read_hf_config(args.save)['model_type']} in HF's format, from {source} {source.directory}"
 
 
-def _assets(args: Any, source: Source) -> Path:
+def _assets(args: Args, source: Source) -> Path:
     """The HF directory of tokenizer and carried weights."""
     if args.hf_checkpoint:
         found = required_source(args.hf_checkpoint, cite=f"--hf-checkpoint {args.hf_checkpoint}")
@@ -134,14 +137,13 @@ def _dtype_of(hf: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _model(args: Any, source: Source, dtype: str) -> Iterator[tuple[MegatronModel, list[Any]]]:
+def _model(args: Args, source: Source, dtype: str) -> Iterator[tuple[MegatronModel, list[Any]]]:
     """This rank's part of the source's model, without weights, in process groups of its own."""
     model = load_megatron_model(source.directory)
     layout = Layout.from_args(args, model.architecture.num_layers)
     layout.check_model(model.architecture.transformer)
     device = "cpu" if args.device == "auto" else args.device
-    own = copy.copy(args)
-    own.hf_checkpoint, own.dtype, own.device = str(source.directory), dtype, device
+    own = args.model_copy(update={"hf_checkpoint": str(source.directory), "dtype": dtype, "device": device})
     groups = ProcessGroups(layout, device, value_of(args, "distributed_timeout_minutes", 10))
     try:
         with on_device(groups.device):

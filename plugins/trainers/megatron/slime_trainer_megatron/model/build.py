@@ -16,6 +16,7 @@ import torch
 from slime_core.errors import ConfigError
 from slime_core.models.megatron_family import Architecture, MegatronModel
 from slime_core.models.rope import llama3_frequencies
+from slime_core.protocols import Args
 from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.config import padded_vocab_size
 from slime_trainer_megatron.cpu_mode import on_device
@@ -27,7 +28,7 @@ from slime_trainer_megatron.step.balancing import mend_routers
 
 
 def build_model(
-    args: Any,
+    args: Args,
     model: MegatronModel,
     config: Any,
     layout: Layout,
@@ -82,7 +83,7 @@ def build_model(
 
 
 def _gpt(
-    args: Any,
+    args: Args,
     model: MegatronModel,
     config: Any,
     layout: Layout,

@@ -18,6 +18,8 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import nn
 from torch.nn import functional
 
+from slime_core.protocols import Args
+
 
 class LatentSelfAttention(MLASelfAttention):  # type: ignore[misc]
     """`MLASelfAttention` whose projections down to the latents are replicated.
@@ -42,7 +44,7 @@ class LatentSelfAttention(MLASelfAttention):  # type: ignore[misc]
                 if hasattr(getattr(self, name, None), "eps"):
                     getattr(self, name).eps = latent_norm_eps
 
-    def _sum_gradient_of_rotary_key(self, module: Any, args: Any, output: Any) -> Any:
+    def _sum_gradient_of_rotary_key(self, module: Any, args: Args, output: Any) -> Any:
         """Every rank's heads use the one rotary key. Under sequence parallelism Megatron gathers it, and sums there."""
         combined, bias = output
         latent, rotary = combined.split([self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim], -1)

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from slime_core.protocols import Args
 from slime_core.routed_experts import FREE
 from slime_core.types import TrainBatch
 from slime_trainer_megatron.process_groups import ProcessGroups
@@ -215,7 +216,7 @@ class _Begins:
     def __init__(self, asked: LayerReplay) -> None:
         self._asked = asked
 
-    def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: Any, args: Args, kwargs: dict[str, Any]) -> None:
         self._asked.routing = getattr(kwargs.get("packed_seq_params"), "routing", None)
 
 
@@ -225,7 +226,7 @@ class _Ends:
     def __init__(self, asked: LayerReplay) -> None:
         self._asked = asked
 
-    def __call__(self, module: Any, args: Any, output: Any) -> None:
+    def __call__(self, module: Any, args: Args, output: Any) -> None:
         self._asked.routing = None
 
 
