@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 
-.PHONY: install constraints sglang demo demo-tools test test-smoke test-backends lint types docs benchmarks clean
+.PHONY: install constraints sglang demo demo-tools test test-smoke test-backends lint types docs oracle benchmarks clean
 
 install: $(STAMP)
 
@@ -100,6 +100,10 @@ types: install
 docs: install
 	$(BIN)/python scripts/generate_docs.py --check
 	$(BIN)/python scripts/generate_models.py --check
+
+# The code of a commit and of this checkout, run side by side: make oracle BASE=main CASES="demo ppo", or CASES=all
+oracle: install
+	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 
 # benchmarks/README.md says what each one needs and prints.
 benchmarks: install
