@@ -5,6 +5,7 @@ Every command that runs something begins with `prepare`; nothing is loaded yet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,20 +76,39 @@ def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Pre
 
 
 def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
+    """The steps, in order: each reads what those before it have settled, and may add to the settings."""
     args = settings.args
     set_up_process(args)
     manager = build_manager(args)
-    hooks = GuardedHooks(manager.hook)
     parts, resolver = resolve_components(settings, learn=learn)
-    used = [Used(r.ref, r.obj) for r in resolver.used] + [Used(*pair) for pair in hook_plugins(manager)]
+    _check_options(
+        settings, [*(Used(r.ref, r.obj) for r in resolver.used), *(Used(*pair) for pair in hook_plugins(manager))]
+    )
+    hooks = GuardedHooks(manager.hook)
+    hooks.slime_configure(args=args)
+    check_component_settings(settings, parts)
+    settle_offload(settings, parts)
+    _inputs(settings, resolver, make)  # from here on, files that the settings name are there
+    told = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
+    check_named_model(settings)
+    check_routing_replay(settings, parts)
+    processes = processes_of(settings, parts.trainer)
+    plugins = [*parts.provenance(), *hook_provenance(manager)]
+    return Prepared(settings, parts, resolver, hooks, processes, plugins, told)
+
+
+def _check_options(settings: Settings, used: Sequence[Used]) -> None:
+    """Of the run, and of evaluation data sets that have their own."""
+    args = settings.args
     check_plugin_options(args, current_registry(), str(settings.origins["plugins"]), used)
     for dataset in args.eval_datasets:
         if dataset.plugins:
             origin = f"evaluation data set {dataset.name!r}"
             check_plugin_options(dataset_args(args, dataset), current_registry(), origin, used)
-    hooks.slime_configure(args=args)
-    check_component_settings(settings, parts)
-    settle_offload(settings, parts)
+
+
+def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
+    args = settings.args
     if args.prepare_path and make:
         make_inputs(settings, resolver)
     elif args.prepare_path:
@@ -96,9 +116,3 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     if make and is_leader():
         for line in tell_columns(args):
             print(line, flush=True)
-    told = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
-    check_named_model(settings)
-    check_routing_replay(settings, parts)
-    processes = processes_of(settings, parts.trainer)
-    plugins = [*parts.provenance(), *hook_provenance(manager)]
-    return Prepared(settings, parts, resolver, hooks, processes, plugins, told)
