@@ -38,7 +38,7 @@ NEAREST = {
     "slime.utils.health_monitor": "servers of --rollout-engine sglang are watched and started again by themselves",
     "slime.utils.logging_utils": "--custom-rollout-log-function-path, or a hook slime_rollout_end",
     "slime.utils.ray_utils": "--launcher ray; slime_launcher_ray",
-    "slime.utils.seqlen_balancing": "slime_core.learning.partition",
+    "slime.utils.seqlen_balancing": "slime_core.learning.packing",
     "slime.utils.dp_schedule": "slime_core.learning.packing",
     "slime.utils.flops_utils": "slime_core.ops.flops",
     "slime.utils.tensorboard_utils": "--use-tensorboard, or a hook slime_rollout_end",

@@ -314,7 +314,7 @@ NAMES: dict[str, Verdict] = {
     "slime.utils.processing_utils.load_processor": Verdict("works", "same arguments, same answer"),
     "slime.utils.processing_utils.load_tokenizer": Verdict("works", "same arguments, same answer"),
     "slime.utils.processing_utils.process_vision_info": Verdict("refused", "--multimodal-keys"),
-    "slime.utils.seqlen_balancing": Verdict("refused", "slime_core.learning.partition"),
+    "slime.utils.seqlen_balancing": Verdict("refused", "slime_core.learning.packing"),
     "slime.utils.trace_utils.TraceHandle": Verdict("works", "made by bind_trace or import_trace"),
     "slime.utils.trace_utils.TraceSpanContext": Verdict("works", "set, update; what trace_span yields"),
     "slime.utils.trace_utils.bind_trace": Verdict("works", "same arguments, same answer"),
