@@ -20,7 +20,7 @@ from slime_core.launch.resolver import Resolver
 from slime_core.launch.rollout_factory import build_rollout
 from slime_core.launch.routing import check_routing_replay
 from slime_core.launch.starting_points import check_starting_points
-from slime_core.plugins.boundary import GuardedHooks
+from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins, hook_provenance
 from slime_core.plugins.options import Used, check_plugin_options
 from slime_core.rollout.eval_record import EvalRecord
@@ -37,8 +37,8 @@ class Prepared:
     settings: Settings
     parts: Components
     resolver: Resolver
-    hooks: Any
-    """pluggy's hook relay."""
+    hooks: Hooks
+    """Those of installed plugins, and the functions that settings name."""
     processes: int
     """That train together; more than there are now where the launcher has yet to start them."""
     plugins: list[dict[str, Any]]
@@ -78,15 +78,14 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     args = settings.args
     set_up_process(args)
     manager = build_manager(args)
-    hooks = GuardedHooks(manager.hook)
-    parts, resolver = resolve_components(settings, learn=learn)
+    parts, resolver = resolve_components(settings, manager, learn=learn)
     used = [Used(r.ref, r.obj) for r in resolver.used] + [Used(*pair) for pair in hook_plugins(manager)]
     check_plugin_options(args, current_registry(), str(settings.origins["plugins"]), used)
     for dataset in args.eval_datasets:
         if dataset.plugins:
             origin = f"evaluation data set {dataset.name!r}"
             check_plugin_options(dataset_args(args, dataset), current_registry(), origin, used)
-    hooks.slime_configure(args=args)
+    parts.hooks.slime_configure(args=args)
     check_component_settings(settings, parts)
     settle_offload(settings, parts)
     if args.prepare_path and make:
@@ -101,4 +100,4 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     check_routing_replay(settings, parts)
     processes = processes_of(settings, parts.trainer)
     plugins = [*parts.provenance(), *hook_provenance(manager)]
-    return Prepared(settings, parts, resolver, hooks, processes, plugins, told)
+    return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, told)

@@ -19,7 +19,7 @@ import slime_core
 from slime_core.errors import ConfigError
 from slime_core.plugins.allow import CORE_DISTRIBUTION, enter_safe_mode, safe_mode
 from slime_core.plugins.hookspecs import hookimpl
-from slime_core.plugins.kinds import HOOK_GROUP, KINDS
+from slime_core.plugins.kinds import FORMER_KINDS, HOOK_GROUP, KINDS, told_of_hook
 from slime_core.plugins.registry import (
     RANK_CHECKOUT,
     RANK_EXPLICIT,
@@ -110,6 +110,9 @@ def _needs_installation(file: Path) -> Problem:
 
 
 def _unknown_group(where: str, group: str) -> Problem:
+    former = group.removeprefix(GROUP_PREFIX)
+    if former in FORMER_KINDS:
+        return Problem(where, f"entry-point group {group!r} is not read: {told_of_hook(former)}")
     close = difflib.get_close_matches(group, _GROUPS, n=1)
     hint = f"write {close[0]!r}" if close else f"kinds: {', '.join(KINDS)}"
     return Problem(where, f"entry-point group {group!r} is none of slime's; {hint}")
