@@ -34,6 +34,25 @@ def own_distributions() -> frozenset[str]:
     return frozenset(own)
 
 
+def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:
+    """(name, entry point, distribution) of a group, slime's own first, then by distribution and name.
+
+    A distribution whose metadata cannot be read has none here; discovery reports it.
+    """
+    found: dict[tuple[str, str], metadata.EntryPoint] = {}
+    for dist in metadata.distributions():
+        try:
+            if group not in (dist.read_text("entry_points.txt") or ""):
+                continue  # most: parsing them all would take longer than everything else at start-up
+            for entry in dist.entry_points:
+                if entry.group == group:
+                    found.setdefault((str(dist.name), entry.name), entry)
+        except Exception:
+            continue
+    order = sorted(found, key=lambda key: (normalized(key[0]) not in (CORE, BUNDLE), key))
+    return [(name, found[dist, name], dist) for dist, name in order]
+
+
 def _checkout_names(root: Path) -> list[str]:
     """Distributions of `plugins/*/*` beside a source checkout's slime_core; none for an installed wheel."""
     files = root.glob("plugins/*/*/pyproject.toml") if (root / "pyproject.toml").is_file() else ()

@@ -1,6 +1,7 @@
 """What one row of the table of kinds says, and one accepted way to call a component.
 
-`kinds.py` is the table; its rows are in `kinds_generation.py` and `kinds_training.py`.
+`kinds.py` is the table; its rows are in `kinds_generation.py` and `kinds_training.py`. A `HookFlag` stands beside the
+hook that its function implements (`hookspecs.py`).
 """
 
 from __future__ import annotations
@@ -55,6 +56,24 @@ class Kind:
     def group(self) -> str:
         """Entry-point group."""
         return f"slime.{self.name}"
+
+
+@dataclass(frozen=True)
+class HookFlag(Kind):
+    """A flag whose function implements one hook, which `name` is; it is named by path, since it has no names."""
+
+    trains: bool = False
+    """The moment comes only where something is trained."""
+
+    @property
+    def setting(self) -> str:
+        """What holds the function's path, or a list of paths."""
+        return self.flags[0].removeprefix("--").replace("-", "_")
+
+    @property
+    def may_wait(self) -> bool:
+        """Whoever calls the hook awaits what it returns, and deals with what it raises."""
+        return not self.calls[0].plain
 
 
 BUILT_FROM_ARGS = Call(("args",), "(args)")

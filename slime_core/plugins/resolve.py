@@ -28,6 +28,7 @@ from slime_core.distributions import normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError
 from slime_core.plugins import trace
 from slime_core.plugins.compat import check_compatible
+from slime_core.plugins.kind import HookFlag
 from slime_core.plugins.kinds import Kind, kind_of
 from slime_core.plugins.loading import (
     attribute,
@@ -109,6 +110,11 @@ def find(kind: str, spec: str, *, origin: str = "", registry: Registry | None = 
         inner = find(kind, spec[len(prefix) :], origin=origin, registry=registry)
         return None if inner is None else replace(inner, prefix=prefix + inner.prefix)
     known = registry if registry is not None else current_registry()
+    if isinstance(row, HookFlag) and not (_COLON.fullmatch(spec) or _DOTTED.fullmatch(spec)):
+        raise PluginNotFoundError(
+            f"{_subject(row, spec, origin)}: no path of a function; write path/to/file.py, path/to/file.py:attr,"
+            " pkg.module:attr or pkg.module.attr. An installed hook plugin is called without a flag"
+        )
     try:
         if _NAME.fullmatch(spec):
             return known.get(row.name, spec)
