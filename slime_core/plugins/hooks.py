@@ -105,7 +105,8 @@ def guard(manager: pluggy.PluginManager, plugin: Any, label: Callable[[str], str
     Raises:
         PluginLoadError: A hook that nobody awaits is `async`, or wraps others where each is called alone.
     """
-    for caller in manager.get_hookcallers(plugin) or ():
+    known = [caller for caller in manager.get_hookcallers(plugin) or () if caller.name in hook_specs()]
+    for caller in known:  # others are marked optional: of a trainer, say, that is not here
         named, row = label(caller.name), hook_flags().get(caller.name)
         returns = inspect.signature(hook_specs()[caller.name]).return_annotation
         for one in caller.get_hookimpls():
@@ -157,7 +158,7 @@ class Hooks:
     def each(self, name: str) -> list[tuple[str, Callable[..., list[Any]]]]:
         """The plugins that have the hook, in the order they are told, each with what tells it alone."""
         found: list[tuple[str, Callable[..., list[Any]]]] = []
-        plugins = [one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls())]
+        plugins = dict.fromkeys(one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls()))
         for plugin in plugins:
             known = str(self._manager.get_name(plugin))
             label = known if isinstance(plugin, _Function) else f"hook plugin {known!r}"

@@ -148,8 +148,8 @@ def slime_train_data(args: Args, rollout_id: int, rollout_data: dict[str, Any]) 
     """Advantages are known, and no step has been taken: the last word on the data.
 
     In every trainer process, on its share of the rollout. `rollout_data` has THUDM/slime's columns, with one row per
-    sample; change them in place, their shapes stay. That there is an implementation has the trainer compute its own
-    log-probs first.
+    sample; change them in place, their shapes stay. With an implementation the trainer computes its own log-probs
+    first.
     """
 
 

@@ -119,6 +119,13 @@ def test_an_async_hook_is_refused_where_nobody_awaits_it(write_plugin, plugin_di
         build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
 
 
+def test_a_hook_may_be_of_something_that_is_not_here(write_plugin, plugin_dir: Path) -> None:
+    body = hook_module("slime_of_another_trainer", "model", "1 / 0", "(optionalhook=True)")
+    write_plugin("thing-hooks", {GROUP: {"watch": "plug_thing_hooks"}}, body)
+    built = build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
+    assert "thing-hooks:watch" in [name for name, _ in built.list_name_plugin()]
+
+
 def test_a_wrapper_is_refused_where_each_is_called_alone(write_plugin, plugin_dir: Path) -> None:
     body = hook_module("slime_sample_generated", "sample", "return (yield)", "(wrapper=True)")
     write_plugin("thing-hooks", {GROUP: {"watch": "plug_thing_hooks"}}, body)
