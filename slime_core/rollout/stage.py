@@ -13,7 +13,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -150,10 +150,10 @@ class RolloutStage:
         self.on_new_weights = producer.wake
         return producer
 
-    async def inside(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine of the stage's event loop, which turns in a thread of its own, from another one."""
+    def loop_thread(self) -> LoopThread:
+        """What turns the event loop of an asynchronous run; other event loops await the stage through it."""
         assert isinstance(self._loop, LoopThread)
-        return await self._loop.wait(coroutine)
+        return self._loop
 
     def interrupt(self) -> None:
         """End the rollout and the evaluation that run, and every later one: both raise RolloutInterrupted.
