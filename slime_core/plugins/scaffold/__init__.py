@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
 
-import slime_core
-from slime_core.distributions import CORE
 from slime_core.errors import ConfigError, PluginConflictError
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 from slime_core.plugins.registry import NAME_PATTERN, Registry
@@ -120,7 +118,6 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
         "group": HOOK_GROUP if key == HOOK_GROUP else KINDS[key].group,
         "spec": f"{'hooks' if key == HOOK_GROUP else key}/{name}",
         "use": _use(key, name),
-        "core": f"{CORE}{compatible_range()}",
         "target": f"{package}{target}",
         "Class": "".join(part.capitalize() for part in name.split("_") if part),
     }
@@ -144,12 +141,6 @@ def write(made: Plan) -> None:
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {made.folder}: {error}") from error
-
-
-def compatible_range() -> str:
-    """`>=X,<Y`: from the running version up to the next one that may break plugins."""
-    major, minor = (int(part) for part in re.findall(r"\d+", slime_core.__version__)[:2])
-    return f">={major}.{minor},<{f'{major + 1}' if major else f'0.{minor + 1}'}"
 
 
 def _check_name(name: str) -> None:
