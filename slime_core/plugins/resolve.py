@@ -85,8 +85,8 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
     spec = spec.strip()
     if prefix := _prefix(row, spec, registry):
         inner = resolve(kind, spec[len(prefix) :], origin=origin, registry=registry)
-        module, _, attr = row.prefixes[prefix].partition(":")
-        wrapped = getattr(import_module(module, spec), attr)(inner.obj)
+        wrapper, _, attr = row.prefixes[prefix].partition(":")
+        wrapped = getattr(import_module(wrapper, spec), attr)(inner.obj)
         return Resolved(wrapped, replace(inner.ref, prefix=prefix + inner.ref.prefix))
     obj, ref, module = _load(row, spec, origin, registry)
     check_api(row, obj, module, ref, origin)

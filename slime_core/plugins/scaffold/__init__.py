@@ -22,7 +22,6 @@ _HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
 _MEGATRON = "a function in a file needs no distribution; start from examples/hooks/megatron_hooks.py"
 
 _TOO_LARGE = {
-    "trainers": "start from slime_core/trainers/embedded/trainer.py, and implement slime_core.protocols.Trainer",
     "megatron_models": "start from plugins/models/qwen3/slime_model_qwen3/megatron.py; see docs/plugins/models.md",
     "megatron_model_providers": _MEGATRON,
     "megatron_inits": _MEGATRON,
@@ -34,6 +33,7 @@ _TOO_LARGE = {
 
 _TARGETS = {
     "engines": "@@Class@@",
+    "trainers": "@@Class@@",
     "estimators": "@@Class@@",
     "data_sources": "@@Class@@",
     "environments": "@@Class@@",

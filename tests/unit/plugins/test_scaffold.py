@@ -108,9 +108,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_kinds_without_a_template_say_where_to_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no template; start from slime_core/trainers"):
-        plan("trainers", "mine", tmp_path, Registry())
-    path = "slime_core/trainers/embedded/trainer.py"
+    with pytest.raises(ConfigError, match=r"no template; start from plugins/models/qwen3"):
+        plan("megatron_models", "mine", tmp_path, Registry())
+    path = "plugins/models/qwen3/slime_model_qwen3/megatron.py"
     assert (ROOT / path).is_file()
     assert any(path in reason for reason in _TOO_LARGE.values())
     with pytest.raises(PluginNotFoundError, match="Did you mean 'rewards'"):
