@@ -51,6 +51,10 @@ class Kind:
     """A list or tuple of such objects is one component too."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
     """Prefix of a registered name -> `module:attr` of what wraps the component: `boxed_math` is `math` boxed."""
+    api: int = 1
+    """Raised when a component that fits would not fit any more (`compat.check_api`)."""
+    deprecated: tuple[int, ...] = ()
+    """Versions before `api` that are still loaded, with a warning: for one release."""
 
     @property
     def group(self) -> str:

@@ -20,7 +20,6 @@ import pluggy
 from slime_core.errors import PluginConflictError, PluginError, PluginLoadError
 from slime_core.plugins import trace
 from slime_core.plugins.allow import ALLOW_VARIABLE, SAFE_VARIABLE, AllowList
-from slime_core.plugins.compat import check_compatible
 from slime_core.plugins.discovery import (
     PLUGIN_DIR_VARIABLE,
     check_plugin_directories,
@@ -73,7 +72,6 @@ def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> 
         ConfigError: A plugin directory does not exist or holds nothing that can be used.
         PluginConflictError: Two distributions name a hook module alike.
         PluginLoadError: A hook module cannot be imported or has a hook slime does not know.
-        PluginIncompatibleError: A hook module's distribution requires another version of slime.
     """
     search_as(args)
     for warning in check_plugin_directories():
@@ -154,7 +152,6 @@ def load_hook_module(ref: ComponentRef) -> tuple[ComponentRef, Any]:
 
 
 def _register_hook_module(manager: pluggy.PluginManager, ref: ComponentRef) -> Any:
-    check_compatible(ref)
     subject = ref.label
     try:
         module, _ = load_ref(ref, None, subject)

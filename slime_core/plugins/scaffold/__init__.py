@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
 
-import slime_core
-from slime_core.distributions import CORE
 from slime_core.errors import ConfigError, PluginConflictError
 from slime_core.plugins.hooks import hook_flags
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
@@ -23,7 +21,6 @@ from slime_core.plugins.registry import NAME_PATTERN, Registry
 _HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
 
 _TOO_LARGE = {
-    "trainers": "start from slime_core/trainers/embedded/trainer.py, and implement slime_core.protocols.Trainer",
     "megatron_models": "start from plugins/models/qwen3/slime_model_qwen3/megatron.py; see docs/plugins/models.md",
     "megatron_model_providers": "a function in a file will do; start from examples/hooks/megatron_hooks.py",
     "functions": "its signature is that of the flag it is for; a function in a file needs no distribution",
@@ -32,6 +29,7 @@ _TOO_LARGE = {
 
 _TARGETS = {
     "engines": "@@Class@@",
+    "trainers": "@@Class@@",
     "estimators": "@@Class@@",
     "data_sources": "@@Class@@",
     "environments": "@@Class@@",
@@ -109,7 +107,6 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
         "group": HOOK_GROUP if key == HOOK_GROUP else KINDS[key].group,
         "spec": f"{'hooks' if key == HOOK_GROUP else key}/{name}",
         "use": _use(key, name),
-        "core": f"{CORE}{compatible_range()}",
         "target": f"{package}{target}",
         "Class": "".join(part.capitalize() for part in name.split("_") if part),
     }
@@ -133,12 +130,6 @@ def write(made: Plan) -> None:
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {made.folder}: {error}") from error
-
-
-def compatible_range() -> str:
-    """`>=X,<Y`: from the running version up to the next one that may break plugins."""
-    major, minor = (int(part) for part in re.findall(r"\d+", slime_core.__version__)[:2])
-    return f">={major}.{minor},<{f'{major + 1}' if major else f'0.{minor + 1}'}"
 
 
 def _check_name(name: str) -> None:
