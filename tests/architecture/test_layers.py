@@ -105,6 +105,11 @@ def test_core_never_branches_on_a_component_name() -> None:
     assert found == []
 
 
+def test_a_name_that_a_plugin_has_says_where() -> None:
+    with pytest.raises(ImportError, match=r"type: from slime_generator_multi_turn import Dialogue$"):
+        exec("from slime_core import Dialogue")
+
+
 def test_core_imports_no_plugin_package() -> None:
     packages = {p.name for plugin in PLUGINS for p in plugin.iterdir() if p.name.startswith("slime_")}
     for file in CORE.rglob("*.py"):

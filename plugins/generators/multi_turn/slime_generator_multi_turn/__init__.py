@@ -19,9 +19,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slime_core import Dialogue, EnvironmentSession, GenerateContext, PluginOptions, Sample, SampleStatus, options
+from slime_core import GenerateContext, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import EnvironmentTimeoutError
+from slime_generator_multi_turn.dialogue import Dialogue
 from slime_generator_multi_turn.episode import Episode
+from slime_generator_multi_turn.session import EnvironmentSession
+
+__all__ = ["Dialogue", "EnvironmentSession", "Options", "generate"]
 
 
 class Options(PluginOptions):
