@@ -26,9 +26,9 @@ PUBLIC = (
     "slime_agent_base_url",
     *(
         "slime_core.waits",
-        "slime_core.models.megatron_deepseek",
-        "slime_core.models.megatron_family",
-        "slime_core.models.weight_map",
+        "slime_trainer_megatron.families",
+        "slime_trainer_megatron.families",
+        "slime_trainer_megatron.families",
     ),
 )
 

@@ -17,8 +17,7 @@ from slime_core.testing.contracts.model import TINY
 
 if TYPE_CHECKING:
     import torch
-
-    from slime_core.models.megatron_family import MegatronModel
+    from slime_trainer_megatron.families import MegatronModel
 
 
 class MegatronModelContract(Contract):
@@ -109,7 +108,7 @@ class MegatronModelContract(Contract):
         """No HF name twice, none missing, none that is not there; no Megatron parameter twice."""
         import re
 
-        from slime_core.models.megatron_family import places
+        from slime_trainer_megatron.families import places
 
         model = self.megatron_model
         mapped = [name for place in places(model) for name in place.hf]
@@ -125,8 +124,7 @@ class MegatronModelContract(Contract):
     def test_merges_are_their_own_way_back(self, size: int) -> None:
         """HF -> parts -> HF bitwise, parts of one shape, and reading slices gives what reading all of it gives."""
         import torch
-
-        from slime_core.models.megatron_family import places
+        from slime_trainer_megatron.families import places
 
         tensors = self.tensors()
         split = 0
@@ -155,12 +153,11 @@ class MegatronModelContract(Contract):
         import torch
         from slime_trainer_megatron.arguments.config import transformer_config
         from slime_trainer_megatron.cpu_mode import on_device
+        from slime_trainer_megatron.families import critic_of
         from slime_trainer_megatron.layout import Layout
         from slime_trainer_megatron.model.build import build_model
         from slime_trainer_megatron.process_groups import ProcessGroups
         from slime_trainer_megatron.weights.weights_in import load_hf
-
-        from slime_core.models.weight_map import critic_of
 
         args, cpu, layout = self.settings, torch.device("cpu"), Layout()
         model = self.megatron_model

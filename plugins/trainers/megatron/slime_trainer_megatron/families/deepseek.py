@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import (
+from slime_trainer_megatron.families.family import (
     Architecture,
     MegatronModel,
     Row,
@@ -21,7 +21,7 @@ from slime_core.models.megatron_family import (
     refuse,
     rope_of,
 )
-from slime_core.models.weight_map import (
+from slime_trainer_megatron.families.weight_map import (
     LAYER,
     Columns,
     Rows,

@@ -6,31 +6,29 @@ from typing import Any
 
 import pytest
 import torch
-
-from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import (
-    Architecture,
-    MegatronModel,
-    Merge,
-    Place,
-    decoder_architecture,
-    places,
-    refuse,
-    rope_of,
-)
-from slime_core.models.weight_map import (
+from slime_trainer_megatron.families import (
     QKV,
+    Architecture,
     Columns,
     Gated,
     GatedFused,
+    MegatronModel,
+    Merge,
+    Place,
     Rows,
     Whole,
     attention_rows,
     critic_of,
+    decoder_architecture,
     dense_mlp_rows,
     embedding_rows,
     expert_rows,
+    places,
+    refuse,
+    rope_of,
 )
+
+from slime_core.errors import ConfigError
 
 HF = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,

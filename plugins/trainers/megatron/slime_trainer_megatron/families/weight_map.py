@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slime_core.models.megatron_family import Architecture, MegatronModel, Merge, Row
+from slime_trainer_megatron.families.family import Architecture, MegatronModel, Merge, Row
 
 if TYPE_CHECKING:
     import torch
