@@ -35,6 +35,9 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 GROUP_PREFIX = "slime."
 FOREIGN_FLAGS_GROUP = f"{GROUP_PREFIX}foreign_flags"
 """Read by `slime_core.config.foreign`, before any setting is known; no component."""
+CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
+"""Kind -> contract suite, read by `slime_core.testing`; no component."""
+_INSTALLED_ONLY = (FOREIGN_FLAGS_GROUP, CONTRACTS_GROUP)
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
 _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
 
@@ -56,7 +59,7 @@ class InstalledComponents:
                 registry.problems.append(Problem(where, f"unreadable metadata: {type(error).__name__}: {error}"))
                 continue
             for entry in entries:
-                if entry.group == FOREIGN_FLAGS_GROUP:
+                if entry.group in _INSTALLED_ONLY:
                     continue
                 if entry.group not in _GROUPS:
                     registry.problems.append(_unknown_group(f"{name} {version}", entry.group))
@@ -96,17 +99,16 @@ class DirectoryComponents:
                     registry.add(ref)
                 groups = [g for g in project.get("entry-points", {}) if g.startswith(GROUP_PREFIX) and g not in _GROUPS]
                 registry.problems += [
-                    _needs_installation(file) if group == FOREIGN_FLAGS_GROUP else _unknown_group(str(file), group)
+                    _needs_installation(file, group) if group in _INSTALLED_ONLY else _unknown_group(str(file), group)
                     for group in groups
-                    if not (group == FOREIGN_FLAGS_GROUP and self.rank == RANK_CHECKOUT)
+                    if not (group in _INSTALLED_ONLY and self.rank == RANK_CHECKOUT)
                 ]
 
 
-def _needs_installation(file: Path) -> Problem:
+def _needs_installation(file: Path, group: str) -> Problem:
     return Problem(
         str(file),
-        f"entry points of {FOREIGN_FLAGS_GROUP!r} are found in installed distributions only; type: pip install -e"
-        f" {file.parent}",
+        f"entry points of {group!r} are found in installed distributions only; type: pip install -e {file.parent}",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_core.testing import (
+from slime_testing_contracts import (
     AdvantageContract,
     AllSamplesProcessContract,
     CustomLossContract,
@@ -23,6 +23,7 @@ from slime_core.testing import (
     SampleHookContract,
     WeightPostWriteContract,
 )
+
 from slime_core.types import Group
 
 HOOKS = Path(__file__).parents[2] / "examples" / "hooks"

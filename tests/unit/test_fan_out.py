@@ -33,7 +33,7 @@ from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.staleness import staleness_metrics
 from slime_core.sample import PrefixCacheInfo, SpecInfo
-from slime_core.testing.contracts.base import flag_defaults
+from slime_core.testing.base import flag_defaults
 from slime_core.types import Group, Sample, SampleStatus
 from tests.toy_trainer import VOCAB, Ranks, ToyTrainer, make_args
 
