@@ -306,10 +306,8 @@ class GenerateCaller:
         """False: the function reaches the engine, if at all, through `args.sglang_router_ip` and `_port`."""
         self.uses_environment = bool(getattr(self._function, "uses_environment", False))
         """It says that its samples act in `--environment-path`."""
-        self.uses_sandbox = bool(getattr(self._function, "uses_sandbox", False))
         self.takes_images = bool(getattr(self._function, "takes_images", False))
         """Says that it hands `sample.image_data()` to the engine."""
-        """It says that it makes sandboxes, so that what the machine can isolate is looked at before the run."""
         self._check = getattr(self._function, "check", None)
 
     def check(self, args: Args, *, training: bool) -> None:

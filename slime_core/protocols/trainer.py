@@ -67,6 +67,8 @@ class Trainer(Protocol):
       its end, and only that of torch's rank 0 gets pairs.
     - `reads_megatron: bool` (class, False): weights that it starts from may be in Megatron's format, which it tells by
       `checkpoint.sources`.
+    - `decoder_shape(directory) -> ops.flops.DecoderShape` and `routed_layers(directory) -> models.routed_layers.
+      RoutedLayers` (static methods): of a model in HF's layout whose family has no plugin of kind "models".
     - `processes(settings) -> int | None` (classmethod): how many processes this run needs; the launcher starts them
       when torchrun has not, and refuses another number of torchrun's. None, and no such method: as many as torchrun
       started, else one. Called before anything starts; raises ConfigError.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from slime_core.config.origins import Origin
 from slime_core.config.settings import Settings
@@ -158,6 +158,12 @@ class Planned:
     def launch_plan(cls, settings: Settings, num_gpus: int | None = None) -> LaunchPlan:
         """What would be started, also for a cluster that is not there. Raises ConfigError."""
         return plan_of(settings, num_gpus=num_gpus)
+
+    @classmethod
+    def planned_models(cls, args: Any) -> list[str]:
+        """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
+        path = args.sglang_config
+        return [model.name for model in read_models(path, f"--sglang-config {str(path)!r}") if model.serves]
 
 
 # -- rules between flags -----------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ import time
 from typing import Any, Literal
 
 from pydantic import Field
-from slime_sandbox_local import Call, InterpreterPool, SandboxLimits, pool_of
+from slime_sandbox_local import Call, InterpreterPool, SandboxError, SandboxLimits, pool_of, require_isolation
 
 from slime_core import GenerateContext, Observations, PluginOptions, Sample, SampleStatus, options
+from slime_core.errors import ConfigError
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""
@@ -86,7 +87,15 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *
         await pool.drop(key)
 
 
-generate.uses_sandbox = True  # type: ignore[attr-defined]
+def _check(args: Any, *, training: bool) -> None:
+    """The machine can isolate what the run asks for; looked at before anything starts."""
+    try:
+        require_isolation(args.sandbox_isolation)
+    except SandboxError as error:
+        raise ConfigError(f"--sandbox-isolation {args.sandbox_isolation}: {error}") from error
+
+
+generate.check = _check  # type: ignore[attr-defined]
 
 
 async def _converse(

@@ -18,10 +18,13 @@ import copy
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_environment_session import Dialogue, EnvironmentSession
 
-from slime_core import Dialogue, EnvironmentSession, GenerateContext, PluginOptions, Sample, SampleStatus, options
+from slime_core import GenerateContext, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import EnvironmentTimeoutError
 from slime_generator_multi_turn.episode import Episode
+
+__all__ = ["Options", "generate"]
 
 
 class Options(PluginOptions):
