@@ -69,7 +69,12 @@ def _component_names() -> set[str]:
     names: set[str] = set()
     for path in [ROOT / "pyproject.toml", *(p / "pyproject.toml" for p in PLUGINS)]:
         groups = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {})
-        names |= {n for group, entries in groups.items() if group.startswith("slime.") for n in entries}
+        names |= {
+            n
+            for group, entries in groups.items()
+            if group.startswith("slime.") and group != "slime.contracts"
+            for n in entries
+        }
     return names
 
 
