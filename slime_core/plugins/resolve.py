@@ -40,6 +40,7 @@ from slime_core.plugins.loading import (
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef, Registry, normalized
 from slime_core.plugins.signatures import check_signature, fits, takes_list
+from slime_core.protocols import traits_of
 
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<attr>[A-Za-z_][\w.]*))?")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -79,6 +80,7 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
         PluginLoadError: Importing the code raised.
         PluginIncompatibleError: The distribution requires another version of slime.
         PluginSignatureError: The object does not have its kind's signature.
+        PluginError: Its traits are not its kind's.
     """
     row = kind_of(kind)
     spec = spec.strip()
@@ -89,6 +91,8 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
         return Resolved(wrapped, replace(inner.ref, prefix=prefix + inner.ref.prefix))
     obj, ref = _load(row, spec, origin, registry)
     check_signature(row, obj, _subject(row, spec, origin))
+    if row.traits is not None:
+        traits_of(obj, row.traits, _subject(row, spec, origin))
     trace.note_answer(origin, ref, obj)
     return Resolved(obj, ref)
 

@@ -15,16 +15,16 @@ from tests.conftest import TinyRun
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 CODE = """
 import sys
+from slime_core import GenerateTraits, declares
 from slime_core.sandbox import InterpreterPool, SandboxLimits, pool_of
 
 CODE = "import subprocess; subprocess.run(['sleep', '{marker}'])"
 
+@declares(GenerateTraits(uses_sandbox=True))
 async def generate(args, sample, sampling_params, *, context):
     # What `code_sandbox` does with a turn; a random model writes none.
     await pool_of(args, SandboxLimits()).run(object(), CODE, timeout=900)
     raise AssertionError("it was to be killed")
-
-generate.uses_sandbox = True
 """
 
 

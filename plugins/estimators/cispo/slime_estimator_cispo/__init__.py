@@ -8,9 +8,9 @@ gradient with a bounded weight, where PPO's clip would drop it. Advantages are G
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from slime_core import GroupEstimator, LossInputs, LossOutputs
+from slime_core import Args, GroupEstimator, LossInputs, LossOutputs
 from slime_core.ops import cispo_surrogate
 
 
@@ -19,7 +19,7 @@ class CISPO(GroupEstimator):
 
     ignores: ClassVar[Sequence[str]] = ("eps_clip_c",)
 
-    def policy_loss(self, args: Any, inputs: LossInputs) -> LossOutputs:
+    def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
         """[T] loss; metrics `pg_clipfrac` (1 where the weight was clipped) and `ppo_kl` (old minus new log-probs)."""
         ppo_kl = self.policy_kl(inputs)
         high = getattr(args, "eps_clip_high", None)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from slime_core import GroupEstimator, PluginOptions, RewardInputs, options
+from slime_core import Args, GroupEstimator, PluginOptions, RewardInputs, options
 from slime_core.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ class DAPO(GroupEstimator):
         "dynamic_sampling_filter_path": "nonzero_std",
     }
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         """Raises ConfigError when the buffer and the longest response do not fit together."""
         super().__init__(args)
         chosen = options(args, "dapo", Options)
@@ -61,7 +61,7 @@ class DAPO(GroupEstimator):
                 f" --rollout-max-response-len {self.limit}"
             )
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] -> [n]: the penalty for the number of trained tokens, then the group's normalisation."""
         lengths = inputs.response_lengths
         shaped = [reward + self.overlong(length) for reward, length in zip(inputs.rewards, lengths)]

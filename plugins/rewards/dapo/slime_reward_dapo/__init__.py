@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slime_core import Sample, last_boxed, same_number
+from slime_core import Args, RewardTraits, Sample, declares, last_boxed, same_number
 
 TAIL = 300
 """Characters at the end of the response that are read."""
@@ -34,7 +34,8 @@ _UNITS = re.compile(
 _INTEGER = re.compile(r"[-+]?\d{1,1000}(?:\.0*)?")
 
 
-def reward(args: Any, sample: Sample, evaluation: bool = False) -> float | dict[str, Any]:
+@declares(RewardTraits(execution="inline"))  # it reads 300 characters
+def reward(args: Args, sample: Sample, evaluation: bool = False) -> float | dict[str, Any]:
     """The mapping of `score` when `--reward-key` (or another reader of mappings) is set, else its `score` alone."""
     result = score(sample.response, sample.label)
     key = getattr(args, "eval_reward_key" if evaluation else "reward_key", None)
@@ -46,7 +47,6 @@ def extract_answer(sample: Sample) -> str | None:
     return find_answer(sample.response) or None
 
 
-reward.execution = "inline"  # type: ignore[attr-defined]  # it reads 300 characters
 reward.extract_answer = extract_answer  # type: ignore[attr-defined]
 
 

@@ -6,14 +6,13 @@ stripped and compared without regard to case. A response cut at the token limit 
 
 from __future__ import annotations
 
-from typing import Any
-
-from slime_core import Sample, SampleStatus, last_boxed
+from slime_core import Args, RewardTraits, Sample, SampleStatus, declares, last_boxed
 
 _OPENING = r"\boxed{"
 
 
-def reward(args: Any, sample: Sample) -> float:
+@declares(RewardTraits(execution="inline"))
+def reward(args: Args, sample: Sample) -> float:
     r"""1.0 or 0.0 for the last `\boxed{...}` of the response, or the response itself, against the label."""
     if sample.label is None or sample.status == SampleStatus.TRUNCATED:
         return 0.0
@@ -28,7 +27,6 @@ def extract_answer(sample: Sample) -> str | None:
     return None if answer is None else _plain(answer)
 
 
-reward.execution = "inline"  # type: ignore[attr-defined]
 reward.extract_answer = extract_answer  # type: ignore[attr-defined]
 
 

@@ -16,7 +16,7 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core import Sample
+from slime_core import Args, Sample
 
 VALID_LETTERS = string.ascii_uppercase[:10]
 """A to J, unless `metadata["valid_letters"]` or the number of choices says otherwise."""
@@ -37,7 +37,7 @@ _WORD = re.compile(r"\s+(?!(?:is|because|since|as)\b)[a-z]")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 
-def reward(args: Any, sample: Sample) -> float:
+def reward(args: Args, sample: Sample) -> float:
     """1.0 or 0.0; without anything that says which choice is correct, 0.0."""
     metadata, response = sample.metadata, sample.response.rpartition("</think>")[2]
     choices = _choices(metadata.get("choices"))

@@ -20,7 +20,7 @@ from typing import Any
 
 import math_verify
 
-from slime_core import Sample, same_number
+from slime_core import Args, Sample, same_number
 
 for _name in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_name).setLevel(logging.ERROR)  # each warns once that its time limits are off
@@ -37,7 +37,7 @@ _GROWING = re.compile(r"[\d})]\s*(?:\^|\*\*|!)")
 _FACTORIAL = re.compile(r"(\d{4,}|[)}!])\s*!")
 
 
-def reward(args: Any, sample: Sample) -> float:
+def reward(args: Args, sample: Sample) -> float:
     """1.0 or 0.0; anything that cannot be parsed, on either side, is 0.0."""
     if sample.label is None:
         return 0.0
