@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What the demo needs, and what the tests need besides: Megatron-core, Ray, tools of development.
+DEMO_STAMP := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 # The versions that the tests were last run with; `make constraints` takes the newest ones that are allowed instead.
 CONSTRAINTS := constraints.txt
@@ -11,7 +13,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 SGLANG_VENV := .venv-sglang
 SGLANG_BIN := $(SGLANG_VENV)/bin
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
-SGLANG_NEEDS := $(addprefix slime_core/engines/sglang/,requirements-cpu.txt requirements-cpu-no-deps.txt)
+SGLANG_NEEDS := $(addprefix plugins/engines/sglang/slime_engine_sglang/,requirements-cpu.txt requirements-cpu-no-deps.txt)
 
 # .ci/run has failed tests run again: PYTEST=".venv/bin/python .ci/pytest_again.py".
 PYTEST := $(BIN)/python -m pytest
@@ -19,16 +21,20 @@ PYTEST := $(BIN)/python -m pytest
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 
-.PHONY: install constraints sglang demo demo-tools test test-smoke test-backends lint types docs benchmarks clean
+.PHONY: install constraints sglang demo demo-tools test test-smoke test-backends lint types docs oracle benchmarks clean
 
 install: $(STAMP)
 
 # torch first and pinned: a looser requirement may pull gigabytes of CUDA libraries.
-$(STAMP): pyproject.toml $(CONSTRAINTS) requirements.txt requirements-dev.txt compat/pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
+$(DEMO_STAMP): pyproject.toml $(CONSTRAINTS) requirements.txt compat/pyproject.toml plugins/pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --upgrade pip
 	$(BIN)/python $(PIP_INSTALL) torch==2.13.0
 	$(BIN)/python $(PIP_INSTALL) $(CONSTRAINTS:%=-c %) "hatchling>=1.27" "editables>=0.5"
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation $(CONSTRAINTS:%=-c %) -r requirements.txt
+	touch $(DEMO_STAMP)
+
+$(STAMP): $(DEMO_STAMP) requirements-dev.txt
 	$(BIN)/python $(PIP_INSTALL) --no-build-isolation $(CONSTRAINTS:%=-c %) -r requirements-dev.txt
 	touch $(STAMP)
 
@@ -49,13 +55,13 @@ $(SGLANG_STAMP): $(SGLANG_NEEDS) $(SGLANG_CONSTRAINTS)
 	$(SGLANG_BIN)/python $(PIP_INSTALL) --no-deps -r $(word 2,$(SGLANG_NEEDS))
 	touch $(SGLANG_STAMP)
 
-demo: install demo.yaml
+demo: $(DEMO_STAMP) demo.yaml
 	$(BIN)/slime train --config demo.yaml $(ARGS)
 
-demo-tools: install tools.yaml
+demo-tools: $(DEMO_STAMP) tools.yaml
 	$(BIN)/slime train --config tools.yaml $(ARGS)
 
-demo.yaml tools.yaml: | install
+demo.yaml tools.yaml: | $(DEMO_STAMP)
 	$(BIN)/slime init $(@:.yaml=) $@
 
 # A process of the tests has one small thing to do: more threads, and code compiled for it, cost more than they bring.
@@ -94,6 +100,10 @@ types: install
 docs: install
 	$(BIN)/python scripts/generate_docs.py --check
 	$(BIN)/python scripts/generate_models.py --check
+
+# The code of a commit and of this checkout, run side by side: make oracle BASE=main CASES="demo ppo", or CASES=all
+oracle: install
+	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 
 # benchmarks/README.md says what each one needs and prints.
 benchmarks: install

@@ -59,7 +59,7 @@ def slime_trainer(job: dict[str, Any]) -> Any:
         from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 
         return EmbeddedTrainer(args)
-    from slime_core.trainers.megatron.trainer import MegatronTrainer
+    from slime_trainer_megatron.trainer import MegatronTrainer
 
     return MegatronTrainer(SimpleNamespace(**vars(args), **{k: v for k, v in layout.items() if v > 1}))
 
@@ -152,7 +152,7 @@ class ExportRank:
     memory)."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from slime_core.engines.sglang_api.weight_buckets import Buffers
+        from slime_engine_sglang.api.weight_buckets import Buffers
 
         self._device, self._bucket = job["device"], job["bucket_mib"] << 20
         self._trainer = slime_trainer(job)
@@ -168,7 +168,7 @@ class ExportRank:
         return {"wall": wall, "cpu": cpu, "bytes": nbytes}
 
     def _export(self) -> int:
-        from slime_core.engines.sglang_api.weight_buckets import group_tensors
+        from slime_engine_sglang.api.weight_buckets import group_tensors
 
         weights, total = self._trainer.named_weights(), 0
         if not self._leads:
@@ -192,13 +192,12 @@ def _import(job: dict[str, Any]) -> None:
     if job["trainer"] == "plain":
         import transformers.models.qwen3.modeling_qwen3  # noqa: F401
     elif job["trainer"] == "embedded":
-        import slime_core.trainers.embedded.trainer
+        pass
     else:
         import megatron.core.models.gpt
         import megatron.core.optimizer
         import megatron.core.pipeline_parallel  # noqa: F401
-
-        import slime_core.trainers.megatron.trainer  # noqa: F401
+        import slime_trainer_megatron.trainer  # noqa: F401
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from _agent_clients import CLIENTS, PROMPT, TOOL_SECONDS, TURNS
 from _table import spread, table
 from aiohttp import web
 from overhead import GROUP_SIZE
+from slime_sandbox_local.protocol import ExecResult
 
 from slime_core import Sample, Step
 from slime_core.config import load_settings
@@ -41,7 +42,6 @@ from slime_core.rollout.loop_lag import LoopLag
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.sandbox.protocol import ExecResult
 
 ENGINE_SECONDS = 0.02
 CALL, ANSWER = "<tool>12*34</tool><|end|>", "The answer is 408.<|end|>"

@@ -30,9 +30,8 @@ from dataclasses import dataclass
 
 from _long_tail import Case, Trace, long_tail, run_case
 from _table import table
-
-from slime_core.planning.simulate import Plan, Prediction, simulate
-from slime_core.planning.workload import GroupWork, Speed, Workload
+from slime_command_plan.simulate import Plan, Prediction, simulate
+from slime_command_plan.workload import GroupWork, Speed, Workload
 
 TOLERANCE = 0.10
 EDGE = 2

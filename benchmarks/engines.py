@@ -27,11 +27,11 @@ from typing import Any
 import psutil
 import torch
 from _table import spread, table
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.engine import SglangEngine
 
 from slime_core.config import load_settings
 from slime_core.engines.embedded.engine import EmbeddedEngine
-from slime_core.engines.sglang.engine import SglangEngine
-from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.quickstart.model import write_random_model
 
 HEADER = (

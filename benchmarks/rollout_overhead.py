@@ -27,10 +27,10 @@ from typing import Any
 import aiohttp
 from _table import spread, table
 from overhead import GROUP_SIZE, PROMPT, baseline_seconds, in_turns, run_stage
+from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core import Sample
 from slime_core.config import load_settings
-from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.launch.process import set_up_process
 from slime_core.plugins import adapters
 from slime_core.plugins.workers.execution import EXECUTIONS

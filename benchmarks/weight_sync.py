@@ -109,7 +109,7 @@ def make_engine(name: str, model: Path, folder: Path, options: Any) -> Any:
     args = load_settings(argv, command="serve", env={}).args
     args.run_dir = str(folder / "run")
     if name == "sglang":
-        from slime_core.engines.sglang.engine import SglangEngine
+        from slime_engine_sglang.engine import SglangEngine
 
         return SglangEngine(args)
     from slime_core.engines.embedded.engine import EmbeddedEngine

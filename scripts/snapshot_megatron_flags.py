@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from slime_core.trainers.megatron.arguments.fields import SNAPSHOT, core_directory, core_version, read_fields, to_json
+from slime_trainer_megatron.arguments.fields import SNAPSHOT, core_directory, core_version, read_fields, to_json
 
 
 def main(argv: list[str]) -> int:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slime_core.engines.sglang.environment import engine_python
-from slime_core.engines.sglang.flag_list import SNAPSHOT, introspected
+from slime_engine_sglang.environment import engine_python
+from slime_engine_sglang.flag_list import SNAPSHOT, introspected
 
 
 def snapshot_text(found: dict[str, Any]) -> str:

@@ -9,6 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slime_environment_session.dialogue import Dialogue
+    from slime_environment_session.session import EnvironmentSession
+
     from slime_core.buffer import BufferBase
     from slime_core.data.observations import Observations
     from slime_core.data.prompts import DatasetSource
@@ -16,8 +19,6 @@ if TYPE_CHECKING:
     from slime_core.data.tools import run_tools, told_tools, tool_parser
     from slime_core.data.turns import turn_delta
     from slime_core.engines.model_urls import get_model_url, planned_models
-    from slime_core.environments.dialogue import Dialogue
-    from slime_core.environments.session import EnvironmentSession
     from slime_core.errors import SlimeError
     from slime_core.estimator import EstimatorBase, GroupEstimator
     from slime_core.fan_out import execution_rewards, executions
@@ -74,11 +75,11 @@ _EXPORTS = {
     "CorrectionInputs": "slime_core.learning.corrections",
     "CorrectionOutputs": "slime_core.learning.corrections",
     "DatasetSource": "slime_core.data.prompts",
-    "Dialogue": "slime_core.environments.dialogue",
+    "Dialogue": "slime_environment_session.dialogue",
     "DynamicFilterOutput": "slime_core.types",
     "EngineTraits": "slime_core.protocols",
     "Environment": "slime_core.protocols",
-    "EnvironmentSession": "slime_core.environments.session",
+    "EnvironmentSession": "slime_environment_session.session",
     "EstimatorBase": "slime_core.estimator",
     "FilterDecision": "slime_core.types",
     "GenerateContext": "slime_core.protocols",

@@ -32,7 +32,7 @@ def install() -> None:
     """Make the nursery, and have torch's agent ask it."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    from slime_core.engines.sglang.keeper import _prctl
+    from slime_core.procs.keeper import _prctl
 
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # a child's orphan becomes a child of this process
     command = os.getpid()

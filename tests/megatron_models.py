@@ -60,10 +60,9 @@ def chunks_of(
     from megatron.core import parallel_state as state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
-
-    from slime_core.trainers.megatron.cpu_mode import on_device
-    from slime_core.trainers.megatron.model.critic_head import ValueHead
-    from slime_core.trainers.megatron.model.specs import block_spec
+    from slime_trainer_megatron.cpu_mode import on_device
+    from slime_trainer_megatron.model.critic_head import ValueHead
+    from slime_trainer_megatron.model.specs import block_spec
 
     architecture = model.architecture
     virtual = state.get_virtual_pipeline_model_parallel_world_size()

@@ -41,7 +41,7 @@ IMPORTED = (
 """What a run imports."""
 MEGATRON = (
     "megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.pipeline_parallel",
-    "slime_core.trainers.megatron.trainer", "torch.distributed.launcher.api",
+    "slime_trainer_megatron.trainer", "torch.distributed.launcher.api",
 )  # fmt: skip
 """What a run on several ranks imports besides, on either trainer."""
 START_S, ANSWER_S = 180.0, 90.0

@@ -18,7 +18,7 @@ TABLE = "docs/how-to/run-code-written-for-slime.md lists what there is"
 
 _BACKENDS = "trainers and engines are plugins (--train-backend, --rollout-engine; slime_core.protocols)"
 NEAREST = {
-    "slime.agent": "slime_core.agents: the generator `agent` (docs/how-to/agents-by-base-url.md)",
+    "slime.agent": "slime_agent_base_url: the generator `agent` (docs/how-to/agents-by-base-url.md)",
     "slime.agent.harness.common.run_agent": "slime.agent.sandbox.exec_and_wait",
     "slime.agent.harness.common.run_command": "slime.agent.sandbox.exec_and_wait",
     "slime.agent.trajectory_manager": "slime.agent.trajectory.TrajectoryManager",
@@ -29,7 +29,7 @@ NEAREST = {
     "slime.backends.sglang_utils": "--rollout-engine sglang, and `slime engines plan`",
     "slime.observability": "hooks of the entry-point group slime.plugins (slime_core.hookimpl), and metrics.jsonl",
     "slime.observability.logging_utils": "return metrics in RolloutFnTrainOutput, or a hook slime_rollout_end",
-    "slime.ray": "`slime train` runs the loop; --launcher ray puts its stages into actors (slime_core.cluster)",
+    "slime.ray": "`slime train` runs the loop; --launcher ray puts its stages into actors (slime_launcher_ray)",
     "slime.rollout.forge_load": "--load-debug-rollout-data PATH",
     "slime.rollout.generate_hub": "--custom-generate-function-path NAME; `slime plugins list --kind generators`",
     "slime.router": "--rollout-engine sglang starts a router; --rollout-engine http talks to one that runs",
@@ -37,8 +37,8 @@ NEAREST = {
     "slime.utils.distributed_utils": "slime_core.ops.masked_whiten takes an all_reduce",
     "slime.utils.health_monitor": "servers of --rollout-engine sglang are watched and started again by themselves",
     "slime.utils.logging_utils": "--custom-rollout-log-function-path, or a hook slime_rollout_end",
-    "slime.utils.ray_utils": "--launcher ray; slime_core.cluster",
-    "slime.utils.seqlen_balancing": "slime_core.learning.partition",
+    "slime.utils.ray_utils": "--launcher ray; slime_launcher_ray",
+    "slime.utils.seqlen_balancing": "slime_core.learning.packing",
     "slime.utils.dp_schedule": "slime_core.learning.packing",
     "slime.utils.flops_utils": "slime_core.ops.flops",
     "slime.utils.tensorboard_utils": "--use-tensorboard, or a hook slime_rollout_end",

@@ -26,9 +26,9 @@ from slime.agent.sandbox import (
 )
 from slime.agent.trajectory import TrajectoryManager, TurnRecord
 from slime.utils.types import Sample
+from slime_sandbox_local import SandboxLimits
 
 from slime_core.errors import ConfigError
-from slime_core.sandbox import SandboxLimits
 
 ASK: Any = [{"role": "user", "content": "7?"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"q": {"type": "string"}}}}}]

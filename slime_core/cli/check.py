@@ -144,10 +144,10 @@ def _to_be_made(settings: Settings, folder: Path) -> list[str]:
 def _memory(settings: Settings) -> Iterator[Finding]:
     """What the run plan needs on the fullest device, against what a device of this machine has."""
     import torch
+    from slime_command_plan.memory import shown, total
+    from slime_command_plan.run_plan import plan_run
 
     from slime_core.launch.findings import Finding, Level
-    from slime_core.planning.memory import shown, total
-    from slime_core.planning.run_plan import plan_run
 
     args, gpus = settings.args, torch.cuda.device_count() if settings.args.device != "cpu" else 0
     if not gpus and args.device != "cpu" and any(map(settings.is_given, _OF_GPUS)):

@@ -54,8 +54,9 @@ def run(argv: list[str]) -> int:
     for name in ("hf_checkpoint" if action == "hf-to-megatron" else "load", "save"):
         if not getattr(args, name):
             raise ConfigError(f"slime convert {action}: --{name.replace('_', '-')} is required")
+    from slime_trainer_megatron.layout import Layout
+
     from slime_core.launch.process import is_leader, num_processes
-    from slime_core.trainers.megatron.layout import Layout
 
     needed = Layout.from_args(args).model_size
     if num_processes() % needed:
@@ -63,7 +64,8 @@ def run(argv: list[str]) -> int:
             f"slime convert {action}: these parallel sizes need {needed} processes, and there are {num_processes()};"
             f" type torchrun --nproc-per-node {needed} -m slime_core convert {action} ..."
         )
-    from slime_core.trainers.megatron.checkpoints import convert
+    from slime_trainer_megatron.checkpoints import convert
+
     from slime_core.trainers.settings import DTYPES
 
     if action == "hf-to-megatron":

@@ -70,15 +70,29 @@ COMMANDS: tuple[Command, ...] = (
 
 
 class _StandardError(logging.Handler):
-    """`slime: warning: ...` on whatever standard error is at the time."""
+    """`slime: warning: ...` on whatever standard error is at the time, for slime and its plugins (`slime_*`).
+
+    It is the root's: with it, Python prints no more what others log and nobody handles, so it prints that, too.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"slime: {record.levelname.lower()}: {self.format(record)}", file=sys.stderr)
+        if record.name.startswith("slime"):
+            print(f"slime: {record.levelname.lower()}: {self.format(record)}", file=sys.stderr)
+        elif logging.lastResort is not None and not self._handled(record):
+            logging.lastResort.handle(record)
+
+    def _handled(self, record: logging.LogRecord) -> bool:
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return True
+            logger = logger.parent
+        return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (the process's by default) and return its exit status."""
-    log, handler = logging.getLogger("slime_core"), _StandardError(logging.WARNING)
+    log, handler = logging.getLogger(), _StandardError(logging.WARNING)
     log.addHandler(handler)
     try:
         with Termination() as termination:

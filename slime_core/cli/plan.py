@@ -34,7 +34,7 @@ such run."""
 
 def run(argv: list[str]) -> int:
     """Print the plan. Raises ConfigError and PluginError."""
-    from slime_core.planning.predict import WHAT
+    from slime_command_plan.predict import WHAT
 
     if not argv or "-h" in argv or "--help" in argv:
         print(_HELP.format(names=", ".join(WHAT)))
@@ -70,7 +70,8 @@ def run(argv: list[str]) -> int:
 def _plan(rest: list[str], num_gpus: int | None, num_cpus: float | None) -> Any:
     if not rest[0].startswith("-"):
         rest = ["--config", *rest]
-    from slime_core.planning.run_plan import plan_run
+    from slime_command_plan.run_plan import plan_run
+
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.presets import load_settings
 
@@ -86,8 +87,8 @@ def _plan(rest: list[str], num_gpus: int | None, num_cpus: float | None) -> Any:
 
 
 def _predict(trace: Path, whats: list[str]) -> tuple[dict[str, Any], list[str]]:
-    from slime_core.planning.predict import describe, predictions, to_dict
-    from slime_core.planning.workload import read_workload
+    from slime_command_plan.predict import describe, predictions, to_dict
+    from slime_command_plan.workload import read_workload
 
     workload, recorded = read_workload(trace)
     found = predictions(workload, recorded, whats)

@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
 def _submit(own: Namespace, address: str, command: str, rest: list[str]) -> int:
     settings = _checked(command, rest, check=not own.no_check)
     # By name: Ray is imported by the cluster package only.
-    cluster = import_module("slime_core.cluster.submit")
+    cluster = import_module("slime_launcher_ray.submit")
     with tempfile.TemporaryDirectory(prefix="slime-job-") as name:
         cluster.make_job(settings, Path(name), own.directory or os.getcwd())
         client, job = cluster.submit(address, Path(name), own.python, own.job_id)

@@ -7,7 +7,6 @@ any setting is known; one that cannot be used ends in a warning, and its flags a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,10 +16,10 @@ from slime_core.config.foreign_values import convert, convert_words
 from slime_core.config.origins import Entry, Origin
 from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignFlags, find_foreign
 from slime_core.config.spec import did_you_mean, flag_specs
+from slime_core.distributions import BUNDLE, normalized, own_distributions
 from slime_core.errors import ConfigError
 
 GROUP = "slime.foreign_flags"
-_OWN_DISTRIBUTION = "slime-rl"
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
     owners, warnings = list[ForeignFlags](), list[str]()
     allowed = _allowed(argv, env)
     for name, entry, distribution in _entry_points():
-        own = re.sub(r"[-_.]+", "-", distribution).lower() == _OWN_DISTRIBUTION
-        if not own and allowed is not None and allowed.isdisjoint((name, distribution, f"{distribution}:{name}")):
+        words = (name, distribution, f"{distribution}:{name}")
+        if allowed is not None and allowed.isdisjoint(words) and normalized(distribution) not in own_distributions():
             continue
         try:
             owner = entry.load()()
@@ -87,7 +86,7 @@ def _entry_points() -> list[tuple[str, metadata.EntryPoint, str]]:
                     found.setdefault((str(dist.name), entry.name), entry)
         except Exception:
             continue
-    order = sorted(found, key=lambda key: (key[0] != _OWN_DISTRIBUTION, key))
+    order = sorted(found, key=lambda key: (normalized(key[0]) != BUNDLE, key))
     return [(name, found[dist, name], dist) for dist, name in order]
 
 

@@ -16,7 +16,7 @@ def planned_models(args: Args) -> list[str]:
     Raises:
         ConfigError: The file cannot be read, or is wrong.
     """
-    from slime_core.engines.sglang.models_yaml import read_models
+    from slime_engine_sglang.models_yaml import read_models
 
     path = getattr(args, "sglang_config", None)
     if not path:

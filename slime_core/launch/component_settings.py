@@ -23,7 +23,7 @@ from slime_core.protocols import EngineTraits, TrainerTraits, traits_of
 logger = logging.getLogger(__name__)
 
 OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_tolerance"})
-"""Settings that the Ray launcher acts on for an engine that works in an actor (`cluster/comeback.py`)."""
+"""Settings that the Ray launcher acts on for an engine that works in an actor (`slime_launcher_ray.comeback`)."""
 
 
 def check_component_settings(settings: Settings, parts: Components) -> None:

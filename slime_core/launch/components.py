@@ -215,8 +215,6 @@ def _resolve_generation(parts: Components, r: Resolver) -> list[GenerateCaller]:
             " uses_environment=True); multi_turn does", r.origin("environment_path"), parts.generator.label,
         )  # fmt: skip
     parts.engine = r.setting("engines", "rollout_engine")
-    if any(g.traits.uses_sandbox for g in generators):
-        _require_isolation(args, r)
     r.each("tools", "tools_path")
     if args.tool_call_parser != AUTO:
         r.setting("tool_parsers", "tool_call_parser")
@@ -249,15 +247,6 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
     run_tools(own)
     generator.check(own, training=False)
     return generator
-
-
-def _require_isolation(args: Args, r: Resolver) -> None:
-    from slime_core.sandbox import SandboxError, require_isolation
-
-    try:
-        require_isolation(args.sandbox_isolation)
-    except SandboxError as error:
-        raise ConfigError(f"{r.origin('sandbox_isolation')}: {error}") from error
 
 
 def _check_same_bits(settings: Settings, parts: Components) -> None:

@@ -19,7 +19,7 @@ from slime_core.protocols import Args
 logger = logging.getLogger(__name__)
 
 RAY, INLINE = "ray", "inline"
-MODULES = {RAY: "slime_core.cluster.launcher", INLINE: "slime_core.launch.inline"}
+MODULES = {RAY: "slime_launcher_ray.launcher", INLINE: "slime_core.launch.inline"}
 """Where each has its `train(settings)`."""
 _IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray in the entry points of its jobs."""

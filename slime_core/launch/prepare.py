@@ -5,29 +5,36 @@ Every command that runs something begins with `prepare`; nothing is loaded yet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slime_core.config import Settings
+from slime_core.data.dataset import open_rows, split_path
+from slime_core.data.rows import Columns, recognised
+from slime_core.errors import ConfigError, DataError
 from slime_core.launch.component_settings import check_component_settings
 from slime_core.launch.components import Components, resolve_components
-from slime_core.launch.inputs import make_inputs, tell_columns
+from slime_core.launch.lock import file_lock
 from slime_core.launch.named_model import check_named_model
 from slime_core.launch.offload import settle_offload
 from slime_core.launch.process import is_leader, set_up_process
 from slime_core.launch.ranks import processes_of
 from slime_core.launch.resolver import Resolver
 from slime_core.launch.rollout_factory import build_rollout
-from slime_core.launch.routing import check_routing_replay
 from slime_core.launch.starting_points import check_starting_points
+from slime_core.models.config import read_hf_config
 from slime_core.plugins.boundary import GuardedHooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins, hook_provenance
 from slime_core.plugins.options import Used, check_plugin_options
+from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
 from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.stage import RolloutStage
-from slime_core.waits import waiting
+from slime_core.waits import part_of_start, waiting
 
 
 @dataclass
@@ -75,20 +82,39 @@ def prepare(settings: Settings, *, learn: bool = True, make: bool = True) -> Pre
 
 
 def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
+    """The steps, in order: each reads what those before it have settled, and may add to the settings."""
     args = settings.args
     set_up_process(args)
     manager = build_manager(args)
-    hooks = GuardedHooks(manager.hook)
     parts, resolver = resolve_components(settings, learn=learn)
-    used = [Used(r.ref, r.obj) for r in resolver.used] + [Used(*pair) for pair in hook_plugins(manager)]
+    _check_options(
+        settings, [*(Used(r.ref, r.obj) for r in resolver.used), *(Used(*pair) for pair in hook_plugins(manager))]
+    )
+    hooks = GuardedHooks(manager.hook)
+    hooks.slime_configure(args=args)
+    check_component_settings(settings, parts)
+    settle_offload(settings, parts)
+    _inputs(settings, resolver, make)  # from here on, files that the settings name are there
+    told = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
+    check_named_model(settings)
+    check_routing_replay(settings, parts)
+    processes = processes_of(settings, parts.trainer)
+    plugins = [*parts.provenance(), *hook_provenance(manager)]
+    return Prepared(settings, parts, resolver, hooks, processes, plugins, told)
+
+
+def _check_options(settings: Settings, used: Sequence[Used]) -> None:
+    """Of the run, and of evaluation data sets that have their own."""
+    args = settings.args
     check_plugin_options(args, current_registry(), str(settings.origins["plugins"]), used)
     for dataset in args.eval_datasets:
         if dataset.plugins:
             origin = f"evaluation data set {dataset.name!r}"
             check_plugin_options(dataset_args(args, dataset), current_registry(), origin, used)
-    hooks.slime_configure(args=args)
-    check_component_settings(settings, parts)
-    settle_offload(settings, parts)
+
+
+def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
+    args = settings.args
     if args.prepare_path and make:
         make_inputs(settings, resolver)
     elif args.prepare_path:
@@ -96,9 +122,90 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     if make and is_leader():
         for line in tell_columns(args):
             print(line, flush=True)
-    told = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
-    check_named_model(settings)
-    check_routing_replay(settings, parts)
-    processes = processes_of(settings, parts.trainer)
-    plugins = [*parts.provenance(), *hook_provenance(manager)]
-    return Prepared(settings, parts, resolver, hooks, processes, plugins, told)
+
+
+LOCK_DEADLINE = 3600.0
+"""Seconds to wait for another process's preparation."""
+
+
+def make_inputs(settings: Settings, resolver: Resolver) -> None:
+    """Run the recipe under the lock. Raises ConfigError when another process holds it for too long.
+
+    Every process (all ranks under torchrun, two runs that share inputs) takes the same lock and calls the recipe: the
+    first one works, the others find everything there. So a recipe is idempotent; it may say in `args.hf_checkpoint`
+    that the model went elsewhere.
+    """
+    args = settings.args
+    named = args.hf_checkpoint
+    recipe = resolver.function("recipes", "prepare_path")
+    refusal = f"--prepare-path: another process has been preparing the inputs for {LOCK_DEADLINE:.0f} s; end it first"
+    lock = file_lock(Path(f"{named or args.run_dir}.lock"), deadline=LOCK_DEADLINE, refusal=refusal)
+    with lock, part_of_start():
+        recipe(args)
+    if args.hf_checkpoint != named:
+        if args.ref_load == named:
+            settings.derive("ref_load", args.hf_checkpoint, "hf_checkpoint")
+        settings.derive("hf_checkpoint", args.hf_checkpoint, f"prepare_path, instead of {named}")
+
+
+def tell_columns(args: Args) -> list[str]:
+    """A line per data set whose columns nobody has named, but for `input` alone; files that are not there have none."""
+    sets = []
+    if args.prompt_data and args.rollout_global_dataset and not args.data_source_path:
+        sets.append((args.prompt_data, Columns.of_run(args), "--prompt-data"))
+    sets += [(d.path, Columns.of_eval(d, args), f"evaluation data set {d.name!r}:") for d in args.eval_datasets]
+    lines = []
+    for spec, columns, origin in sets:
+        if columns.input is not None or not split_path(spec)[0].is_file():
+            continue
+        with suppress(DataError):  # who reads the data says what is wrong with it; perhaps nobody does
+            rows = open_rows(spec, origin, stream=split_path(spec)[1] == slice(None))  # the first rows tell
+            with closing(rows):
+                layout = recognised(rows, columns)
+            if layout is not None and (layout.prompt != "input" or layout.answer):
+                lines.append(f"columns of {spec}: {layout}")
+    return lines
+
+
+# By config.json alone, since a trainer may know families that no plugin here describes.
+_NUMBER_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Names under which HF configurations give it."""
+
+
+def check_routing_replay(settings: Settings, parts: Components) -> None:
+    """Engine, trainer, loss and model must be able to.
+
+    Raises:
+        ConfigError: One of them is not.
+    """
+    args = settings.args
+    if not args.use_routing_replay:
+        return
+    asked = "use_rollout_routing_replay" if args.use_rollout_routing_replay else "use_routing_replay"
+    if parts.trainer is not None:
+        if not traits_of(parts.trainer, TrainerTraits).routing_replay:
+            raise ConfigError(
+                f"{settings.cite(asked)}: {settings.cite('train_backend')} cannot replay routing (its traits do not say"
+                " `routing_replay`); choose another --train-backend"
+            )
+        if not getattr(parts.loss, "needs_advantages", True):
+            raise ConfigError(
+                f"{settings.cite(asked)}: --loss-type {args.loss_type!r} has no log-prob pass and no rollout to repeat;"
+                " it works with policy_loss"
+            )
+    engine = parts.engine
+    tells = traits_of(engine, EngineTraits).returns_routed_experts
+    if args.use_rollout_routing_replay and engine is not None and not tells:
+        raise ConfigError(
+            f"{settings.cite(asked)}: {settings.cite('rollout_engine')} does not say which experts it used (its traits"
+            " do not say `returns_routed_experts`); choose another --rollout-engine, or --use-routing-replay alone"
+        )
+    checkpoint = str(args.hf_checkpoint)
+    if (Path(checkpoint) / "config.json").is_file():
+        hf = read_hf_config(checkpoint)
+        text = hf.get("text_config") or {}
+        if not any(part.get(name) for part in (hf, text) for name in _NUMBER_OF_EXPERTS):
+            raise ConfigError(
+                f"{settings.cite(asked)}: {settings.cite('hf_checkpoint')} is a dense model"
+                f" ({hf['model_type']}: no {', '.join(_NUMBER_OF_EXPERTS)} in config.json); remove the flag"
+            )

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config import Settings
-from slime_core.engines.sglang.keeper import die_with
 from slime_core.errors import ConfigError
 from slime_core.launch.drain import Drain
 from slime_core.launch.launchers import RAY
 from slime_core.launch.process import is_leader, num_processes
 from slime_core.launch.rank_errors import ASKED_TO_END, first_error, report
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
+from slime_core.procs.keeper import die_with
 from slime_core.protocols import Args
 from slime_core.waits import waiting
 

@@ -1,24 +1,18 @@
 """Which plugins a process may use: all, those that SLIME_PLUGINS names, or none but slime's own.
 
-Read from the environment, so that processes started by a run agree with it. slime's own are always allowed: the core,
-and the distributions that its extra `plugins` names, since no run can do without an estimator or a generate function.
+Read from the environment, so that processes started by a run agree with it. slime's own are always allowed
+(`slime_core.distributions`), since no run can do without an estimator or a generate function.
 What a reader would get wrong: a component chosen by file or import path is never left out, as the user typed it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
-from importlib import metadata
-from pathlib import Path
 
-import slime_core
-from slime_core.plugins.registry import ComponentRef, normalized
-
-CORE_DISTRIBUTION = "slime-rl"
+from slime_core.distributions import normalized, own_distributions
+from slime_core.plugins.registry import ComponentRef
 
 ALLOW_VARIABLE = "SLIME_PLUGINS"
 """Comma-separated names, distributions or `dist:name` of the plugins that may be used besides slime's own."""
@@ -78,21 +72,6 @@ def enter_safe_mode() -> None:
     os.environ[SAFE_VARIABLE] = "1"
 
 
-@cache
-def own_distributions() -> frozenset[str]:
-    """slime's own distributions, by normalized name: the core, what its extra `plugins` names, and the checkout's."""
-    own = {CORE_DISTRIBUTION}
-    try:
-        requires = metadata.requires(CORE_DISTRIBUTION) or ()
-    except metadata.PackageNotFoundError:
-        requires = ()
-    for text in requires:
-        if match := re.match(r"([A-Za-z0-9._-]+)[^;]*;.*extra\s*==\s*['\"]plugins['\"]", text):
-            own.add(normalized(match[1]))
-    own.update(_checkout_names(Path(slime_core.__file__).resolve().parents[1]))
-    return frozenset(own)
-
-
 def install_hint(ref: ComponentRef) -> str:
     """How to get a plugin's distribution again, with its requirements."""
     if ref.folder:
@@ -101,10 +80,3 @@ def install_hint(ref: ComponentRef) -> str:
         return f"pip install --upgrade {ref.distribution}"
     # The name may be anybody's on the package index; whoever installed it knows where this one comes from.
     return f"install {ref.distribution} again, from where it came"
-
-
-def _checkout_names(root: Path) -> list[str]:
-    """Distributions of `plugins/*/*` beside a source checkout's slime_core; none for an installed wheel."""
-    files = root.glob("plugins/*/*/pyproject.toml") if (root / "pyproject.toml").is_file() else ()
-    found = (re.search(r'^name\s*=\s*"([^"]+)"', file.read_text(encoding="utf-8"), re.MULTILINE) for file in files)
-    return [normalized(match[1]) for match in found if match]

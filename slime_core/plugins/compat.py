@@ -1,8 +1,8 @@
 """Does a plugin's distribution accept the slime that is running?
 
-A plugin author declares nothing for this: the distribution's own requirement on `slime-rl` is tested. What a reader
-would get wrong: requirements on anything else are not even parsed here, since every command does this at its start
-(`missing_requirements` reads them all).
+A plugin author declares nothing for this: the distribution's own requirement on one of `_SLIME` is tested.
+Requirements on anything else are not parsed here, since every command does this at its start (`missing_requirements`
+reads them all).
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import re
 
 import slime_core
+from slime_core.distributions import BUNDLE, CORE, normalized
 from slime_core.errors import PluginIncompatibleError
-from slime_core.plugins.allow import CORE_DISTRIBUTION, install_hint
-from slime_core.plugins.registry import ComponentRef, normalized
+from slime_core.plugins.allow import install_hint
+from slime_core.plugins.registry import ComponentRef
 
+_SLIME = (CORE, BUNDLE)
+"""They have one version."""
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:[\[(<>=!~;@]|$)")
 """What a requirement begins with (PEP 508)."""
 
@@ -23,9 +26,9 @@ def check_compatible(ref: ComponentRef, *, running: str | None = None, origin: s
 
     `origin` is what asked for the plugin, for the message. The core's own components fit.
     """
-    if normalized(ref.distribution) == CORE_DISTRIBUTION:
+    if normalized(ref.distribution) == CORE:
         return
-    ours = [text for text in ref.requires if _name(text) in (CORE_DISTRIBUTION, "")]
+    ours = [text for text in ref.requires if _name(text) in (*_SLIME, "")]
     if not ours:
         return
     from packaging.requirements import InvalidRequirement, Requirement
@@ -39,14 +42,14 @@ def check_compatible(ref: ComponentRef, *, running: str | None = None, origin: s
             raise PluginIncompatibleError(
                 f"{asked}{ref.label} has a malformed requirement {text!r}: {str(error).splitlines()[0]}. {_remedy(ref)}"
             ) from error
-        if normalized(requirement.name) != CORE_DISTRIBUTION:
+        if normalized(requirement.name) not in _SLIME:
             continue
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             raise PluginIncompatibleError(
-                f"{asked}{ref.label} needs {CORE_DISTRIBUTION}{requirement.specifier}, but {CORE_DISTRIBUTION}"
-                f" {version} is running. {_remedy(ref)}, or: pip install '{CORE_DISTRIBUTION}{requirement.specifier}'"
+                f"{asked}{ref.label} needs {requirement.name}{requirement.specifier}, but {requirement.name}"
+                f" {version} is running. {_remedy(ref)}, or: pip install '{requirement.name}{requirement.specifier}'"
             )
 
 
@@ -76,7 +79,7 @@ def missing_requirements(ref: ComponentRef) -> list[tuple[str, str]]:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        if normalized(requirement.name) == CORE_DISTRIBUTION:
+        if normalized(requirement.name) in _SLIME:
             continue
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import slime_core
+from slime_core.distributions import CORE
 from slime_core.errors import ConfigError
-from slime_core.plugins.allow import CORE_DISTRIBUTION, enter_safe_mode, safe_mode
+from slime_core.plugins.allow import enter_safe_mode, safe_mode
 from slime_core.plugins.hookspecs import hookimpl
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
 from slime_core.plugins.registry import (
@@ -119,7 +120,7 @@ def _unknown_group(where: str, group: str) -> Problem:
 def _project_refs(project: Mapping[str, Any], folder: Path, rank: int) -> list[ComponentRef]:
     """What a `[project]` table offers to slime."""
     name = str(project.get("name", folder.name))
-    version = slime_core.__version__ if name == CORE_DISTRIBUTION else str(project.get("version", ""))
+    version = slime_core.__version__ if name == CORE else str(project.get("version", ""))
     requires = tuple(str(r) for r in project.get("dependencies", ()))
     return [
         ComponentRef(
@@ -145,7 +146,7 @@ def checkout_root() -> Path | None:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
     except (OSError, ValueError):
         return None
-    return root if project.get("name") == CORE_DISTRIBUTION else None
+    return root if project.get("name") == CORE else None
 
 
 def plugin_directories() -> list[Path]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import slime_core
+from slime_core.distributions import BUNDLE, normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 
@@ -24,11 +25,6 @@ NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")
 
 RANK_EXPLICIT, RANK_INSTALLED, RANK_CHECKOUT = 0, 1, 2
 """Which copy of one distribution is used: `--plugin-dir`, then installed, then the checkout slime runs from."""
-
-
-def normalized(distribution: str) -> str:
-    """A distribution name in the form the packaging standard compares."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def source_hash(file: Path, distribution: str = "") -> str:
@@ -139,7 +135,10 @@ class Registry:
         return self._allow.set_by if self._allow is not None else ""
 
     def add(self, ref: ComponentRef) -> None:
-        """Add a component; of two copies of one distribution the better-ranked one stays."""
+        """Add a component; of two copies of one distribution, or of one target, the better-ranked one stays.
+
+        A folder of the checkout and the bundle that was built from it offer the same targets.
+        """
         if self._allow is not None and not self._allow.allows(ref):
             self.left_out.append(ref)
             return
@@ -149,7 +148,7 @@ class Registry:
             )
             return
         offers = self._refs.setdefault((ref.kind, ref.name), {})
-        key = normalized(ref.distribution)
+        key = next((key for key, other in offers.items() if other.target == ref.target), normalized(ref.distribution))
         known = offers.get(key)
         if known is None or ref.rank < known.rank:
             offers[key] = ref
@@ -229,9 +228,7 @@ class Registry:
         elif close := difflib.get_close_matches(name.replace("-", "_"), names, n=1):
             parts.append(f"Did you mean {close[0]!r}?")
         elif kind in KINDS:
-            parts.append(
-                "slime's own come with: pip install 'slime-rl[plugins]'. One of yours has its path: FILE.py:NAME."
-            )
+            parts.append(f"slime's own come with: pip install {BUNDLE}. One of yours has its path: FILE.py:NAME.")
         parts.append(f"Installed: {', '.join(names) or 'none'}")
         parts += [f"({self.left_out_by} is in force)"] if self.left_out_by else []
         parts += [f"(not usable: {p.where}: {p.message})" for p in self.problems]

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from slime_core.distributions import normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError
 from slime_core.plugins import trace
 from slime_core.plugins.compat import check_compatible
@@ -38,7 +39,7 @@ from slime_core.plugins.loading import (
     search_also,
 )
 from slime_core.plugins.manager import current_registry
-from slime_core.plugins.registry import ComponentRef, Registry, normalized
+from slime_core.plugins.registry import ComponentRef, Registry
 from slime_core.plugins.signatures import check_signature, fits, takes_list
 from slime_core.protocols import traits_of
 

@@ -73,8 +73,6 @@ class GenerateTraits(Traits):
 
     uses_environment: bool = False
     """Its samples act in `--environment-path`."""
-    uses_sandbox: bool = False
-    """It makes sandboxes, so that what the machine can isolate is looked at before the run."""
     takes_images: bool = False
     """It hands `sample.image_data()` to the engine."""
     check: Callable[..., None] | None = None

@@ -18,7 +18,6 @@ from slime_core.protocols import Args
 from slime_core.rollout.baseline import baseline_reward
 from slime_core.rollout.eval_scores import pass_at_k as pass_at_k
 from slime_core.rollout.eval_scores import score_values
-from slime_core.rollout.tool_metrics import tool_metrics
 from slime_core.routed_experts import RoutedExperts
 from slime_core.types import NOT_SAMPLED, Group, Sample, SampleStatus
 
@@ -242,4 +241,32 @@ def eval_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
             metrics[f"eval/{name}/failed_ratio"] = columns["failed"] / len(rewards)
         scores = score_values(columns)
         metrics |= {f"eval/{name}-{k}": mean(values) for k, values in scores.items() if k != "reward"}
+    return metrics
+
+
+STATS = "tool_stats"
+"""In a sample's metadata: {tool: {"calls", "errors", "seconds", ...}}, written by generators that call tools."""
+_NAMES = {"errors": "error_ratio"}
+"""Sum -> the metric's name where it is another."""
+
+
+def tool_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """`tools/<tool>/{calls,error_ratio,seconds,...}`; nothing where no sample called a tool.
+
+    What is no finite number, or belongs to a tool without calls, is left out: a user's generator writes this, too.
+    """
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: {"calls": 0.0, "errors": 0.0, "seconds": 0.0})
+    weights = shares(samples)
+    for sample, weight in zip(samples, weights):
+        stats = sample.metadata.get(STATS)
+        for tool, counts in stats.items() if isinstance(stats, Mapping) else ():
+            for name, value in counts.items() if isinstance(counts, Mapping) else ():
+                if isinstance(value, int | float) and math.isfinite(value):
+                    sums[tool][name] = sums[tool].get(name, 0.0) + weight * value
+    metrics: dict[str, float] = {}
+    for tool, found in sorted(sums.items()):
+        calls = found.pop("calls")
+        if calls > 0:
+            metrics[f"tools/{tool}/calls"] = calls / sum(weights)
+            metrics |= {f"tools/{tool}/{_NAMES.get(name, name)}": value / calls for name, value in found.items()}
     return metrics

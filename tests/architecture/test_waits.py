@@ -13,7 +13,7 @@ from functools import cache
 
 import pytest
 
-from tests.architecture.trees import CORE, tree
+from tests.architecture.trees import files, tree
 
 COLLECTIVES = {
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
@@ -33,14 +33,17 @@ _JUST_KILLED = "of a process or task that was just killed or cancelled, or has j
 
 ALLOWED = {
     "cli/serve.py:_serve": "serves until a signal",
-    "cluster/engine_actor.py:advance": "the actor's caller counts its silence (cluster/wait.py)",
-    "cluster/engine_actor.py:in_turn": "the actor's caller counts its silence (cluster/wait.py)",
-    "cluster/wait.py:awaited": "is done, or its process has died",
-    "cluster/engine_proxy.py:_abortable": _SAMPLE,
-    "cluster/engine_proxy.py:_control": _STAGE,
-    "cluster/engine_proxy.py:_forever": _SERVES,
-    "cluster/engine_proxy.py:_survive": "steps of a start, each of which is named where it waits",
-    "cluster/engine_proxy.py:generate": _SAMPLE,
+    "slime_environment_session/child.py:_answered": "the other side kills this process at --environment-step-timeout",
+    "slime_environment_session/places.py:_answered": "the session's `within` around it: --environment-step-timeout",
+    "slime_environment_session/places.py:_work": _SERVES,
+    "slime_launcher_ray/engine_actor.py:advance": "the actor's caller counts its silence (slime_launcher_ray/wait.py)",
+    "slime_launcher_ray/engine_actor.py:in_turn": "the actor's caller counts its silence (slime_launcher_ray/wait.py)",
+    "slime_launcher_ray/wait.py:awaited": "is done, or its process has died",
+    "slime_launcher_ray/engine_proxy.py:_abortable": _SAMPLE,
+    "slime_launcher_ray/engine_proxy.py:_control": _STAGE,
+    "slime_launcher_ray/engine_proxy.py:_forever": _SERVES,
+    "slime_launcher_ray/engine_proxy.py:_survive": "steps of a start, each of which is named where it waits",
+    "slime_launcher_ray/engine_proxy.py:generate": _SAMPLE,
     "engines/embedded/engine.py:_drive": _SERVES,
     "engines/embedded/engine.py:stream": _CLIENT,
     "engines/embedded/fan_out.py:merge_streams": _CLIENT,
@@ -50,17 +53,14 @@ ALLOWED = {
     "engines/scripted.py:_due": _SAMPLE,
     "engines/scripted.py:_interrupted": _SAMPLE,
     "engines/scripted.py:generate": _SAMPLE,
-    "engines/sglang/engine.py:stop": "processes get SIGTERM, then SIGKILL after a grace",
-    "engines/sglang/keeper.py:_watch": "lives as long as its parent, and waits for its end",
-    "engines/sglang/supervisor.py:_watch_all": "looks at servers as long as the run lasts; each look has a deadline",
-    "engines/sglang_api/client.py:_acquire": "looks at the pool; what it waits for between two looks has a deadline",
-    "engines/sglang_api/weight_delta.py:outcome": "a request with --update-weight-timeout",
-    "engines/sglang_api/weight_distributed.py:_in_thread": _COLLECTIVE,
-    "engines/sglang_api/weight_distributed.py:_together": "requests with --update-weight-timeout, and a collective",
-    "engines/sglang_api/weight_distributed.py:broadcast": _COLLECTIVE,
-    "environments/places.py:_answered": "the session's `within` around the call: --environment-step-timeout",
-    "environments/places.py:_work": _SERVES,
-    "environments/child.py:_answered": "the other side kills this process at --environment-step-timeout",
+    "slime_engine_sglang/engine.py:stop": "processes get SIGTERM, then SIGKILL after a grace",
+    "procs/keeper.py:_watch": "lives as long as its parent, and waits for its end",
+    "slime_engine_sglang/supervisor.py:_watch_all": "looks at servers while the run lasts; each look has a deadline",
+    "slime_engine_sglang/api/client.py:_acquire": "looks at the pool; what it waits for meanwhile has a deadline",
+    "slime_engine_sglang/api/weight_delta.py:outcome": "a request with --update-weight-timeout",
+    "slime_engine_sglang/api/weight_distributed.py:_in_thread": _COLLECTIVE,
+    "slime_engine_sglang/api/weight_distributed.py:_together": "requests with a deadline, and a collective",
+    "slime_engine_sglang/api/weight_distributed.py:broadcast": _COLLECTIVE,
     "launch/fresh_process.py:close": _JUST_KILLED,
     "launch/probes.py:finish": "in a fresh process that slime check kills at its deadline",
     "tools/running.py:_in_thread": _TOOL,
@@ -70,12 +70,12 @@ ALLOWED = {
     "loop_async.py:waits": _STAGE,
     "loop_async.py:works": _STAGE,
     "observability/timeline.py:wait": _STAGE,
-    "planning/simulate.py:run": "no wait: a command of the simulated run",
+    "slime_command_plan/simulate.py:run": "no wait: a command of the simulated run",
     "plugins/boundary.py:awaited": "the deadline of the reward or hook that calls it",
     "plugins/workers/pool.py:_own": _SERVES,
     "plugins/workers/threads.py:_work": _SERVES,
     "rollout/ahead.py:stop": _JUST_KILLED,
-    "sandbox/inside/forward.py:hand_over": "accepts a connection that is there already",
+    "slime_sandbox_local/inside/forward.py:hand_over": "accepts a connection that is there already",
     "rollout/deadlines.py:first": "the group's clock is one of the two; named by run_group",
     "rollout/evaluations.py:run": "`within` inside keeps --eval-timeout",
     "rollout/gate.py:part": "a sample's run: its own deadlines",
@@ -83,7 +83,7 @@ ALLOWED = {
     "rollout/schedule.py:until_interrupted": "the rollout as a whole: --rollout-stall-timeout in it",
     "rollout/stage.py:keep_result": "named by its callers; the parts of a rollout or evaluation have deadlines",
     "trainers/embedded/parallel.py": _COLLECTIVE,
-    "trainers/megatron": _COLLECTIVE,
+    "slime_trainer_megatron": _COLLECTIVE,
     "weights/puller.py:_apply": "copies files, and must not be left behind; the request has the deadline",
     "weights/puller.py:serve": "serves until a signal",
 }
@@ -163,11 +163,11 @@ def _waits(parsed: ast.Module) -> Iterator[tuple[str, int, str]]:
 @cache
 def _found() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for file in sorted(CORE.rglob("*.py")):
-        if file.relative_to(CORE).parts[0] == "testing":  # suites for tests, which have pytest's deadline
+    for file, name in files():
+        if name.startswith(("testing/", "slime_testing_")):  # suites for tests, which have pytest's deadline
             continue
         for function, line, kind in _waits(tree(file)):
-            place = f"{file.relative_to(CORE)}:{function}"
+            place = f"{name}:{function}"
             found.setdefault(place, []).append(f"{kind} (line {line})")
     return found
 

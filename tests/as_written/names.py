@@ -14,7 +14,7 @@ NAMES: dict[str, Verdict] = {
     ),
     "slime.agent.adapters.AnthropicAdapter": Verdict(
         "differs",
-        "slime_core.agents.AgentServer: only keys of open sessions are let in; a client's temperature has no effect",
+        "slime_agent_base_url.AgentServer: only keys of open sessions are let in; a client's temperature has no effect",
     ),
     "slime.agent.adapters.BaseAdapter": Verdict(
         "differs", "open_session, finish_session, drop_session and app are there; its inner methods are not"
@@ -71,11 +71,11 @@ NAMES: dict[str, Verdict] = {
     ),
     "slime.agent.sandbox.EXIT_TIME_BUDGET_EXCEEDED": Verdict("works", "same arguments, same answer"),
     "slime.agent.sandbox.ExecResult": Verdict(
-        "works", "slime_core.sandbox.ExecResult, which unpacks as (code, out, err)"
+        "works", "slime_sandbox_local.ExecResult, which unpacks as (code, out, err)"
     ),
-    "slime.agent.sandbox.LocalSandbox": Verdict("works", "slime_core.sandbox.LocalSandbox; not in THUDM/slime"),
-    "slime.agent.sandbox.Sandbox": Verdict("works", "slime_core.sandbox.Sandbox"),
-    "slime.agent.sandbox.SandboxError": Verdict("works", "slime_core.sandbox.SandboxError; not in THUDM/slime"),
+    "slime.agent.sandbox.LocalSandbox": Verdict("works", "slime_sandbox_local.LocalSandbox; not in THUDM/slime"),
+    "slime.agent.sandbox.Sandbox": Verdict("works", "slime_sandbox_local.Sandbox"),
+    "slime.agent.sandbox.SandboxError": Verdict("works", "slime_sandbox_local.SandboxError; not in THUDM/slime"),
     "slime.agent.sandbox.ensure_agent_user": Verdict(
         "differs", "makes the directory; programs of a local sandbox have no rights to drop"
     ),
@@ -314,7 +314,7 @@ NAMES: dict[str, Verdict] = {
     "slime.utils.processing_utils.load_processor": Verdict("works", "same arguments, same answer"),
     "slime.utils.processing_utils.load_tokenizer": Verdict("works", "same arguments, same answer"),
     "slime.utils.processing_utils.process_vision_info": Verdict("refused", "--multimodal-keys"),
-    "slime.utils.seqlen_balancing": Verdict("refused", "slime_core.learning.partition"),
+    "slime.utils.seqlen_balancing": Verdict("refused", "slime_core.learning.packing"),
     "slime.utils.trace_utils.TraceHandle": Verdict("works", "made by bind_trace or import_trace"),
     "slime.utils.trace_utils.TraceSpanContext": Verdict("works", "set, update; what trace_span yields"),
     "slime.utils.trace_utils.bind_trace": Verdict("works", "same arguments, same answer"),

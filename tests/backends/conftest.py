@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.router import Router
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.environment import engine_python
+from slime_engine_sglang.fleet import Fleet
+from slime_engine_sglang.planner import make_plan
+from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.server import ServerProcess
 
 from slime_core.config import load_settings
-from slime_core.engines.sglang.environment import engine_python
-from slime_core.engines.sglang.fleet import Fleet
-from slime_core.engines.sglang.planner import make_plan
-from slime_core.engines.sglang.router_process import RouterProcess
-from slime_core.engines.sglang.server import ServerProcess
-from slime_core.engines.sglang_api.router import Router
-from slime_core.engines.sglang_api.transport import Http
 from slime_core.errors import ConfigError
 from tests.backends.whole_runs import Learned, demo, metrics
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread

@@ -10,11 +10,11 @@ from typing import Any
 import openai
 import pytest
 import torch
+from slime_agent_base_url import AgentServer
+from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core import Sample
-from slime_core.agents import AgentServer
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.engines.sglang_api.engine import HttpEngine
 from tests.backends.conftest import Running
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]

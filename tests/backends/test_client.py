@@ -17,13 +17,13 @@ import aiohttp
 import psutil
 import pytest
 import torch
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.router import FORWARDED, HARMLESS, Router
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.worker import WorkerPool
+from slime_engine_sglang.environment import installed_versions
+from slime_engine_sglang.router_process import RouterProcess
 
-from slime_core.engines.sglang.environment import installed_versions
-from slime_core.engines.sglang.router_process import RouterProcess
-from slime_core.engines.sglang_api.engine import HttpEngine
-from slime_core.engines.sglang_api.router import FORWARDED, HARMLESS, Router
-from slime_core.engines.sglang_api.transport import Http
-from slime_core.engines.sglang_api.worker import WorkerPool
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
 from tests.backends.conftest import Running

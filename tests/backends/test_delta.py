@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from slime_engine_sglang.api.engine import HttpEngine
 
-from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.errors import WeightSyncError
 from slime_core.weights.delta_writer import DeltaWriter
 from tests.backends.conftest import Running
@@ -124,7 +124,7 @@ async def check(engine: HttpEngine, model: Any, version: int) -> None:
 async def test_the_engine_that_launches_servers_starts_a_puller(
     sglang_args: Callable[..., Any], sglang_model: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    from slime_core.engines.sglang.engine import SglangEngine
+    from slime_engine_sglang.engine import SglangEngine
 
     directory, original = sglang_model
     root = tmp_path / "run" / "weights"

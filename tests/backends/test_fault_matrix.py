@@ -22,10 +22,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from slime_engine_sglang.api.weight_protocol import ServerFacts
+from slime_engine_sglang.engine import SglangEngine
+from slime_engine_sglang.service import Service
 
-from slime_core.engines.sglang.engine import SglangEngine
-from slime_core.engines.sglang.service import Service
-from slime_core.engines.sglang_api.weight_protocol import ServerFacts
 from slime_core.errors import WeightSyncError
 from slime_core.observability.events import read_events
 from slime_core.types import GenerationOutput

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.engine import SglangEngine
+from slime_engine_sglang.router_process import RouterProcess
 
-from slime_core.engines.sglang.engine import SglangEngine
-from slime_core.engines.sglang.router_process import RouterProcess
-from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.errors import EngineError
 from tests.backends.conftest import Running
 from tests.backends.whole_runs import command_line, still_running
@@ -32,7 +32,7 @@ PARENT = """
 import asyncio, sys
 from types import SimpleNamespace
 from slime_core.config import load_settings
-from slime_core.engines.sglang.engine import SglangEngine
+from slime_engine_sglang.engine import SglangEngine
 
 async def main():
     settings = load_settings(sys.argv[1:], command="serve", env={})

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from slime_command_plan.memory import FACTOR, Parameters, Sharding, total, trainer_items
 
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import init_weights
 from slime_core.models.decoder_shape import decoder_shape
 from slime_core.models.hf_io import write_config, write_weights
 from slime_core.ops.logprobs import CHUNK_ELEMENTS
-from slime_core.planning.memory import FACTOR, Parameters, Sharding, total, trainer_items
 
 pytestmark = pytest.mark.backends
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_engine_sglang.engine import SglangEngine
 
-from slime_core.engines.sglang.engine import SglangEngine
 from slime_core.models.config import load_model_config
 from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights

@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
+from slime_engine_sglang.router_process import RouterProcess
 
-from slime_core.engines.sglang.router_process import RouterProcess
 from tests.backends.conftest import Running
 from tests.backends.whole_runs import command_line
 

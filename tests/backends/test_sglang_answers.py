@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.versions import TESTED_VERSIONS
+from slime_engine_sglang.environment import installed_versions
 
-from slime_core.engines.sglang.environment import installed_versions
-from slime_core.engines.sglang_api.versions import TESTED_VERSIONS
 from tests.as_written.test_sglang_answers import ANSWERS
 from tests.backends.conftest import Running
 

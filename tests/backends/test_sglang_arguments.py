@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_sglang.arguments import router_arguments, router_argv, server_arguments, to_argv
+from slime_engine_sglang.environment import installed_versions, server_environment
+from slime_engine_sglang.flag_list import cache_file, installed_flags, shipped_flags
 
 from slime_core.config import ForeignFlag, load_settings
-from slime_core.engines.sglang.arguments import router_arguments, router_argv, server_arguments, to_argv
-from slime_core.engines.sglang.environment import installed_versions, server_environment
-from slime_core.engines.sglang.flag_list import cache_file, installed_flags, shipped_flags
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
@@ -96,7 +96,7 @@ def test_the_installed_list_is_cached(sglang_python: Path, monkeypatch: pytest.M
     flags = installed_flags(sglang_python)
     assert flags.versions == installed_versions(sglang_python)
     assert cache_file(flags.versions).exists()
-    monkeypatch.setattr("slime_core.engines.sglang.flag_list.introspected", None)
+    monkeypatch.setattr("slime_engine_sglang.flag_list.introspected", None)
     installed_flags.cache_clear()
     assert installed_flags(sglang_python) == flags
 

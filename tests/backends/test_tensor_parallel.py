@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from slime_engine_sglang.engine import SglangEngine
 
-from slime_core.engines.sglang.engine import SglangEngine
 from slime_core.models.hf_io import copy_assets, write_weights
 from tests.backends.test_weights import PARAMS, PROMPT, log_probs, named, other
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_sglang.environment import server_environment
 
-from slime_core.engines.sglang.environment import server_environment
 from slime_core.plugins.resolve import resolve
 from slime_core.tools import ToolCall
 

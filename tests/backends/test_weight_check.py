@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.worker import WorkerState
+from slime_engine_sglang.engine import SglangEngine
 
-from slime_core.engines.sglang.engine import SglangEngine
-from slime_core.engines.sglang_api.engine import HttpEngine
-from slime_core.engines.sglang_api.worker import WorkerState
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
 from slime_core.testing.tiny import tiny_moe_model

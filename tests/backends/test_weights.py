@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.weight_update import WeightUpdates
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.server import ServerProcess
 
-from slime_core.engines.sglang.server import ServerProcess
-from slime_core.engines.sglang_api.transport import Http
-from slime_core.engines.sglang_api.weight_update import WeightUpdates
-from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
 from tests.backends.conftest import Running

@@ -45,7 +45,7 @@ def test_list_is_a_table_of_where_things_come_from(capsys: pytest.CaptureFixture
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["KIND", "NAME", "FROM", "TARGET"]
     (row,) = [line for line in lines if line.startswith("rewards ") and " exact " in line]
-    assert "slime-reward-exact 0.1.0" in row
+    assert "slime-rl 0.1.0" in row
     assert "slime_reward_exact:reward" in row
 
 
@@ -226,8 +226,8 @@ def test_trace_reports_components_and_hooks(tiny: TinyRun, tmp_path: Path, slime
     (reward,) = [row for row in rows if row and row[0] == "--custom-rm-path"]
     assert f"{tiny.root / 'rm.py'}:2" in reward
     (estimator,) = [row for row in rows if row and row[0] == "--advantage-estimator"]
-    assert "slime-estimator-grpo" in estimator
-    (step,) = [row for row in rows if row[:2] == ["slime_log_metrics", "slime-rl:jsonl"]]
+    assert "slime-rl" in estimator
+    (step,) = [row for row in rows if row[:2] == ["slime_log_metrics", "slime-rl-core:jsonl"]]
     assert int(step[2]) > 0
     assert float(step[3]) > 0
 

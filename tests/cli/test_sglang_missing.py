@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_engine_sglang.api.versions import TESTED_VERSIONS
 
-from slime_core.engines.sglang_api.versions import TESTED_VERSIONS
 from tests.conftest import TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from slime_launcher_ray.submit import HERE, make_job
 
 from slime_core.cli import job
 from slime_core.cli.submit import run
-from slime_core.cluster.submit import HERE, make_job
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
 

@@ -18,7 +18,7 @@ import pytest
 from slime_core.cli import main as frame
 from slime_core.cli.termination import Termination
 from slime_core.waits.processes import runs
-from tests.conftest import SLIME, TinyRun
+from tests.conftest import SLIME, TinyRun, without_start
 
 HOOK = """
 [project]
@@ -93,6 +93,7 @@ def test_sigterm_ends_a_run_cleanly(ignores_ctrl_c: bool, tiny: TinyRun, tmp_pat
     finally:
         process.kill()
     assert process.returncode == 0, said
+    said = without_start(said)
     assert said.startswith("slime: SIGTERM: ending with a commit of what is trained, within 300 s")
     assert said.count("\n") == 1, said
     assert (tmp_path / "ended").read_text() == "NoneType"

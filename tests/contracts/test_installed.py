@@ -11,8 +11,10 @@ import pytest
 
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
 from slime_core.plugins.manager import current_registry
+from slime_core.plugins.registry import ComponentRef
 from slime_core.plugins.resolve import resolve
 from slime_core.testing import Contract, suite_of
+from tests.architecture.trees import LOCKSTEP
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
@@ -23,9 +25,14 @@ SLOW = {("trainers", "megatron")}
 ELSEWHERE = {("losses", "custom_loss"), ("engines", "http"), ("engines", "sglang")}
 """Held by `test_policy_loss_parts.py`, `test_http_engine.py` and `tests/backends/test_engine_conformance.py`, which
 have the settings they cannot do without, or a service to talk to."""
+HERE = {"slime_core", *(package.name for package in LOCKSTEP)}
 COMPONENTS = [
     current_registry().get(kind, name) for kind in [*KINDS, HOOK_GROUP] for name in current_registry().names(kind)
 ]
+
+
+def _package(ref: ComponentRef) -> str:
+    return ref.target.split(":")[0].split(".")[0]
 
 
 def _suites() -> dict[str, type[Contract]]:
@@ -33,7 +40,7 @@ def _suites() -> dict[str, type[Contract]]:
     found = {}
     for ref in COMPONENTS:
         key = (ref.kind, ref.name)
-        if ref.target.startswith("slime_core.") and key not in ELSEWHERE:
+        if _package(ref) in HERE and key not in ELSEWHERE:
             name = f"Test_{ref.kind.replace('.', '_')}_{ref.name}"
             facts = {"kind": ref.kind, "component": ref.name, **SETTINGS.get(key, {})}
             suite = type(name, (suite_of(ref.kind),), facts)
@@ -54,10 +61,10 @@ def test_components_of_plugins_are_held_to_their_contract_beside_them() -> None:
     for project in PLUGINS.glob("*/*/pyproject.toml"):
         suites = "".join(file.read_text(encoding="utf-8") for file in project.parent.glob("tests/test_*.py"))
         name = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"]
-        held[name] = set(re.findall(r'component = "(\w+)"', suites))
-    theirs = [ref for ref in COMPONENTS if not ref.target.startswith("slime_core.")]
+        held[name.replace("-", "_")] = set(re.findall(r'component = "(\w+)"', suites))
+    theirs = [ref for ref in COMPONENTS if _package(ref) not in HERE]
     assert len(theirs) > 60
-    missing = {f"{ref.kind}/{ref.name}" for ref in theirs if ref.name not in held[ref.distribution]}
+    missing = {f"{ref.kind}/{ref.name}" for ref in theirs if ref.name not in held[_package(ref)]}
     assert missing == {f"models/{name}" for name in COMPARED}
 
 

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-from slime_core.sandbox import isolation_here
+from slime_sandbox_local import isolation_here
 
 # Looked for, not imported: that takes seconds, and only the agent needs them.
 if not (find_spec("openai") and find_spec("anthropic")):

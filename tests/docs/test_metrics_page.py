@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.incidents import Incidents
 
-from slime_core.engines.sglang.incidents import Incidents
-from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.observability.events import EventLog
 from tests.conftest import TinyRun
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_sandbox_local import isolation_here
 
-from slime_core.sandbox import isolation_here
 from slime_core.testing.loop import run_loop
 
 pytest.importorskip("openai")

@@ -21,17 +21,17 @@ from typing import Any
 
 import pytest
 import torch
+from slime_engine_sglang.api.answers import versions_in
+from slime_engine_sglang.api.client import Client
+from slime_engine_sglang.api.control import Control
+from slime_engine_sglang.api.router import Router
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.weight_update import WeightUpdates
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.incidents import Incidents
+from slime_engine_sglang.recovery import Supervised
+from slime_engine_sglang.supervisor import Supervisor
 
-from slime_core.engines.sglang.incidents import Incidents
-from slime_core.engines.sglang.recovery import Supervised
-from slime_core.engines.sglang.supervisor import Supervisor
-from slime_core.engines.sglang_api.answers import versions_in
-from slime_core.engines.sglang_api.client import Client
-from slime_core.engines.sglang_api.control import Control
-from slime_core.engines.sglang_api.router import Router
-from slime_core.engines.sglang_api.transport import Http
-from slime_core.engines.sglang_api.weight_update import WeightUpdates
-from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import WeightSyncError
 from slime_core.observability.events import EventLog, read_events
 from slime_core.types import GenerationOutput

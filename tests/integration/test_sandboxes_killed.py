@@ -8,19 +8,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from slime_sandbox_local import isolation_here
 
-from slime_core.sandbox import isolation_here
 from tests.conftest import TinyRun
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 CODE = """
 import sys
-from slime_core import GenerateTraits, declares
-from slime_core.sandbox import InterpreterPool, SandboxLimits, pool_of
+from slime_sandbox_local import InterpreterPool, SandboxLimits, pool_of
 
 CODE = "import subprocess; subprocess.run(['sleep', '{marker}'])"
 
-@declares(GenerateTraits(uses_sandbox=True))
 async def generate(args, sample, sampling_params, *, context):
     # What `code_sandbox` does with a turn; a random model writes none.
     await pool_of(args, SandboxLimits()).run(object(), CODE, timeout=900)

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_sandbox_local import isolation_here
 
 from slime_core.config import load_settings
 from slime_core.data.dumps import read_samples
 from slime_core.launch import run
 from slime_core.plugins.resolve import resolve
 from slime_core.quickstart.warmup import PHASES, STAMP, Recipe, make_missing_model
-from slime_core.sandbox import isolation_here
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_sandbox_local import isolation_here
 
 from slime_core import GenerateContext, Sample, SampleStatus, encode_prompt, resolve, run_tools
 from slime_core.provenance import Source
-from slime_core.sandbox import isolation_here
 from slime_core.testing import Reply, ScriptedEngine
 from slime_core.tools import ToolCall
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer

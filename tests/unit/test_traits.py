@@ -20,14 +20,14 @@ class Derived(Engine):
     """Inherits what it does not say."""
 
 
-@declares(GenerateTraits(uses_sandbox=True))
+@declares(GenerateTraits(takes_images=True))
 async def generate(args: Any, sample: Any, sampling_params: Any) -> Any:
     return sample
 
 
 def test_of_a_class_an_object_a_function_and_of_nothing() -> None:
     assert traits_of(Derived, EngineTraits) is traits_of(Derived(), EngineTraits) is Engine.traits
-    assert traits_of(generate, GenerateTraits) == GenerateTraits(uses_sandbox=True)
+    assert traits_of(generate, GenerateTraits) == GenerateTraits(takes_images=True)
     assert traits_of(None, EngineTraits) == traits_of(object(), EngineTraits) == EngineTraits()
 
 

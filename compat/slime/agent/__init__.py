@@ -1,4 +1,4 @@
-"""`slime.agent`: agents that talk to the policy over HTTP, over `slime_core.agents`."""
+"""`slime.agent`: agents that talk to the policy over HTTP, over `slime_agent_base_url`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`slime.agent.sandbox`: what an agent's sandbox can do, for code that brings its own or takes slime_core's.
 
-`Sandbox` is `slime_core.sandbox.Sandbox`, which has THUDM/slime's methods. What a reader would get wrong: there is no
+`Sandbox` is `slime_sandbox_local.Sandbox`, which has THUDM/slime's methods. What a reader would get wrong: there is no
 client of E2B's service here; `LocalSandbox` isolates on this machine, and a class of one's own with the three methods
 fits wherever a sandbox is taken.
 """
@@ -11,9 +11,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from slime_sandbox_local import ExecResult, LocalSandbox, Sandbox, SandboxError
+from slime_sandbox_local.protocol import TIMED_OUT
+
 from slime import _missing
-from slime_core.sandbox import ExecResult, LocalSandbox, Sandbox, SandboxError
-from slime_core.sandbox.protocol import TIMED_OUT
 
 EXIT_TIME_BUDGET_EXCEEDED = TIMED_OUT
 """Exit status of what was ended because its time was up."""

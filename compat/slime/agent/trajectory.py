@@ -1,8 +1,7 @@
 """`slime.agent.trajectory.TrajectoryManager`: turns that a user's own server recorded -> samples.
 
-Over `slime_core.agents.tree` (which messages go together) and `slime_core.agents.linearise` (which tokens do). What a
-reader would get wrong: a turn needs the log-probs of its tokens, since they are trained on; THUDM/slime takes 0.0 where
-there are none.
+Over `slime_agent_base_url.tree` (which messages go together) and `.linearise` (which tokens do). A turn needs the
+log-probs of its tokens, since they are trained on; THUDM/slime takes 0.0 where there are none.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_agent_base_url.linearise import Line, linearise
+from slime_agent_base_url.sessions import FORK_THRESHOLD
+from slime_agent_base_url.tree import MessageTree, Prompt, Turn
+
 from slime import _missing
 from slime_core import provenance
-from slime_core.agents.linearise import Line, linearise
-from slime_core.agents.sessions import FORK_THRESHOLD
-from slime_core.agents.tree import MessageTree, Prompt, Turn
 from slime_core.sample import Sample, SampleStatus
 from slime_core.types import GenerationOutput
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from slime_core.cli.plugins.contracts import Outcome, run_contracts
 from slime_core.cli.plugins.naming import kind_word, split
+from slime_core.distributions import normalized
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.kinds import HOOK_GROUP
-from slime_core.plugins.registry import ComponentRef, Registry, normalized
+from slime_core.plugins.registry import ComponentRef, Registry
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ Spec = tuple[str, str, ComponentRef | None]
 
 def _specs(targets: list[str]) -> list[Spec]:
     """What the words on the command line mean. Raises PluginNotFoundError for one that means nothing."""
-    from slime_core.plugins.allow import own_distributions
+    from slime_core.distributions import own_distributions
     from slime_core.plugins.discovery import add_plugin_directories
     from slime_core.plugins.manager import current_registry
 

@@ -14,8 +14,8 @@ from importlib import metadata, resources
 from pathlib import Path
 
 import slime_core
+from slime_core.distributions import CORE
 from slime_core.errors import ConfigError, PluginConflictError
-from slime_core.plugins.allow import CORE_DISTRIBUTION
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 from slime_core.plugins.registry import NAME_PATTERN, Registry
 
@@ -120,7 +120,7 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
         "group": HOOK_GROUP if key == HOOK_GROUP else KINDS[key].group,
         "spec": f"{'hooks' if key == HOOK_GROUP else key}/{name}",
         "use": _use(key, name),
-        "core": f"{CORE_DISTRIBUTION}{compatible_range()}",
+        "core": f"{CORE}{compatible_range()}",
         "target": f"{package}{target}",
         "Class": "".join(part.capitalize() for part in name.split("_") if part),
     }

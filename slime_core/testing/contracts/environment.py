@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
+from slime_environment_session.session import EnvironmentSession
 
-from slime_core.environments.session import EnvironmentSession
 from slime_core.errors import PluginError
 from slime_core.protocols import Step, Turn
 from slime_core.testing.contracts.base import Contract

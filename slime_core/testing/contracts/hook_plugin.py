@@ -9,11 +9,12 @@ from typing import Any
 import pluggy
 import pytest
 
+from slime_core.distributions import normalized
 from slime_core.errors import PluginNotFoundError
 from slime_core.plugins import hookspecs
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.manager import current_registry, load_hook_module
-from slime_core.plugins.registry import ComponentRef, normalized
+from slime_core.plugins.registry import ComponentRef
 from slime_core.testing.contracts.base import Contract
 
 

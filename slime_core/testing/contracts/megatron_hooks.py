@@ -26,7 +26,7 @@ class _MegatronHookContract(Contract):
 
     def test_a_trainer_works_with_it(self) -> None:
         """Passes of actor and reference, and an optimizer step, with finite numbers."""
-        from slime_core.trainers.megatron.trainer import MegatronTrainer
+        from slime_trainer_megatron.trainer import MegatronTrainer
 
         trainer, batch = MegatronTrainer(self.settings), example_batch()
         try:

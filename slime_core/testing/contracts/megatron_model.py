@@ -153,14 +153,14 @@ class MegatronModelContract(Contract):
         """Within 1e-4, in float32 and one process; with the vocabulary padded."""
         pytest.importorskip("megatron.core")
         import torch
+        from slime_trainer_megatron.arguments.config import transformer_config
+        from slime_trainer_megatron.cpu_mode import on_device
+        from slime_trainer_megatron.layout import Layout
+        from slime_trainer_megatron.model.build import build_model
+        from slime_trainer_megatron.process_groups import ProcessGroups
+        from slime_trainer_megatron.weights.weights_in import load_hf
 
         from slime_core.models.weight_map import critic_of
-        from slime_core.trainers.megatron.arguments.config import transformer_config
-        from slime_core.trainers.megatron.cpu_mode import on_device
-        from slime_core.trainers.megatron.layout import Layout
-        from slime_core.trainers.megatron.model.build import build_model
-        from slime_core.trainers.megatron.process_groups import ProcessGroups
-        from slime_core.trainers.megatron.weights.weights_in import load_hf
 
         args, cpu, layout = self.settings, torch.device("cpu"), Layout()
         model = self.megatron_model

@@ -17,7 +17,7 @@ def trained(
     model: str, *, load: str | None = None, save: str | None = None, more: bool = True, **flags: Any
 ) -> dict[str, Any]:
     """Two steps and a save, or a load; then with `more` three steps: metrics, weights, log-probs, own moments."""
-    from slime_core.trainers.megatron.trainer import MegatronTrainer
+    from slime_trainer_megatron.trainer import MegatronTrainer
 
     trainer = MegatronTrainer(jobs.settings(model, use_kl_loss=True, keep_old_actor=True, **flags))
     try:
@@ -58,8 +58,9 @@ def trained(
 
 def converted(action: str, **flags: Any) -> str:
     """`slime convert` on this rank."""
+    from slime_trainer_megatron.checkpoints import convert
+
     from slime_core.config import load_settings
-    from slime_core.trainers.megatron.checkpoints import convert
 
     argv = [word for name, value in flags.items() for word in _flag(name, value)]
     args = load_settings(argv, command="show", env={}).args

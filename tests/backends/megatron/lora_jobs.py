@@ -55,7 +55,7 @@ def embedded(model: Path, directory: Path, **overrides: Any) -> dict[str, Any]:
 
 def megatron(model: str, directory: str, **overrides: Any) -> dict[str, Any]:
     """The Megatron trainer on this rank."""
-    from slime_core.trainers.megatron.trainer import MegatronTrainer
+    from slime_trainer_megatron.trainer import MegatronTrainer
 
     trainer = MegatronTrainer(jobs.settings(model, **{**LORA, **overrides}))
     try:

@@ -78,7 +78,7 @@ def _train(flags: Sequence[str], held: list[Any]) -> dict[str, Any]:
     run = prepare(load_settings(flags, command="train", env={}), make=False)
     trainers = run.parts.build_trainers(run.args)
     if not held and hasattr(trainers.actor, "groups"):
-        from slime_core.trainers.megatron.process_groups import ProcessGroups
+        from slime_trainer_megatron.process_groups import ProcessGroups
 
         made: Any = trainers.actor
         settings = made.settings
@@ -128,7 +128,7 @@ def _gradients(trainer: Any) -> Tensors:
     if not hasattr(trainer, "chunks"):
         model = trainer.model
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    from slime_core.trainers.megatron.weights.weights_out import hf_weights
+    from slime_trainer_megatron.weights.weights_out import hf_weights
 
     with trainer._on_device():
         for chunk in trainer.chunks:
@@ -181,11 +181,11 @@ def before_train_step(
 def model_provider(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> Any:
     """For --custom-model-provider-path: the family's model, built by hand; its settings come through `init`."""
     from megatron.core.models.gpt import GPTModel
+    from slime_trainer_megatron.arguments.config import padded_vocab_size, transformer_config
+    from slime_trainer_megatron.layout import Layout
+    from slime_trainer_megatron.model.specs import block_spec
 
     from slime_core.models.megatron_family import load_megatron_model
-    from slime_core.trainers.megatron.arguments.config import padded_vocab_size, transformer_config
-    from slime_core.trainers.megatron.layout import Layout
-    from slime_core.trainers.megatron.model.specs import block_spec
 
     args = next(args for kind, _, args in calls if kind == "init")
     calls.append(("provider", pre_process, post_process, vp_stage))

@@ -39,7 +39,7 @@ def _import_all() -> None:
         "megatron.core.optimizer",
         "megatron.core.pipeline_parallel",
         "slime_core.learning.learner",
-        "slime_core.trainers.megatron.trainer",
+        "slime_trainer_megatron.trainer",
     ):
         importlib.import_module(name)
 

@@ -87,7 +87,7 @@ def embedded(model: str | Path, layers: list[int]) -> dict[str, Any]:
 
 def megatron(model: str, layers: list[int], **overrides: Any) -> dict[str, Any]:
     """The Megatron trainer on this rank, over its data-parallel rank's share."""
-    from slime_core.trainers.megatron.trainer import MegatronTrainer
+    from slime_trainer_megatron.trainer import MegatronTrainer
 
     trainer = MegatronTrainer(trainer_jobs.settings(model, use_kl_loss=True, **overrides))
     try:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.models.hf_io import read_weights
 from slime_core.protocols import MicroBatchOutput
-from slime_core.trainers.megatron.trainer import MegatronTrainer
 from slime_core.types import TrainBatch
 from slime_core.weights.collective import FollowingWeights
 from slime_core.weights.sync import WeightSync
@@ -112,8 +112,9 @@ def pushed(args: Any, engine: str, transports: Sequence[str], folder: str) -> di
 
 
 def _engine(name: str, args: Any) -> Any:
+    from slime_engine_sglang.api.engine import HttpEngine
+
     from slime_core.engines.embedded.engine import EmbeddedEngine
-    from slime_core.engines.sglang_api.engine import HttpEngine
 
     class Launched(HttpEngine):
         """Whose servers see this machine's shared memory, as those do that a run has launched."""

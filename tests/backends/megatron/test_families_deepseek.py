@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 import torch
+from slime_trainer_megatron.arguments.config import ddp_config, transformer_config
+from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.layout import Layout
+from slime_trainer_megatron.model.build import build_model
+from slime_trainer_megatron.process_groups import ProcessGroups
+from slime_trainer_megatron.step.forward import finalize
+from slime_trainer_megatron.weights.weights_in import load_hf
+from slime_trainer_megatron.weights.weights_out import hf_weights
 
 from slime_core.models.hf_io import read_weights
 from slime_core.models.megatron_family import load_megatron_model
-from slime_core.trainers.megatron.arguments.config import ddp_config, transformer_config
-from slime_core.trainers.megatron.cpu_mode import on_device
-from slime_core.trainers.megatron.layout import Layout
-from slime_core.trainers.megatron.model.build import build_model
-from slime_core.trainers.megatron.process_groups import ProcessGroups
-from slime_core.trainers.megatron.step.forward import finalize
-from slime_core.trainers.megatron.weights.weights_in import load_hf
-from slime_core.trainers.megatron.weights.weights_out import hf_weights
 from tests.backends.megatron.ranks import RankPool
 
 pytestmark = pytest.mark.backends
@@ -228,8 +228,7 @@ def summed_gradient_of_a_part() -> tuple[float, float]:
     """A part of a concatenation, whose gradient is not contiguous, through Megatron's sum over ranks and ours."""
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
-
-    from slime_core.trainers.megatron.model.latent_attention import _SumGradient
+    from slime_trainer_megatron.model.latent_attention import _SumGradient
 
     groups = ProcessGroups(Layout(tensor=2), "cpu")
     group = parallel_state.get_tensor_model_parallel_group()

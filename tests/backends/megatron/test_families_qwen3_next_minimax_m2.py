@@ -66,14 +66,13 @@ def trained(directory: str, layout: dict[str, Any], separate: bool = False) -> d
     """One forward and backward pass of this rank's sequences, packed, and what is exported."""
     from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.packed_seq_params import PackedSeqParams
-
-    from slime_core.trainers.megatron.arguments.config import ddp_config, transformer_config
-    from slime_core.trainers.megatron.cpu_mode import on_device
-    from slime_core.trainers.megatron.layout import Layout
-    from slime_core.trainers.megatron.model.build import build_model
-    from slime_core.trainers.megatron.process_groups import ProcessGroups
-    from slime_core.trainers.megatron.weights.weights_in import load_hf
-    from slime_core.trainers.megatron.weights.weights_out import hf_weights
+    from slime_trainer_megatron.arguments.config import ddp_config, transformer_config
+    from slime_trainer_megatron.cpu_mode import on_device
+    from slime_trainer_megatron.layout import Layout
+    from slime_trainer_megatron.model.build import build_model
+    from slime_trainer_megatron.process_groups import ProcessGroups
+    from slime_trainer_megatron.weights.weights_in import load_hf
+    from slime_trainer_megatron.weights.weights_out import hf_weights
 
     # The distributed optimizer would leave every data-parallel rank with its own part of the summed gradients.
     args = types.SimpleNamespace(hf_checkpoint=directory, use_distributed_optimizer=False)
@@ -116,14 +115,14 @@ def trained(directory: str, layout: dict[str, Any], separate: bool = False) -> d
 
 def through_checkpoint(directory: str, layout: dict[str, Any], checkpoint: str, write: bool) -> dict[str, torch.Tensor]:
     """Write a checkpoint of the files' weights, or read one into random ones; what is exported."""
-    from slime_core.trainers.megatron.arguments.config import transformer_config
-    from slime_core.trainers.megatron.checkpoints.dist_checkpoint import load_parts, metadata, save_parts
-    from slime_core.trainers.megatron.cpu_mode import on_device
-    from slime_core.trainers.megatron.layout import Layout
-    from slime_core.trainers.megatron.model.build import build_model
-    from slime_core.trainers.megatron.process_groups import ProcessGroups
-    from slime_core.trainers.megatron.weights.weights_in import load_hf
-    from slime_core.trainers.megatron.weights.weights_out import hf_weights
+    from slime_trainer_megatron.arguments.config import transformer_config
+    from slime_trainer_megatron.checkpoints.dist_checkpoint import load_parts, metadata, save_parts
+    from slime_trainer_megatron.cpu_mode import on_device
+    from slime_trainer_megatron.layout import Layout
+    from slime_trainer_megatron.model.build import build_model
+    from slime_trainer_megatron.process_groups import ProcessGroups
+    from slime_trainer_megatron.weights.weights_in import load_hf
+    from slime_trainer_megatron.weights.weights_out import hf_weights
 
     args, place, cpu = types.SimpleNamespace(hf_checkpoint=directory), Layout(**layout), torch.device("cpu")
     groups = ProcessGroups(place, "cpu")

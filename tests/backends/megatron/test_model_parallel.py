@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from slime_trainer_megatron.arguments.config import transformer_config
+from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.layout import Layout
+from slime_trainer_megatron.model.build import build_model
+from slime_trainer_megatron.process_groups import ProcessGroups
+from slime_trainer_megatron.weights.weights_in import load_hf
 
-from slime_core.trainers.megatron.arguments.config import transformer_config
-from slime_core.trainers.megatron.cpu_mode import on_device
-from slime_core.trainers.megatron.layout import Layout
-from slime_core.trainers.megatron.model.build import build_model
-from slime_core.trainers.megatron.process_groups import ProcessGroups
-from slime_core.trainers.megatron.weights.weights_in import load_hf
 from tests.backends.megatron.ranks import RankPool
 from tests.megatron_models import family, save_tiny
 
@@ -146,8 +146,7 @@ def attention_gradients(size: int) -> dict[str, float]:
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.enums import AttnMaskType
-
-    from slime_core.trainers.megatron.model.attention import CoreAttention
+    from slime_trainer_megatron.model.attention import CoreAttention
 
     groups = ProcessGroups(Layout(context=size), "cpu", timeout_minutes=1)
     config = TransformerConfig(num_layers=1, hidden_size=32, num_attention_heads=4, attention_dropout=0.0)

@@ -9,12 +9,12 @@ from unittest import mock
 
 import pytest
 import torch
+from slime_trainer_megatron import cpu_mode
+from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.layout import Layout
+from slime_trainer_megatron.process_groups import ProcessGroups
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron import cpu_mode
-from slime_core.trainers.megatron.cpu_mode import on_device
-from slime_core.trainers.megatron.layout import Layout
-from slime_core.trainers.megatron.process_groups import ProcessGroups
 from tests.backends.megatron.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.backends

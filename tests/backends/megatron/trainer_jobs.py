@@ -137,7 +137,7 @@ def embedded(model: str | Path, through_logits: bool = False, **overrides: Any) 
 
 def megatron(model: str, through_logits: bool = False, uneven: bool = False, **overrides: Any) -> dict[str, Any]:
     """The Megatron trainer on this rank, over its data-parallel rank's share."""
-    from slime_core.trainers.megatron.trainer import MegatronTrainer
+    from slime_trainer_megatron.trainer import MegatronTrainer
 
     trainer = MegatronTrainer(settings(model, **overrides))
     try:
@@ -151,7 +151,7 @@ def megatron(model: str, through_logits: bool = False, uneven: bool = False, **o
 
 def continued(model: str, directory: str, loads: bool, **overrides: Any) -> dict[str, Any]:
     """The step after a save, or the same step after loading it: its metrics, the weights, the reference's log-probs."""
-    from slime_core.trainers.megatron.trainer import MegatronTrainer
+    from slime_trainer_megatron.trainer import MegatronTrainer
 
     trainer = MegatronTrainer(settings(model, use_kl_loss=True, **overrides))
     try:
@@ -194,9 +194,9 @@ def vocabulary_loss(log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Ten
 
 def split_vocabulary(chunk_size: int) -> dict[str, torch.Tensor]:
     """On one of two ranks."""
-    from slime_core.trainers.megatron.layout import Layout
-    from slime_core.trainers.megatron.process_groups import ProcessGroups
-    from slime_core.trainers.megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
+    from slime_trainer_megatron.layout import Layout
+    from slime_trainer_megatron.process_groups import ProcessGroups
+    from slime_trainer_megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
 
     groups = ProcessGroups(Layout(tensor=2), "cpu", 1)
     logits, targets = vocabulary_example()
@@ -214,9 +214,9 @@ def split_vocabulary(chunk_size: int) -> dict[str, torch.Tensor]:
 
 def gathered_places() -> tuple[torch.Tensor, torch.Tensor]:
     """Two entries here and three there -> five in order, and the gradient of their cubes on this rank."""
-    from slime_core.trainers.megatron.layout import Layout
-    from slime_core.trainers.megatron.process_groups import ProcessGroups
-    from slime_core.trainers.megatron.step.context_parallel import gather_places
+    from slime_trainer_megatron.layout import Layout
+    from slime_trainer_megatron.process_groups import ProcessGroups
+    from slime_trainer_megatron.step.context_parallel import gather_places
 
     groups = ProcessGroups(Layout(context=2), "cpu", 1)
     places = torch.tensor([0, 3] if groups.context_rank == 0 else [1, 4, 2])

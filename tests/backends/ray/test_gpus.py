@@ -14,8 +14,8 @@ _SCRIPT = """
 import json, logging
 import ray
 from types import SimpleNamespace
-from slime_core.cluster.gpus import SeenGpu, gpu_here, seen_by_tasks, visible_to_servers
-from slime_core.cluster.placing import reserve
+from slime_launcher_ray.gpus import SeenGpu, gpu_here, seen_by_tasks, visible_to_servers
+from slime_launcher_ray.placing import reserve
 from slime_core.launch.placement import EngineNeeds, plan_placement
 
 ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)

@@ -177,8 +177,7 @@ def test_a_job(tiny: TinyRun, nodes: Nodes, reward_file: str, tmp_path: Path) ->
 
 def test_a_job_goes_on_without_its_command(tiny: TinyRun, nodes: Nodes, tmp_path: Path) -> None:
     from ray.job_submission import JobSubmissionClient
-
-    from slime_core.cluster.submit import follow
+    from slime_launcher_ray.submit import follow
 
     last = {"num_rollout": 4, "custom_rollout_log_function_path": hold(tmp_path, 3)}
     flags = tiny.argv(tmp_path / "run", **last, eval_interval=None, eval_prompt_data=None)
@@ -200,8 +199,7 @@ def test_a_job_that_is_stopped(
     tiny: TinyRun, nodes: Nodes, slime: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ray.job_submission import JobSubmissionClient
-
-    from slime_core.cluster.submit import follow
+    from slime_launcher_ray.submit import follow
 
     flags = tiny.argv(tmp_path / "run", num_rollout=10_000, eval_interval=None, eval_prompt_data=None)
     own = ["--address", nodes.dashboard, "--python", sys.executable, "--job-id", "stopped", "--no-wait"]

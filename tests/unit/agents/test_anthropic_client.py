@@ -7,8 +7,8 @@ from typing import Any
 
 import anthropic
 import pytest
+from slime_agent_base_url import SessionLimits
 
-from slime_core.agents import SessionLimits
 from slime_core.testing import Reply
 from tests.agent_toys import ToyTokenizer, call_text
 

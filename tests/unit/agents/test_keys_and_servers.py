@@ -8,9 +8,9 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from slime_agent_base_url import AgentServer
 
 from slime_core import Sample
-from slime_core.agents import AgentServer
 from tests.agent_toys import PARAMS, ToyTokenizer
 from tests.unit.engines.sglang_api.servers import Server, answer, engine_at, servers, sse, well
 from tests.until import until

@@ -8,8 +8,8 @@ from typing import Any
 
 import openai
 import pytest
+from slime_agent_base_url import SessionLimits
 
-from slime_core.agents import SessionLimits
 from slime_core.errors import EngineError
 from slime_core.testing import Reply
 from tests.agent_toys import PARAMS, ToyTokenizer, call_text

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slime_agent_base_url import prompts
+from slime_agent_base_url.messages import Message
+from slime_agent_base_url.prompts import PromptWriter
+from slime_agent_base_url.tree import MessageTree, Prompt, Turn
 
 from slime_core import GenerationOutput
-from slime_core.agents import prompts
-from slime_core.agents.messages import Message
-from slime_core.agents.prompts import PromptWriter
-from slime_core.agents.tree import MessageTree, Prompt, Turn
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer
 
 TURNS = 12

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slime_agent_base_url.linearise import Line, Step, linearise
+from slime_agent_base_url.messages import BadRequest, Message
+from slime_agent_base_url.prompts import PromptWriter
+from slime_agent_base_url.tree import MessageTree, Turn
 
 from slime_core import GenerationOutput
-from slime_core.agents.linearise import Line, Step, linearise
-from slime_core.agents.messages import BadRequest, Message
-from slime_core.agents.prompts import PromptWriter
-from slime_core.agents.tree import MessageTree, Turn
 from slime_core.provenance import Source
 from tests.agent_toys import ToyTokenizer
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_launcher_ray import carried
+from slime_launcher_ray.carried import Carried, carrying, find, root_of, stage
 
-from slime_core.cluster import carried
-from slime_core.cluster.carried import Carried, carrying, find, root_of, stage
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from slime_launcher_ray.comeback import Comeback
+from slime_launcher_ray.wait import EngineGone, Member
 
-from slime_core.cluster.comeback import Comeback
-from slime_core.cluster.wait import EngineGone, Member
 from slime_core.errors import EngineError
 from slime_core.observability.events import read_events
 

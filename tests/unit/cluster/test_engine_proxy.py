@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from slime_launcher_ray.engine_actor import EngineActor
+from slime_launcher_ray.engine_proxy import EngineProxy, proxy_class
+from slime_launcher_ray.wait import Member
 
-from slime_core.cluster.engine_actor import EngineActor
-from slime_core.cluster.engine_proxy import EngineProxy, proxy_class
-from slime_core.cluster.wait import Member
 from slime_core.engines.scripted import Reply, ScriptedEngine
 from slime_core.errors import EngineError
 from slime_core.protocols import EngineTraits, traits_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slime_launcher_ray.fingerprint import check_same_code, fingerprint
 
-from slime_core.cluster.fingerprint import check_same_code, fingerprint
 from slime_core.errors import ConfigError
 
 

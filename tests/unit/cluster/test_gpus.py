@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slime_launcher_ray.gpus import SeenGpu, visible_to_servers
+from slime_launcher_ray.placing import check_one_node
 
-from slime_core.cluster.gpus import SeenGpu, visible_to_servers
-from slime_core.cluster.placing import check_one_node
 from slime_core.errors import ConfigError
 from slime_core.launch.placement import EngineNeeds, Placement, plan_placement
 from tests.unit.launch.test_placement import run_args

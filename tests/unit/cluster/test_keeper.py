@@ -25,9 +25,8 @@ kept.close()
 @pytest.fixture
 def command() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A command with one daemon and its keeper."""
-    from slime_core.cluster import __file__ as package
+    from slime_core.procs.leftovers import __file__ as path
 
-    path = package.replace("__init__.py", "keeper.py")
     argv = [sys.executable, "-I", "-S", "-c", _COMMAND, path]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from slime_launcher_ray.receiver import BROKEN, END, BucketStream, Streams, pack, send, unpack
+from slime_launcher_ray.wait import WEIGHTS, Member
 
-from slime_core.cluster.receiver import BROKEN, END, BucketStream, Streams, pack, send, unpack
-from slime_core.cluster.wait import WEIGHTS, Member
 from slime_core.errors import WeightSyncError
 
 

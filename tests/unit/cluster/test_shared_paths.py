@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from slime_launcher_ray.shared_paths import check_shared, inputs, write_token
 
-from slime_core.cluster.shared_paths import check_shared, inputs, write_token
 from slime_core.errors import ConfigError
 
 

@@ -6,9 +6,8 @@ import socket
 from typing import Any, cast
 
 import pytest
+from slime_launcher_ray.shell import Shell
 from torch.distributed import TCPStore
-
-from slime_core.cluster.shell import Shell
 
 
 def test_the_port_where_ranks_meet_is_nobody_elses_until_they_do() -> None:

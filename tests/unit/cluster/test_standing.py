@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_core.cluster.standing import Standing
+from slime_launcher_ray.standing import Standing
 
 
 def test_what_holds() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
+from slime_launcher_ray import submit
 
-from slime_core.cluster import submit
 from slime_core.errors import ConfigError, SlimeError
 
 LINES = ["job one\n", "rollout 1/2\n", "rollout 2/2\n"]

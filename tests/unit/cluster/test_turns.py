@@ -6,8 +6,8 @@ import asyncio
 import random
 
 import pytest
+from slime_launcher_ray.turns import Turns
 
-from slime_core.cluster.turns import Turns
 from slime_core.errors import EngineError
 
 

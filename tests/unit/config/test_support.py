@@ -11,6 +11,7 @@ from slime_core.config import load_settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, check_component_support
 from slime_core.errors import ConfigError
+from tests.architecture.trees import LOCKSTEP
 
 ROOT = Path(__file__).resolve().parents[3]
 FOR_USERS_FUNCTIONS = {"rm_url"}
@@ -20,7 +21,8 @@ FOR_USERS_FUNCTIONS = {"rm_url"}
 def _words() -> set[str]:
     config = ROOT / "slime_core" / "config"
     silent = {*(config / "sections").glob("*.py"), config / "support.py"}
-    files = [f for f in (ROOT / "slime_core").rglob("*.py") if f not in silent]
+    read = [ROOT / "slime_core", *LOCKSTEP]
+    files = [f for folder in read for f in folder.rglob("*.py") if f not in silent]
     return {word for f in files for word in re.findall(r"[a-z_][a-z_0-9]*", f.read_text())}
 
 
@@ -32,7 +34,10 @@ def test_every_setting_is_read_or_said_to_be_without_effect() -> None:
 
 def test_settings_without_effect_are_not_read_by_the_loop() -> None:
     text = "\n".join(
-        f.read_text() for f in (ROOT / "slime_core").rglob("*.py") if "config" not in f.relative_to(ROOT).parts[:2]
+        f.read_text()
+        for folder in (ROOT / "slime_core", *LOCKSTEP)
+        for f in folder.rglob("*.py")
+        if "config" not in f.relative_to(ROOT).parts[:2]
     )
     read = set(re.findall(r"\bargs\.([a-z_0-9]+)", text)) & set(UNSUPPORTED)
     assert read == set()

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from slime_engine_sglang import planner, server_groups
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.planner import Planned
 
 from slime_core.config import load_settings
 from slime_core.config.gpu_layout import gpu_layout
-from slime_core.engines.sglang import planner, server_groups
-from slime_core.engines.sglang.planner import Planned
-from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.errors import ConfigError
 from slime_core.launch.placement import (
     EngineNeeds,

@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_core.errors import TrainError
-from slime_core.learning.packing import PackingPolicy, Schedule, build_schedule
-from slime_core.learning.partition import first_fit, join_bins, karmarkar_karp, split_bins
+from slime_core.learning.packing import (
+    PackingPolicy,
+    Schedule,
+    build_schedule,
+    first_fit,
+    join_bins,
+    karmarkar_karp,
+    split_bins,
+)
 from slime_core.ops.flops import DecoderShape
 from slime_core.types import TrainBatch
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_trainer_megatron.arguments.architecture import check_architecture
 
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
@@ -14,7 +15,6 @@ from slime_core.model_presets.megatron_flags import bash_array, flag_words, mega
 from slime_core.model_presets.presets import find_preset, model_presets
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
-from slime_core.trainers.megatron.arguments.architecture import check_architecture
 
 ROOT = Path(__file__).parents[3]
 PRESETS = model_presets()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from slime_core.ops.flops import DecoderShape
-from slime_core.planning.memory import (
+from slime_command_plan.memory import (
     Item,
     Parameters,
     Sharding,
@@ -18,6 +17,8 @@ from slime_core.planning.memory import (
     shown,
     trainer_items,
 )
+
+from slime_core.ops.flops import DecoderShape
 
 SHAPE = DecoderShape(64, 160, 1000, 2, 4, 2, 16)
 PARAMETERS = Parameters(total=1_000_000, embeddings=200_000, experts=400_000)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from slime_command_plan.simulate import Plan, Prediction, simulate
+from slime_command_plan.workload import GroupWork, Speed, Workload
 
 from slime_core.errors import ConfigError
-from slime_core.planning.simulate import Plan, Prediction, simulate
-from slime_core.planning.workload import GroupWork, Speed, Workload
 
 TEN = GroupWork((10, 10))
 STEADY = Speed(1.0)

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_command_plan.predict import WHAT, changed, describe, plan_of_trace, predictions, to_dict
+from slime_command_plan.simulate import Plan
+from slime_command_plan.workload import Recorded, fit_speed, read_workload
 
 from slime_core.errors import ConfigError
 from slime_core.observability.timeline import FILE, SETTINGS, Timeline
-from slime_core.planning.predict import WHAT, changed, describe, plan_of_trace, predictions, to_dict
-from slime_core.planning.simulate import Plan
-from slime_core.planning.workload import Recorded, fit_speed, read_workload
 
 STEP, SHARE, REWARD, TRAIN, PUSH = 0.02, 0.001, 0.3, 6.0, 0.5
 """Seconds: of a decode step, of each sample in it, of a reward, of training, of a push."""

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from slime_core.distributions import own_distributions
 from slime_core.errors import PluginNotFoundError
-from slime_core.plugins.allow import AllowList, own_distributions, safe_mode
+from slime_core.plugins.allow import AllowList, safe_mode
 from slime_core.plugins.manager import build_manager, current_registry
 from slime_core.plugins.registry import ComponentRef
 from slime_core.plugins.resolve import resolve
 
 REWARD = "def reward(args, sample):\n    return 1.0\n"
 NEAR = ComponentRef("rewards", "near", "x:y", distribution="Acme_Near", version="1")
-OWN = ComponentRef("rewards", "exact", "x:y", distribution="slime-reward-exact", version="1")
+OWN = ComponentRef("rewards", "exact", "x:y", distribution="slime-rl", version="1")
 FILE = ComponentRef("rewards", "my_rm.py", "my_rm.py:reward")
 
 
@@ -61,13 +62,13 @@ def test_a_name_that_is_not_found_may_be_left_out(monkeypatch: pytest.MonkeyPatc
         resolve("rewards", "in_a_directory_that_is_not_searched")
 
 
-def test_slimes_own_are_those_of_the_extra_and_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"slime-rl", "slime-reward-math", "slime-estimator-grpo"} <= own_distributions()
-    named = ['slime-model-Far_Away; extra == "plugins"', 'pytest>=8; extra == "dev"', "numpy>=1.26"]
+def test_slimes_own_are_the_two_what_the_bundle_requires_and_the_checkouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"slime-rl", "slime-rl-core", "slime-reward-math", "slime-estimator-grpo"} <= own_distributions()
+    named = ["slime-model-Far_Away", 'ray>=2; extra == "ray"']
     monkeypatch.setattr(metadata, "requires", lambda name: named)
     own = own_distributions.__wrapped__()
     assert "slime-model-far-away" in own
-    assert not own & {"pytest", "numpy"}
+    assert "ray" not in own
 
 
 def test_what_is_left_out_is_as_if_not_installed_but_for_the_message(
@@ -97,5 +98,5 @@ def test_safe_mode_starts_whatever_is_broken(
     write_plugin("acme-exact", {"slime.rewards": {"exact": "plug_acme_exact:reward"}}, REWARD)
     monkeypatch.setenv("SLIME_PLUGIN_DIR", f"{plugin_dir}:{tmp_path / 'gone'}")
     build_manager(SimpleNamespace(no_plugins=True))
-    assert resolve("rewards", "exact").ref.distribution == "slime-reward-exact"
+    assert resolve("rewards", "exact").ref.distribution == "slime-rl"
     assert not current_registry().problems

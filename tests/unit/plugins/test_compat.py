@@ -56,4 +56,4 @@ def test_only_requirements_on_slime_are_parsed() -> None:
     mixed = ref("torch @@ broken", "slime-rl<0.0.1")
     with pytest.raises(PluginIncompatibleError, match=r"needs slime-rl<0\.0\.1"):
         check_compatible(mixed)
-    check_compatible(replace(mixed, distribution="slime_rl"))
+    check_compatible(replace(mixed, distribution="slime_rl_core"))

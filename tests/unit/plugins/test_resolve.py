@@ -25,10 +25,10 @@ REWARD = "def reward(args, sample):\n    return 1.0\n"
 
 def test_a_name_of_the_checkout() -> None:
     resolved = resolve("rewards", "exact")
-    assert resolved.ref.distribution == "slime-reward-exact"
+    assert resolved.ref.distribution == "slime-rl"
     assert resolved.ref.source_file is not None
     assert resolved.ref.source_file.name == "__init__.py"
-    assert resolve("reward", "slime-reward-exact:exact").obj is resolved.obj
+    assert resolve("reward", "slime-rl:exact").obj is resolved.obj
 
 
 def test_a_name_from_a_plugin_directory_is_on_the_path_only_once_loaded(write_plugin, plugin_dir: Path) -> None:
@@ -295,4 +295,4 @@ def test_provenance(tmp_path: Path) -> None:
     assert facts["source_file"] == str(file)
     assert facts["kind"] == "rewards"
     named = resolve("rewards", "exact").provenance()
-    assert (named["name"], named["distribution"], named["version"]) == ("exact", "slime-reward-exact", "0.1.0")
+    assert (named["name"], named["distribution"], named["version"]) == ("exact", "slime-rl", "0.1.0")

@@ -70,7 +70,7 @@ def test_the_project_file_says_what_installers_and_slime_need(made: Path) -> Non
     assert project["name"] == folder.name
     assert project["entry-points"] == {"slime.rewards": {"acme_thing2": "slime_reward_acme_thing2:reward"}}
     requirement = Requirement(project["dependencies"][0])
-    assert requirement.name == "slime-rl"
+    assert requirement.name == "slime-rl-core"
     assert requirement.specifier.contains(slime_core.__version__)
     assert not requirement.specifier.contains("9.0")
     assert (folder / "slime_reward_acme_thing2" / "py.typed").is_file()
@@ -104,14 +104,14 @@ def test_names_that_would_not_work_are_refused(name: str, hint: str, tmp_path: P
 
 
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PluginConflictError, match=r"reward 'exact' \(slime-reward-exact 0\.1\.0\) has that name"):
+    with pytest.raises(PluginConflictError, match=r"reward 'exact' \(slime-rl 0\.1\.0\) has that name"):
         plan("rewards", "exact", tmp_path, current_registry())
     registry = Registry()
     registry.add(ComponentRef("rewards", "mine", "x:y", distribution="other"))
     with pytest.raises(PluginConflictError, match="has that name"):
         plan("reward", "mine", tmp_path, registry)
-    with pytest.raises(PluginConflictError, match=r"slime-reward-exact 0\.1\.0 is installed"):
-        plan("rewards", "exact", tmp_path, Registry())
+    with pytest.raises(PluginConflictError, match=r"slime-reward-math 0\.1\.0 is installed"):
+        plan("rewards", "math", tmp_path, Registry())
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

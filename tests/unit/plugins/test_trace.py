@@ -55,7 +55,7 @@ def test_answers_say_who_and_where(tmp_path: Path, seen: trace.Trace) -> None:
     assert f"{file}:3" in mine
     (exact,) = [line for line in report.splitlines() if line.startswith("--rm-type (run.yaml:3)")]
     assert "rewards/exact" in exact
-    assert "slime-reward-exact 0.1.0" in exact
+    assert "slime-rl 0.1.0" in exact
     assert exact.split()[-1] == "2"
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from slime_core.rollout.metrics import sample_metrics
-from slime_core.rollout.tool_metrics import tool_metrics
+from slime_core.rollout.metrics import sample_metrics, tool_metrics
 from slime_core.types import Sample
 
 

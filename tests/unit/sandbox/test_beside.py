@@ -9,9 +9,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-from slime_core.sandbox import LocalSandbox, isolation_here
-from slime_core.sandbox.beside import STARTS, beside, ended
+from slime_sandbox_local import LocalSandbox, isolation_here
+from slime_sandbox_local.beside import STARTS, beside, ended
 
 WAITS = "import sys; sys.stdin.read()"
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from slime_core.sandbox import LocalSandbox, SandboxError, SandboxLimits, isolation_here
+from slime_sandbox_local import LocalSandbox, SandboxError, SandboxLimits, isolation_here
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 TIME = 60.0
@@ -269,7 +268,7 @@ def test_nothing_is_left_when_the_run_is_killed() -> None:
     marker = f"slime-test-{os.getpid()}-{time.monotonic_ns()}"
     code = f"""
 import asyncio
-from slime_core.sandbox import LocalSandbox
+from slime_sandbox_local import LocalSandbox
 async def run():
     async with LocalSandbox() as box:
         await box.exec("setsid sh -c 'sleep 1000; : {marker}' & echo", timeout=60)

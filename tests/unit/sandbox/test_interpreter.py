@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-
-from slime_core.sandbox import Interpreter, InterpreterPool, LocalSandbox, SandboxError, SandboxLimits, isolation_here
+from slime_sandbox_local import Interpreter, InterpreterPool, LocalSandbox, SandboxError, SandboxLimits, isolation_here
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 TIME = 60.0

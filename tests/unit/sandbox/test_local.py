@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import slime_sandbox_local
+from slime_sandbox_local import LocalSandbox, Sandbox, SandboxError, SandboxLimits, isolation_here
 
-from slime_core.sandbox import LocalSandbox, Sandbox, SandboxError, SandboxLimits, isolation_here
+import slime_core
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 TIME = 60.0
@@ -219,7 +221,7 @@ def keepers(parent: int) -> list[int]:
                 command = Path(f"/proc/{name}/cmdline").read_text()
             except OSError:
                 continue
-            if int(status[1]) == parent and status[0] != "Z" and "slime_core.sandbox.inside" in command:
+            if int(status[1]) == parent and status[0] != "Z" and "slime_sandbox_local.inside" in command:
                 found.append(int(name))
     return found
 
@@ -235,11 +237,11 @@ def assert_no_keepers(parent: int) -> None:
 
 NESTED = """
 import asyncio, logging, sys
-sys.path.insert(0, sys.argv[1])
-from slime_core.sandbox import LocalSandbox, SandboxLimits
+sys.path[:0] = sys.argv[1:]
+from slime_sandbox_local import LocalSandbox, SandboxLimits
 logging.basicConfig(stream=sys.stdout)
 """
-ROOT = str(Path(__file__).parents[3])
+PACKAGES = [str(Path(module.__file__ or "").parents[1]) for module in (slime_core, slime_sandbox_local)]
 NOT_ROOT = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", "/usr/bin/python3"]
 ONE_USER = ["unshare", "--user", "--map-root-user", sys.executable]
 NO_NAMESPACES = [
@@ -251,7 +253,7 @@ NO_NAMESPACES = [
 def as_another(command: list[str], body: str) -> str:
     """Standard output of a program under other rights than this one's."""
     done = subprocess.run(
-        [*command, "-c", NESTED + body, ROOT], capture_output=True, text=True, timeout=120, check=False, cwd="/"
+        [*command, "-c", NESTED + body, *PACKAGES], capture_output=True, text=True, timeout=120, check=False, cwd="/"
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -315,7 +317,7 @@ asyncio.run(run("best-effort"))
     refused, warned, files, network, missing = as_another(NO_NAMESPACES, body).splitlines()
     assert refused.startswith("SandboxError this machine cannot isolate programs completely: no user namespace (")
     assert "--sandbox-isolation best-effort" in refused
-    assert warned.startswith("WARNING:slime_core.sandbox.isolation:sandboxes on this machine are not complete")
+    assert warned.startswith("WARNING:slime_sandbox_local.isolation:sandboxes on this machine are not complete")
     assert "out='mine'" in files
     assert files.count("Permission denied") == 3
     assert "PermissionError" in network

@@ -27,7 +27,6 @@ from slime_core.waits import (
     stop_board,
     table,
     waiting,
-    watchdog,
     within,
 )
 from slime_core.waits.board import Board, remove_board, rows
@@ -306,9 +305,9 @@ def alone(monkeypatch):
 
 
 def test_the_watchdog_reports_once_what_is_overdue(alone, board, caplog) -> None:
-    wait = _overdue(watchdog.GRACE + 1)
-    watchdog.watch(current())
-    watchdog.watch(current())
+    wait = _overdue(board_module.GRACE + 1)
+    board_module.watch(current())
+    board_module.watch(current())
     wait.__exit__(None, None, None)
     assert caplog.text.count("save: not done within 1 s") == 1
     assert len(list((board.run_dir / "stalls").iterdir())) == 1
@@ -316,7 +315,7 @@ def test_the_watchdog_reports_once_what_is_overdue(alone, board, caplog) -> None
 
 def test_the_watchdog_leaves_a_late_mechanism_its_grace(alone, board, caplog) -> None:
     wait = _overdue(1.0)
-    watchdog.watch(current())
+    board_module.watch(current())
     wait.__exit__(None, None, None)
     assert caplog.text == ""
 
@@ -324,7 +323,7 @@ def test_the_watchdog_leaves_a_late_mechanism_its_grace(alone, board, caplog) ->
 def test_the_watchdog_ends_only_what_declares_it() -> None:
     ended: list[str] = []
     wait, other = _overdue(60, stop=True), _overdue(60)
-    watchdog.watch(current(), ended.append)
+    board_module.watch(current(), ended.append)
     for each in (wait, other):
         each.__exit__(None, None, None)
     assert len(ended) == 1
@@ -335,7 +334,7 @@ def test_a_process_that_stands_in_c_is_ended(tmp_path) -> None:
     code = f"""
 import time
 from slime_core.waits import start_board, waiting, board, watchdog
-board._TICK, watchdog.GRACE = 0.01, 0.05
+board._TICK, board_module.GRACE = 0.01, 0.05
 start_board({str(tmp_path)!r}, "rank 0")
 with waiting("a collective", deadline=0.05, then="this process ends", stop=True):
     time.sleep(60)

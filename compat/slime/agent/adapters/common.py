@@ -1,6 +1,6 @@
 """`slime.agent.adapters.common.BaseAdapter`: endpoints for agents, and the samples that their talk becomes.
 
-It is `slime_core.agents.AgentServer` before the engine's HTTP address, run by the user in a thread::
+It is `slime_agent_base_url.AgentServer` before the engine's HTTP address, run by the user in a thread::
 
     agent --HTTP--> adapter.app (run_app_in_thread) --HTTP--> sglang_url
     generate function: open_session -> the agent runs -> await finish_session     from any event loop
@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp import web
+from slime_agent_base_url.server import AgentServer, session_samples
+from slime_agent_base_url.sessions import FORK_THRESHOLD, Session, SessionLimits
 
 from slime import _missing
 from slime.agent.parsing import check_reasoning_parser, parser_of
 from slime.agent.trajectory import TurnRecord
 from slime.rollout._state import RouterEngine
-from slime_core.agents.server import AgentServer, session_samples
-from slime_core.agents.sessions import FORK_THRESHOLD, Session, SessionLimits
 from slime_core.errors import EngineError
 from slime_core.sample import Sample, SampleStatus
 from slime_core.types import GenerationOutput
@@ -61,7 +61,7 @@ class BaseAdapter:
             None: the one that claims the chat template, else `hermes`.
         reasoning_parser: SGLang's name of a family that reasons between <think> tags, which are always taken out.
         max_turns_per_sid: Answers of a session; then 429. None: no end.
-        fork_threshold_tokens: See `slime_core.agents.SessionLimits`.
+        fork_threshold_tokens: See `slime_agent_base_url.SessionLimits`.
 
     Raises:
         ValueError: A parser of another family.

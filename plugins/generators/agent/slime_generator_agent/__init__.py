@@ -62,7 +62,7 @@ class Options(PluginOptions):
 async def generate(
     args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> list[Sample]:
-    """Run the program, and test what it did; see `slime_core.agents.run_agent`.
+    """Run the program, and test what it did; see `slime_agent_base_url.run_agent`.
 
     `max_new_tokens` counts everything after the first prompt of a conversation.
 
@@ -71,8 +71,8 @@ async def generate(
         PluginError: `program` or `sandbox_path` cannot be loaded.
         SandboxError: The sandbox could not be started, or is gone.
     """
-    from slime_core.agents import AgentPlan, SessionLimits, run_agent  # an HTTP server: not for `slime plugins list`
-    from slime_core.sandbox import SandboxLimits
+    from slime_agent_base_url import AgentPlan, SessionLimits, run_agent  # an HTTP server: not for `slime plugins list`
+    from slime_sandbox_local import SandboxLimits
 
     own = _options(args, sample)
     limits = SessionLimits(

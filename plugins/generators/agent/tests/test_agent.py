@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from slime_generator_agent import generate
+from slime_sandbox_local import isolation_here
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.engines.scripted import CharTokenizer, Reply, ScriptedEngine
 from slime_core.errors import ConfigError
-from slime_core.sandbox import isolation_here
 
 pytest.importorskip("openai")
 PROGRAMS = Path(__file__).with_name("programs.py")

@@ -5,7 +5,7 @@
     prompt | <code>x = 12*34\nprint(x)</code> | 408<|end|><|assistant|> | The answer is 408.<|end|>
     mask   | 1 ...                          1 | 0 ...                 0 | 1 ...                    1
 
-Each sample has an interpreter of its own, whose names stay between its turns (`slime_core.sandbox`). What a reader
+Each sample has an interpreter of its own, whose names stay between its turns (`slime_sandbox_local`). What a reader
 would get wrong: the interpreter is not part of the sample. One that is interrupted, or whose sandbox another sample
 needed, gets its state back by running its earlier code again.
 """
@@ -17,6 +17,7 @@ import time
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_sandbox_local import Call, InterpreterPool, SandboxError, SandboxLimits, pool_of, require_isolation
 
 from slime_core import (
     Args,
@@ -29,7 +30,7 @@ from slime_core import (
     declares,
     options,
 )
-from slime_core.sandbox import Call, InterpreterPool, SandboxLimits, pool_of
+from slime_core.errors import ConfigError
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""
@@ -72,7 +73,15 @@ _BLOCKS = {
 _STOPS = {"tag": "</code>", "fence": "```\n"}
 
 
-@declares(GenerateTraits(uses_sandbox=True))
+def check(args: Args, *, training: bool) -> None:
+    """Raise ConfigError where this machine cannot isolate the model's programs."""
+    try:
+        require_isolation(args.sandbox_isolation)
+    except SandboxError as error:
+        raise ConfigError(f"--sandbox-isolation {args.sandbox_isolation}: {error}") from error
+
+
+@declares(GenerateTraits(check=check))
 async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
     """Alternate model and interpreter until the model answers without code.
 

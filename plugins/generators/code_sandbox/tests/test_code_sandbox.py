@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from slime_generator_code_sandbox import HISTORY, STATS, find_code, generate
+from slime_sandbox_local import isolation_here, pool_of
 
 from slime_core import GenerateContext, Sample, SampleStatus
-from slime_core.sandbox import isolation_here, pool_of
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
@@ -34,7 +34,7 @@ def run(script: Any, *samples: Sample, limit: int = 600, concurrency: int = 4, *
             *(generate(args, s, dict(params), context=GenerateContext(e, TOKENIZER)) for s, e in zip(samples, engines))
         )
         assert all("</code>" in request.sampling_params["stop"] for e in engines for request in e.requests)
-        from slime_core.sandbox import pool as module
+        from slime_sandbox_local import pool as module
 
         assert [p.live for p in module._pools[asyncio.get_running_loop()].values()] == [0]
         return list(results)
@@ -120,7 +120,7 @@ def test_a_cancelled_sample_leaves_no_sandbox() -> None:
         engine = ScriptedEngine(["<code>import time; time.sleep(1000)</code>"])
         call = generate(args, prompt(), {"max_new_tokens": 600}, context=GenerateContext(engine, TOKENIZER))
         task = asyncio.create_task(call)
-        from slime_core.sandbox import pool as module
+        from slime_sandbox_local import pool as module
 
         loop = asyncio.get_running_loop()
         while not any(i for p in module._pools.get(loop, {}).values() for i in p._busy.values()):
@@ -163,7 +163,7 @@ def test_code_is_found(turn: str, form: Any, code: str | None) -> None:
 
 
 def test_pools_are_shared_by_equal_limits() -> None:
-    from slime_core.sandbox import SandboxLimits
+    from slime_sandbox_local import SandboxLimits
 
     async def look() -> None:
         args = SimpleNamespace(sandbox_concurrency=3, sandbox_isolation="require")

@@ -8,11 +8,11 @@ from typing import Any
 
 import psutil
 import pytest
+from slime_environment_session import places
+from slime_environment_session.session import EnvironmentSession
 from slime_generator_multi_turn import generate
 
 from slime_core import GenerateContext, Sample, SampleStatus
-from slime_core.environments import places
-from slime_core.environments.session import EnvironmentSession
 from slime_core.errors import ConfigError, DataError, EnvironmentTimeoutError, PluginError
 from slime_core.plugins.loading import import_file
 from slime_core.testing import CharTokenizer, Reply, Request, ScriptedEngine
@@ -285,7 +285,7 @@ def environments_below() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has just ended
-            if "slime_core.environments.child" in " ".join(process.cmdline()):
+            if "slime_environment_session.child" in " ".join(process.cmdline()):
                 found.append(process)
     return found
 

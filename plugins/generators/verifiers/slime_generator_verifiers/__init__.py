@@ -5,9 +5,9 @@
     recipe        --prepare-path verifiers                      the missing files of --eval-prompt-data
 
 An episode is played by verifiers itself. The model calls of its programs go to verifiers' server, which records the
-trace that rewards read, and on to the endpoints of `slime_core.agents`, where the tokens are ours; the trace's id names
-the session. What a reader would get wrong: the row's prompt is shown to nobody; the prompt that is sampled from is the
-program's, in the chat template.
+trace that rewards read, and on to the endpoints of `slime_agent_base_url`, where the tokens are ours; the trace's id
+names the session. The row's prompt is shown to nobody; the prompt that is sampled from is the program's, in the chat
+template.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slime_core.waits import within
 from slime_generator_verifiers.environments import TaskRows, environment_of, served, task_of
 
 if TYPE_CHECKING:
-    from slime_core.agents import AgentServer, SessionLimits
+    from slime_agent_base_url import AgentServer, SessionLimits
 
 NO_KEY = "SLIME_VERIFIERS_NO_KEY"
 """Environment variable that is not set: verifiers' client sends "EMPTY" then, and the trace's id in `X-Session-ID`."""
@@ -92,7 +92,7 @@ async def generate(
     Raises:
         ConfigError: There is no such environment, or the row is none of its tasks.
     """
-    from slime_core.agents import SessionLimits, serving  # an HTTP server: not for `slime plugins list`
+    from slime_agent_base_url import SessionLimits, serving  # an HTTP server: not for `slime plugins list`
 
     own = options(args, "verifiers", Options)
     data = sample.metadata.get("verifiers", {}).get("task")

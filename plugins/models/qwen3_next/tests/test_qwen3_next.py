@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None
 
 
 def test_context_parallelism_is_refused() -> None:
-    from slime_core.trainers.megatron.layout import Layout
+    from slime_trainer_megatron.layout import Layout
 
     fields = megatron(config()).architecture.transformer
     Layout(tensor=4, sequence_parallel=True).check_model(fields)

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from pydantic import Field
+from slime_sandbox_local import SandboxLimits
 
 from slime_core import Args, PluginOptions, RewardTraits, Sample, declares, options
-from slime_core.sandbox import SandboxLimits
 from slime_reward_code.cases import Asserts, Calls, Tests, read_tests, same_output, same_value
 from slime_reward_code.runs import run_assertions, run_calls, run_program
 

@@ -1,7 +1,7 @@
 """Runs a program and its tests in a sandbox of its own, by the three ways of testing it.
 
 `__init__` calls `run_assertions`, `run_calls` and `run_program`. The process is `harness.py` in a fresh interpreter of
-a `slime_core.sandbox.LocalSandbox`, which ends with all that the program started. What a reader would get wrong: the
+a `slime_sandbox_local.LocalSandbox`, which ends with all that the program started. What a reader would get wrong: the
 sandbox is made of what the kernel permits (`best-effort`), since a reward must score in a container too.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slime_core.sandbox import LocalSandbox, SandboxLimits
+from slime_sandbox_local import LocalSandbox, SandboxLimits
 
 _HARNESS = Path(__file__).with_name("harness.py")
 _START_SECONDS = 10.0

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_sglang.plan import ServerPlan
+from slime_engine_sglang.server import ServerProcess
 
 from slime_core.config import load_settings
-from slime_core.engines.sglang.plan import ServerPlan
-from slime_core.engines.sglang.server import ServerProcess
 
 FAKE = Path(__file__).with_name("fake_server.py")
 
@@ -25,7 +25,7 @@ class FakeServer(ServerProcess):
 @pytest.fixture
 def fake_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of a fleet are fake ones."""
-    monkeypatch.setattr("slime_core.engines.sglang.fleet.ServerProcess", FakeServer)
+    monkeypatch.setattr("slime_engine_sglang.fleet.ServerProcess", FakeServer)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from slime_core.engines.sglang.environment import SERVER_SIDE
+from slime_engine_sglang.environment import SERVER_SIDE
 
 
 def _plugin(name: str) -> Any:

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_sglang import arguments
+from slime_engine_sglang.arguments import router_arguments, router_argv, server_arguments, to_argv
 
 from slime_core.config import load_settings
-from slime_core.engines.sglang import arguments
-from slime_core.engines.sglang.arguments import router_arguments, router_argv, server_arguments, to_argv
 from slime_core.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
 def _shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_core.engines.sglang.flag_list.find_python", lambda _: None)
+    monkeypatch.setattr("slime_engine_sglang.flag_list.find_python", lambda _: None)
 
 
 def settings(*argv: str, env: dict[str, str] | None = None) -> Any:

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from slime_core.engines.sglang import environment
-from slime_core.engines.sglang.environment import (
+from slime_engine_sglang import environment
+from slime_engine_sglang.api.versions import TESTED_VERSIONS
+from slime_engine_sglang.environment import (
     CPU_STUBS,
     SERVER_SIDE,
     engine_python,
@@ -17,7 +17,7 @@ from slime_core.engines.sglang.environment import (
     installed_versions,
     server_environment,
 )
-from slime_core.engines.sglang_api.versions import TESTED_VERSIONS
+
 from slime_core.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from slime_engine_sglang import flag_list, introspect
+from slime_engine_sglang.flag_list import ROUTER, SERVER, cache_file, flags_for, installed_flags, shipped_flags
 
-from slime_core.engines.sglang import flag_list, introspect
-from slime_core.engines.sglang.flag_list import ROUTER, SERVER, cache_file, flags_for, installed_flags, shipped_flags
 from slime_core.errors import ConfigError
 
 SERVER_ARGS = """
@@ -114,7 +114,7 @@ def test_a_cache_that_cannot_be_written_is_said(
 
 def test_of_two_processes_one_asks_and_the_other_waits(python: Path, tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from slime_core.engines.sglang.flag_list import installed_flags;"
+        "from pathlib import Path; from slime_engine_sglang.flag_list import installed_flags;"
         f" print(len(installed_flags(Path({str(python)!r})).server.flags))"
     )
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -9,11 +9,11 @@ from typing import Any
 
 import psutil
 import pytest
+from slime_engine_sglang.engine import SglangEngine
+from slime_engine_sglang.fleet import Fleet, own_address
+from slime_engine_sglang.plan import LaunchPlan, ModelPlan, ServerPlan
 
 from slime_core.config import load_settings
-from slime_core.engines.sglang.engine import SglangEngine
-from slime_core.engines.sglang.fleet import Fleet, own_address
-from slime_core.engines.sglang.plan import LaunchPlan, ModelPlan, ServerPlan
 from slime_core.errors import ConfigError, EngineError
 
 pytestmark = pytest.mark.usefixtures("fake_servers")
@@ -90,7 +90,7 @@ def test_a_fleet_that_cannot_be_made_gives_its_ports_back(
 ) -> None:
     model = ModelPlan("default", "/models/m", True, plan_of({}).servers, router={"port": 1})
     reserved: list[Any] = []
-    from slime_core.engines.sglang import service
+    from slime_engine_sglang import service
 
     real = service.reserve
     monkeypatch.setattr(service, "reserve", lambda *a, **k: reserved.append(real(*a, **k)) or reserved[-1])
@@ -110,7 +110,7 @@ def engine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_settings: Callable[..., Any]
 ) -> Callable[[LaunchPlan], SglangEngine]:
     def make_engine(plan: LaunchPlan, **flags: Any) -> SglangEngine:
-        prefix = "slime_core.engines.sglang.engine."
+        prefix = "slime_engine_sglang.engine."
         monkeypatch.setattr(prefix + "engine_python", lambda args: Path(sys.executable))
         monkeypatch.setattr(prefix + "installed_versions", lambda python: {"sglang": "0.5.20"})
         monkeypatch.setattr(prefix + "make_plan", lambda args, **_: plan)
@@ -160,7 +160,7 @@ def test_a_missing_environment_or_router_is_told_before_anything_starts(monkeypa
     settings = load_settings(argv, command="serve", env={})
     with pytest.raises(ConfigError, match=r"SGLang is not installed .*--engine-python"):
         SglangEngine.check_settings(settings)
-    prefix = "slime_core.engines.sglang.engine."
+    prefix = "slime_engine_sglang.engine."
     monkeypatch.setattr(prefix + "engine_python", lambda args: Path("/env/bin/python"))
     monkeypatch.setattr(prefix + "installed_versions", lambda python: {"sglang": "0.5.20"})
     with pytest.raises(ConfigError, match=r"type /env/bin/python -m pip install sglang-router, or --no-engine-router"):

@@ -17,14 +17,14 @@ NOTE = "(slime's own list, as no SGLang is installed here or named by --engine-p
 
 @pytest.fixture
 def _shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_core.engines.sglang.flag_list.find_python", lambda _: None)
+    monkeypatch.setattr("slime_engine_sglang.flag_list.find_python", lambda _: None)
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["config", "show", "--lr", "1e-5"]])
 def test_start_up_reads_no_list(argv: list[str]) -> None:
     code = (
         f"import sys\nfrom slime_core.cli.main import main\nassert main({argv!r}) == 0\n"
-        "bad = [m for m in ('torch', 'slime_core.engines.sglang.flag_list', 'slime_core.engines.sglang.arguments')"
+        "bad = [m for m in ('torch', 'slime_engine_sglang.flag_list', 'slime_engine_sglang.arguments')"
         " if m in sys.modules]\nprint('\\nloaded', bad)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

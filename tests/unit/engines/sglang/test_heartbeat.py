@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-
-from slime_core.engines.sglang import heartbeat
-from slime_core.engines.sglang.heartbeat import HEALTHY, Heartbeat
-from slime_core.engines.sglang_api.transport import Answer, Http
-from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang import heartbeat
+from slime_engine_sglang.api.transport import Answer, Http
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.heartbeat import HEALTHY, Heartbeat
 
 
 class Server:

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 import pytest
+from slime_engine_sglang.incidents import Incidents
 
-from slime_core.engines.sglang.incidents import Incidents
 from slime_core.observability.events import EventLog, read_events
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from slime_engine_sglang.process import KeptProcess
 
-from slime_core.engines.sglang.process import KeptProcess
 from slime_core.errors import EngineError
 
 SERVER = Path(__file__).with_name("stubborn_server.py")
 PARENT = """
     import os, signal, sys, threading, time
     from pathlib import Path
-    from slime_core.engines.sglang.process import KeptProcess
+    from slime_engine_sglang.process import KeptProcess
 
     for number in (signal.SIGINT, signal.SIGHUP):  # which these tests may have been started without, as by nohup
         signal.signal(number, signal.SIG_DFL)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_sglang.known_defects import check_model
 
-from slime_core.engines.sglang.known_defects import check_model
 from slime_core.errors import ConfigError
 
 

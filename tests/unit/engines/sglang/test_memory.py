@@ -6,10 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from slime_core.engines.sglang.engine import SglangEngine
-from slime_core.engines.sglang_api.control import Control
-from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.api.control import Control
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.engine import SglangEngine
 
 
 @pytest.mark.parametrize("saver", [True, False])

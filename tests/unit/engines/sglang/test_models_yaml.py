@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_engine_sglang.models_yaml import ModelEntry, read_models
 
-from slime_core.engines.sglang.models_yaml import ModelEntry, read_models
 from slime_core.errors import ConfigError
 
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from slime_engine_sglang.flag_list import ROUTER, SERVER, shipped_flags
+from slime_engine_sglang.owned import ROUTER_OWNED, SERVER_OWNED, refuse_owned
 
 from slime_core.config import load_settings
-from slime_core.engines.sglang.flag_list import ROUTER, SERVER, shipped_flags
-from slime_core.engines.sglang.owned import ROUTER_OWNED, SERVER_OWNED, refuse_owned
 from slime_core.errors import ConfigError
 
 THUDM = """
@@ -16,7 +16,7 @@ THUDM = """
 
 @pytest.fixture(autouse=True)
 def _shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_core.engines.sglang.flag_list.find_python", lambda _: None)
+    monkeypatch.setattr("slime_engine_sglang.flag_list.find_python", lambda _: None)
 
 
 def load(*argv: str) -> list[str]:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from slime_engine_sglang import planner, server_groups
+from slime_engine_sglang.plan import LaunchPlan, Reservation
+from slime_engine_sglang.planner import DEFAULT_MODEL, USES, Planned, check, find_device, make_plan, plan_of
 
 from slime_core.config import Args, load_settings
-from slime_core.engines.sglang import planner, server_groups
-from slime_core.engines.sglang.plan import LaunchPlan, Reservation
-from slime_core.engines.sglang.planner import DEFAULT_MODEL, USES, Planned, check, find_device, make_plan, plan_of
 from slime_core.errors import ConfigError
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_sglang.router_process import RouterProcess
 
-from slime_core.engines.sglang.router_process import RouterProcess
 from slime_core.errors import EngineError
 from slime_core.ports import reserve
 
@@ -20,7 +20,7 @@ def fields(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(given)
         return ["x"]
 
-    monkeypatch.setattr("slime_core.engines.sglang.router_process.router_argv", argv)
+    monkeypatch.setattr("slime_engine_sglang.router_process.router_argv", argv)
     return seen
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 import pytest
+from slime_engine_sglang import service
+from slime_engine_sglang.plan import ServerPlan
+from slime_engine_sglang.server import ServerProcess
 
-from slime_core.engines.sglang import service
-from slime_core.engines.sglang.plan import ServerPlan
-from slime_core.engines.sglang.server import ServerProcess
 from slime_core.errors import EngineError
 from tests.unit.engines.sglang.conftest import FAKE
 
@@ -185,7 +185,7 @@ def command_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, **arguments: Any
 ) -> tuple[dict[str, Any], ServerProcess]:
     fields: dict[str, Any] = {}
-    monkeypatch.setattr("slime_core.engines.sglang.server.to_argv", lambda given, python: fields.update(given) or ["x"])
+    monkeypatch.setattr("slime_engine_sglang.server.to_argv", lambda given, python: fields.update(given) or ["x"])
     plan = ServerPlan("default/0", kind, {"model_path": "/models/m", **arguments})  # type: ignore[arg-type]
     python = Path("/env/bin/python")
     server = ServerProcess(plan, device="cuda", python=python, log=tmp_path / "log", timeout=1.0)

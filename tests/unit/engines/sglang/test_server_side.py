@@ -9,8 +9,7 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
-
-from slime_core.engines.sglang.environment import CPU_STUBS, SERVER_SIDE
+from slime_engine_sglang.environment import CPU_STUBS, SERVER_SIDE
 
 STUBS = sorted(path.name for path in CPU_STUBS.iterdir() if path.name != "__pycache__")
 

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.heartbeat import HEALTHY, Finding
+from slime_engine_sglang.incidents import Incidents
+from slime_engine_sglang.recovery import Supervised
+from slime_engine_sglang.supervisor import Supervisor
 
-from slime_core.engines.sglang.heartbeat import HEALTHY, Finding
-from slime_core.engines.sglang.incidents import Incidents
-from slime_core.engines.sglang.recovery import Supervised
-from slime_core.engines.sglang.supervisor import Supervisor
-from slime_core.engines.sglang_api.transport import Http
-from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import EngineError
 from slime_core.observability.events import EventLog, read_events
 from slime_core.testing.tiny import tiny_model

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
-
-from slime_core.engines.sglang_api.engine import HttpEngine
+from slime_engine_sglang.api.engine import HttpEngine
 
 Reaction = Callable[["Server", web.Request, Any, int], Awaitable[Any]]
 """(server, request, its JSON, how many came to this path before) -> JSON, (status, JSON or bytes), or a response."""

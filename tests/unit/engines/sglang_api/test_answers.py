@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.answers import Pieces, output_of, token_weight_versions, versions_in
 
 from slime_core import Sample
-from slime_core.engines.sglang_api.answers import Pieces, output_of, token_weight_versions, versions_in
 from slime_core.errors import EngineError
 from tests.unit.engines.sglang_api.servers import answer
 

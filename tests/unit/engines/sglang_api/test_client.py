@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api import client as client_module
+from slime_engine_sglang.api import router_choice, transport
+from slime_engine_sglang.api.client import Client
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.router import Router
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
-from slime_core.engines.sglang_api import client as client_module
-from slime_core.engines.sglang_api import router_choice, transport
-from slime_core.engines.sglang_api.client import Client
-from slime_core.engines.sglang_api.engine import HttpEngine
-from slime_core.engines.sglang_api.router import Router
-from slime_core.engines.sglang_api.transport import Http
-from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
 from tests.unit.engines.sglang_api.servers import (

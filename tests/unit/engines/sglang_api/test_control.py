@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.worker import WorkerState
 
-from slime_core.engines.sglang_api.worker import WorkerState
 from slime_core.errors import EngineError
 from tests.unit.engines.sglang_api.servers import Reaction, Server, die, engine_at, servers, well
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.engine import HttpEngine
 
-from slime_core.engines.sglang_api.engine import HttpEngine
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from tests.unit.engines.sglang_api.servers import Server, engine_at, servers, well
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.continuation import rest_of
+from slime_engine_sglang.api.flights import Flight
+from slime_engine_sglang.api.requests import generate_request
 
-from slime_core.engines.sglang_api.continuation import rest_of
-from slime_core.engines.sglang_api.flights import Flight
-from slime_core.engines.sglang_api.requests import generate_request
 from slime_core.errors import EngineError
 from slime_core.protocols import GenerateContext, GenerateTraits
 from slime_core.rollout.gate import GatedEngine

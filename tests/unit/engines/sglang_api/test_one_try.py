@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.worker import WorkerState
 
-from slime_core.engines.sglang_api.worker import WorkerState
 from slime_core.errors import EngineError
 from tests.unit.engines.sglang_api.servers import Server, answer, engine_at, generating, hang, servers, sse, well
 from tests.until import until

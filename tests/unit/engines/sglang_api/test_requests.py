@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from slime_engine_sglang.api.requests import PARAMS, generate_request, vocab_size_of
+from slime_engine_sglang.api.transport import encoded
 
-from slime_core.engines.sglang_api.requests import PARAMS, generate_request, vocab_size_of
-from slime_core.engines.sglang_api.transport import encoded
 from slime_core.errors import EngineError
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api.router import FORWARDED, Router
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.worker import Worker
 
-from slime_core.engines.sglang_api.router import FORWARDED, Router
-from slime_core.engines.sglang_api.transport import Http
-from slime_core.engines.sglang_api.worker import Worker
 from slime_core.errors import EngineError
 from slime_core.rollout.generate import train_sampling_params
 from tests.unit.engines.sglang_api.servers import Server, servers

@@ -7,9 +7,9 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from slime_engine_sglang.api import transport
+from slime_engine_sglang.api.transport import Http, backoff
 
-from slime_core.engines.sglang_api import transport
-from slime_core.engines.sglang_api.transport import Http, backoff
 from slime_core.errors import ConfigError, EngineError
 from tests.ports import free_port
 from tests.unit.engines.sglang_api.servers import Reaction, die, hang, servers, sse

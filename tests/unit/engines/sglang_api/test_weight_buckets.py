@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slime_engine_sglang.api.weight_buckets import Buffers, group_tensors
 
-from slime_core.engines.sglang_api.weight_buckets import Buffers, group_tensors
 from slime_core.errors import WeightSyncError
 
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slime_engine_sglang.api.last_weights import LastWeights
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.weight_buckets import Buffers
+from slime_engine_sglang.api.weight_check import WeightCheck, compare
+from slime_engine_sglang.api.weight_readers import ACTION, Finding
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
-from slime_core.engines.sglang_api.last_weights import LastWeights
-from slime_core.engines.sglang_api.transport import Http
-from slime_core.engines.sglang_api.weight_buckets import Buffers
-from slime_core.engines.sglang_api.weight_check import WeightCheck, compare
-from slime_core.engines.sglang_api.weight_readers import ACTION, Finding
-from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.models.hf_io import write_weights
 from slime_core.weights.checksum import tensor_checksum

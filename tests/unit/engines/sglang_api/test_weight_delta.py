@@ -13,10 +13,10 @@ import pytest
 import torch
 from aiohttp import web
 from safetensors.torch import load_file, save_file
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.weight_delta import puller_url
+from slime_engine_sglang.api.worker import WorkerState
 
-from slime_core.engines.sglang_api.engine import HttpEngine
-from slime_core.engines.sglang_api.weight_delta import puller_url
-from slime_core.engines.sglang_api.worker import WorkerState
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.weights.delta_writer import DeltaWriter
 from slime_core.weights.puller import Puller, serve

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from slime_core.engines.sglang_api.transport import Http
-from slime_core.engines.sglang_api.weight_protocol import (
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.weight_protocol import (
     Protocol,
     ServerFacts,
     begin_update,
@@ -17,6 +16,7 @@ from slime_core.engines.sglang_api.weight_protocol import (
     served_version,
     server_facts,
 )
+
 from slime_core.errors import EngineError
 from tests.unit.engines.sglang_api.servers import servers
 from tests.unit.engines.sglang_api.weight_servers import WeightServer

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from slime_engine_sglang.api import weight_distributed, weight_protocol
+from slime_engine_sglang.api.control import Control
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.weight_buckets import Buffers
+from slime_engine_sglang.api.weight_update import WeightUpdates
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
-from slime_core.engines.sglang_api import weight_distributed, weight_protocol
-from slime_core.engines.sglang_api.control import Control
-from slime_core.engines.sglang_api.transport import Http
-from slime_core.engines.sglang_api.weight_buckets import Buffers
-from slime_core.engines.sglang_api.weight_update import WeightUpdates
-from slime_core.engines.sglang_api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import ConfigError, WeightSyncError
 from tests.unit.engines.sglang_api.servers import Server, die, hang, servers
 from tests.unit.engines.sglang_api.weight_servers import WeightServer

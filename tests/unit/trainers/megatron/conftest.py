@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
-from slime_core.trainers.megatron.layout import Layout
-from slime_core.trainers.megatron.process_groups import ProcessGroups
+from slime_trainer_megatron.layout import Layout
+from slime_trainer_megatron.process_groups import ProcessGroups
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_trainer_megatron.arguments.architecture import check_architecture
 
 from slime_core.config.foreign import Given, find_owners, resolve
 from slime_core.config.origins import FLAG
@@ -17,7 +18,6 @@ from slime_core.model_presets.presets import ModelPreset, model_presets
 from slime_core.models.megatron_family import Architecture
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve as resolve_plugin
-from slime_core.trainers.megatron.arguments.architecture import check_architecture
 
 OWNERS = find_owners(["--no-plugins"], {})[0]
 WITH_FAMILY = [p for p in model_presets().values() if p.model_type in current_registry().names("megatron_models")]

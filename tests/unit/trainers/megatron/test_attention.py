@@ -7,10 +7,10 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
+from slime_trainer_megatron.model.attention import CoreAttention
+from slime_trainer_megatron.process_groups import ProcessGroups
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron.model.attention import CoreAttention
-from slime_core.trainers.megatron.process_groups import ProcessGroups
 
 LENGTHS = [5, 1, 8, 3]
 

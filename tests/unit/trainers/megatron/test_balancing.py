@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from slime_trainer_megatron.trainer import MegatronTrainer
 
-from slime_core.trainers.megatron.trainer import MegatronTrainer
 from tests.backends.megatron import trainer_jobs
 from tests.megatron_models import save_tiny
 from tests.unit.trainers.megatron.test_routing import save_deepseek

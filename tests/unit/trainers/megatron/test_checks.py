@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_trainer_megatron.checks import check_run
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron.checks import check_run
 
 QWEN3 = {
     "model_type": "qwen3", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96,
@@ -134,7 +134,7 @@ def test_roles_share_their_processes(directory: Path) -> None:
 
 
 def test_all_that_is_wrong_is_said_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_core.trainers.megatron.installed.core_directory", lambda: None)
+    monkeypatch.setattr("slime_trainer_megatron.installed.core_directory", lambda: None)
     with pytest.raises(ConfigError) as raised:
         run(directory, hidden_size=65, num_layers=5, tensor_model_parallel_size=3, fp8="hybrid")
     said = str(raised.value)

@@ -9,6 +9,16 @@ import pytest
 import torch
 from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.enums import AttnBackend
+from slime_trainer_megatron.arguments.architecture import COMPARED
+from slime_trainer_megatron.arguments.config import (
+    ddp_config,
+    optimizer_config,
+    padded_vocab_size,
+    transformer_config,
+)
+from slime_trainer_megatron.arguments.fields import ConfigField, known_fields
+from slime_trainer_megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
+from slime_trainer_megatron.layout import Layout
 from torch.nn import functional
 
 from slime_core.config.spec import flag_specs
@@ -16,16 +26,6 @@ from slime_core.errors import ConfigError
 from slime_core.model_presets.presets import model_presets
 from slime_core.models.megatron_family import Architecture, decoder_architecture
 from slime_core.plugins.resolve import resolve
-from slime_core.trainers.megatron.arguments.architecture import COMPARED
-from slime_core.trainers.megatron.arguments.config import (
-    ddp_config,
-    optimizer_config,
-    padded_vocab_size,
-    transformer_config,
-)
-from slime_core.trainers.megatron.arguments.fields import ConfigField, known_fields
-from slime_core.trainers.megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
-from slime_core.trainers.megatron.layout import Layout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HF = {

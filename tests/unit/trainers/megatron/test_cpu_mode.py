@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from slime_trainer_megatron import cpu_mode
+from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.model.attention import CoreAttention
+from slime_trainer_megatron.process_groups import ProcessGroups
 from torch import nn
-
-from slime_core.trainers.megatron import cpu_mode
-from slime_core.trainers.megatron.cpu_mode import on_device
-from slime_core.trainers.megatron.model.attention import CoreAttention
-from slime_core.trainers.megatron.process_groups import ProcessGroups
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so nothing fails without the mode")
 

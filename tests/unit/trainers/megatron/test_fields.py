@@ -13,10 +13,8 @@ import pytest
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
-
-from slime_core.errors import ConfigError
-from slime_core.trainers.megatron.arguments import fields as module
-from slime_core.trainers.megatron.arguments.fields import (
+from slime_trainer_megatron.arguments import fields as module
+from slime_trainer_megatron.arguments.fields import (
     SNAPSHOT,
     core_directory,
     core_version,
@@ -25,6 +23,8 @@ from slime_core.trainers.megatron.arguments.fields import (
     shipped_fields,
     to_json,
 )
+
+from slime_core.errors import ConfigError
 
 CONFIGS: dict[str, Any] = {
     "transformer": TransformerConfig,
@@ -119,7 +119,7 @@ def test_reading_flags_imports_neither_torch_nor_megatron() -> None:
     code = (
         "import json, sys; from slime_core.cli.main import main; from slime_core.config import load_settings;"
         " seen = lambda: sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'megatron', 'transformers'});"
-        " listed = lambda: 'slime_core.trainers.megatron.arguments.fields' in sys.modules;"
+        " listed = lambda: 'slime_trainer_megatron.arguments.fields' in sys.modules;"
         " load_settings(['--lr', '1'], command='show', env={}); before = listed();"
         " s = load_settings(['--tensor-model-parallel-size', '2', '--train-backend', 'megatron'], command='show',"
         " env={}); print(json.dumps([before, listed(), seen(), s.args.tensor_model_parallel_size]))"

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_trainer_megatron.arguments import flag_names, owned
+from slime_trainer_megatron.arguments.fields import known_fields
+from slime_trainer_megatron.arguments.flags import flag_list
+from slime_trainer_megatron.arguments.values import given_fields, pattern
 
 from slime_core.cli.main import main
 from slime_core.config import load_settings
 from slime_core.config.spec import flag_specs, switched_off
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron.arguments import flag_names, owned
-from slime_core.trainers.megatron.arguments.fields import known_fields
-from slime_core.trainers.megatron.arguments.flags import flag_list
-from slime_core.trainers.megatron.arguments.values import given_fields, pattern
 
 IN_SCRIPTS = [
     line for line in (Path(__file__).parent / "thudm_names.txt").read_text().splitlines() if not line.startswith("#")

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from slime_trainer_megatron import installed
+from slime_trainer_megatron.installed import check_installed, check_version
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron import installed
-from slime_core.trainers.megatron.installed import check_installed, check_version
 
 LOOK = """
 import sys
-from slime_core.trainers.megatron.installed import check_installed
+from slime_trainer_megatron.installed import check_installed
 try:
     check_installed()
 except Exception as error:

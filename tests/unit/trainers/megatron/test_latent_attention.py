@@ -4,18 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-
-from slime_core.trainers.megatron.cpu_mode import on_device
-from slime_core.trainers.megatron.model.latent_attention import DownProjection, LatentSelfAttention
-from slime_core.trainers.megatron.process_groups import ProcessGroups
+from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.model.latent_attention import DownProjection, LatentSelfAttention
+from slime_trainer_megatron.process_groups import ProcessGroups
 
 
 def attention(q_lora_rank: int | None = 12, **params: Any) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import MLATransformerConfig, ModuleSpec, build_module
-
-    from slime_core.trainers.megatron.model.attention import CoreAttention
-    from slime_core.trainers.megatron.model.norms import RMSNorm
+    from slime_trainer_megatron.model.attention import CoreAttention
+    from slime_trainer_megatron.model.norms import RMSNorm
 
     config = MLATransformerConfig(
         num_layers=1, hidden_size=16, num_attention_heads=2, q_lora_rank=q_lora_rank, kv_lora_rank=10, qk_head_dim=8,

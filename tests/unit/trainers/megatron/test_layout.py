@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_trainer_megatron.layout import Layout
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron.layout import Layout
 
 NAMES = {
     "tp": "tensor_model_parallel_size",

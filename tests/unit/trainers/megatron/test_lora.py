@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from slime_trainer_megatron.model.norms import RMSNorm
+from slime_trainer_megatron.trainer import MegatronTrainer
+from slime_trainer_megatron.weights.lora import Adapter, Adapters, _normed
 from transformers import AutoModelForCausalLM
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.lora import LoraSettings
 from slime_core.protocols import MicroBatchOutput
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
-from slime_core.trainers.megatron.model.norms import RMSNorm
-from slime_core.trainers.megatron.trainer import MegatronTrainer
-from slime_core.trainers.megatron.weights.lora import Adapter, Adapters, _normed
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.backends.megatron.lora_jobs import LORA, MICRO_BATCHES, adapters_of, compare_adapters, three_steps
 from tests.megatron_models import save_tiny

@@ -10,17 +10,17 @@ import pytest
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
+from slime_trainer_megatron.arguments.config import transformer_config
+from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.layout import Layout
+from slime_trainer_megatron.model.build import build_model
+from slime_trainer_megatron.model.critic_head import ValueHead
+from slime_trainer_megatron.model.norms import RMSNorm
+from slime_trainer_megatron.model.specs import block_spec
+from slime_trainer_megatron.process_groups import ProcessGroups
+from slime_trainer_megatron.weights.weights_in import load_hf
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron.arguments.config import transformer_config
-from slime_core.trainers.megatron.cpu_mode import on_device
-from slime_core.trainers.megatron.layout import Layout
-from slime_core.trainers.megatron.model.build import build_model
-from slime_core.trainers.megatron.model.critic_head import ValueHead
-from slime_core.trainers.megatron.model.norms import RMSNorm
-from slime_core.trainers.megatron.model.specs import block_spec
-from slime_core.trainers.megatron.process_groups import ProcessGroups
-from slime_core.trainers.megatron.weights.weights_in import load_hf
 from tests.megatron_models import family, save_tiny
 
 CPU = torch.device("cpu")

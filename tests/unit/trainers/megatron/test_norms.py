@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
+from slime_trainer_megatron.model.norms import RMSNorm
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron.model.norms import RMSNorm
 
 
 def config(**changes: Any) -> TransformerConfig:

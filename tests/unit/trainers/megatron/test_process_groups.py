@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slime_trainer_megatron.layout import Layout
+from slime_trainer_megatron.process_groups import ProcessGroups
 
 from slime_core.errors import ConfigError
-from slime_core.trainers.megatron.layout import Layout
-from slime_core.trainers.megatron.process_groups import ProcessGroups
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_trainer_megatron.step.routing import MicroRouting
+from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.routed_experts import FREE
-from slime_core.trainers.megatron.step.routing import MicroRouting
-from slime_core.trainers.megatron.trainer import MegatronTrainer
 from tests.backends.megatron import routing_jobs, trainer_jobs
 from tests.megatron_models import save_tiny
 

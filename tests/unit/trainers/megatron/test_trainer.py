@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.errors import ConfigError, PluginError, TrainError
 from slime_core.protocols import MicroBatchOutput
 from slime_core.trainers.embedded.optimizer import MAX_CONSECUTIVE_SKIPS
-from slime_core.trainers.megatron.trainer import MegatronTrainer
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.megatron_models import save_tiny
 

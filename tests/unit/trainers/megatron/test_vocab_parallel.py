@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from slime_core.trainers.megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
+from slime_trainer_megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
 
 ROWS, TOKENS, WIDTH = 9, 11, 13
 PART = VocabularyPart.of_rank(0, WIDTH, TOKENS)

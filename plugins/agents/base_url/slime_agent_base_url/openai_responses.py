@@ -1,0 +1,269 @@
+"""OpenAI's `/v1/responses` <-> `Wanted` and `Answer`.
+
+`server` calls it as an `Api`. What a reader would get wrong: the items that one answer was given as
+(reasoning, message, calls) come back as items of their own, and are put together into one assistant message again;
+`previous_response_id` is resolved by the session, so both ways of going on are the same conversation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slime_agent_base_url.answer import Answer, arguments_json
+from slime_agent_base_url.messages import (
+    BadRequest,
+    Message,
+    Wanted,
+    check_fields,
+    function_tool,
+    take,
+    text_of,
+    tool_call,
+)
+from slime_agent_base_url.openai_chat import chosen_tools, error, positive
+from slime_agent_base_url.sse import event
+
+__all__ = ["Stream", "error", "reply", "wanted"]
+
+_KNOWN = frozenset({
+    "input", "instructions", "model", "tools", "tool_choice", "parallel_tool_calls", "stream", "max_output_tokens",
+    "temperature", "top_p", "previous_response_id", "metadata", "user", "store", "text", "include", "top_logprobs",
+})  # fmt: skip
+_IGNORED = frozenset({
+    "reasoning", "truncation", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "max_tool_calls", "stream_options", "client_metadata",
+})  # fmt: skip
+_REFUSED = {
+    "background": "answers are given on the request", "conversation": "use previous_response_id",
+    "prompt": "there are no stored prompts", "context_management": "the client compacts its context itself",
+}  # fmt: skip
+
+
+def wanted(body: Mapping[str, Any]) -> Wanted:
+    """The request. Raises BadRequest."""
+    given = {name: value for name, value in body.items() if value is not False or name not in _REFUSED}
+    ignored = check_fields(given, _KNOWN, _IGNORED, _REFUSED)
+    form = take(take(body, "text", dict, {}), "format", dict, {}).get("type", "text")
+    if form != "text":
+        raise BadRequest(f"text.format {form!r} is not offered: what is sampled is not constrained; allowed: text")
+    if take(body, "top_logprobs", int, 0):
+        raise BadRequest("top_logprobs is not offered; /v1/chat/completions has the sampled tokens' own")
+    ignored += [f"include {name}" for name in take(body, "include", list, [])]
+    tools, without_effect = chosen_tools(body, [_tool(t) for t in take(body, "tools", list, [])])
+    given_input = take(body, "input", (str, list), [])
+    items = [{"role": "user", "content": given_input}] if isinstance(given_input, str) else given_input
+    return Wanted(
+        messages=_messages(items),
+        instructions=take(body, "instructions", str, ""),
+        previous=take(body, "previous_response_id", str),
+        tools=tools,
+        stream=take(body, "stream", bool, False),
+        max_tokens=positive(take(body, "max_output_tokens", int), "max_output_tokens"),
+        temperature=take(body, "temperature", (int, float)),
+        top_p=take(body, "top_p", (int, float)),
+        model=take(body, "model", str, ""),
+        ignored=ignored + without_effect,
+        echo={"tools": body.get("tools") or [], "metadata": body.get("metadata") or {}},
+    )
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        kind = tool.get("type") if isinstance(tool, Mapping) else tool
+        raise BadRequest(f"a tool of type {kind!r} is not offered; allowed: function")
+    return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"))
+
+
+def _messages(items: list[Any]) -> list[Message]:
+    messages: list[Message] = []
+    open_answer: Message | None = None
+    for number, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise BadRequest(f"input[{number}] is {type(item).__name__}; allowed: an object")
+        kind = item.get("type") or "message"
+        if kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant"):
+            if open_answer is None or _begins_another(open_answer, kind):
+                open_answer = {"role": "assistant", "content": ""}
+                messages.append(open_answer)
+            _add_to(open_answer, item, kind, number)
+        else:
+            open_answer = None
+            messages.append(_message(item, kind, number))
+    return messages
+
+
+def _begins_another(answer: Message, kind: str) -> bool:
+    """Items of an answer come as reasoning, message, calls; what is out of order belongs to the next answer."""
+    if kind == "reasoning":
+        return bool(answer["content"] or answer.get("tool_calls") or answer.get("reasoning_content"))
+    return kind == "message" and bool(answer["content"] or answer.get("tool_calls"))
+
+
+def _add_to(answer: Message, item: Mapping[str, Any], kind: Any, number: int) -> None:
+    if kind == "reasoning":
+        parts = item.get("content") or item.get("summary") or []
+        thoughts = text_of(parts, f"input[{number}].content", ("reasoning_text", "summary_text", "text"))
+        if thoughts:
+            answer["reasoning_content"] = thoughts
+    elif kind == "message":
+        answer["content"] = text_of(item.get("content"), f"input[{number}].content")
+    else:
+        call = tool_call(item.get("call_id"), item.get("name"), item.get("arguments"))
+        answer.setdefault("tool_calls", []).append(call)
+
+
+def _message(item: Mapping[str, Any], kind: Any, number: int) -> Message:
+    if kind == "function_call_output":
+        text = text_of(item.get("output"), f"input[{number}].output")
+        return {"role": "tool", "content": text, "tool_call_id": str(item.get("call_id") or "")}
+    role = "system" if item.get("role") == "developer" else item.get("role")
+    if kind != "message" or role not in ("system", "user"):
+        what = f"type is {kind!r}" if kind != "message" else f"role is {role!r}"
+        raise BadRequest(
+            f"input[{number}].{what}; allowed: messages of system, developer, user and assistant, reasoning,"
+            " function_call, function_call_output"
+        )
+    return {"role": role, "content": text_of(item.get("content"), f"input[{number}].content")}
+
+
+def reply(wanted: Wanted, ident: str, answer: Answer) -> dict[str, Any]:
+    """The whole answer."""
+    items = []
+    if answer.reasoning:
+        items.append(_reasoning(ident, answer.reasoning))
+    if answer.content or not answer.calls:
+        items.append(_text(ident, answer.content))
+    items += [_call(ident, n, call) for n, call in enumerate(answer.calls)]
+    return _ended(wanted, ident, items, answer)
+
+
+class Stream:
+    """Events of one answer."""
+
+    def __init__(self, wanted: Wanted, ident: str, prompt_tokens: int) -> None:
+        self.wanted, self.ident = wanted, ident
+        self.sequence = 0
+        self.items: list[dict[str, Any]] = []
+        self.open = ""
+        """Type of the item that is open, the last of `items`."""
+        self.text = ""
+        """Of the open item."""
+
+    def begin(self) -> Iterator[bytes]:
+        """The response without output."""
+        response = _response(self.wanted, self.ident, "in_progress", [])
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def piece(self, reasoning: str, content: str) -> Iterator[bytes]:
+        """New text."""
+        for kind, text in (("reasoning", reasoning), ("message", content)):
+            if text:
+                yield from self._open(kind)
+                self.text += text
+                name = "response.reasoning_text.delta" if kind == "reasoning" else "response.output_text.delta"
+                logprobs: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
+                yield self._event(name, **self._where(), delta=text, **logprobs)
+
+    def end(self, answer: Answer) -> Iterator[bytes]:
+        """Calls, and the response as a whole."""
+        if self.open != "message" and not answer.calls:
+            yield from self._open("message")
+        yield from self._close()
+        for number, call in enumerate(answer.calls):
+            item = _call(self.ident, number, call)
+            at = {"output_index": len(self.items), "item_id": item["id"]}
+            begun = {**item, "arguments": "", "status": "in_progress"}
+            yield self._event("response.output_item.added", output_index=len(self.items), item=begun)
+            yield self._event("response.function_call_arguments.delta", **at, delta=item["arguments"])
+            done = {"arguments": item["arguments"], "name": item["name"]}
+            yield self._event("response.function_call_arguments.done", **at, **done)
+            yield self._event("response.output_item.done", output_index=len(self.items), item=item)
+            self.items.append(item)
+        response = _ended(self.wanted, self.ident, self.items, answer)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, status: int, message: str) -> Iterator[bytes]:
+        """An error after the status was sent."""
+        response = _response(self.wanted, self.ident, "failed", self.items)
+        response["error"] = {"code": "server_error", "message": message}
+        yield self._event("response.failed", response=response)
+
+    def _where(self) -> dict[str, Any]:
+        return {"output_index": len(self.items) - 1, "item_id": self.items[-1]["id"], "content_index": 0}
+
+    def _open(self, kind: str) -> Iterator[bytes]:
+        if self.open == kind:
+            return
+        yield from self._close()
+        item = _reasoning(self.ident, "") if kind == "reasoning" else _text(self.ident, "")
+        self.open, self.text = kind, ""
+        self.items.append(item)
+        begun = {**item, "content": [], "status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=begun)
+        yield self._event("response.content_part.added", **self._where(), part=item["content"][0])
+
+    def _close(self) -> Iterator[bytes]:
+        if not self.open:
+            return
+        thinks = self.open == "reasoning"
+        item = _reasoning(self.ident, self.text) if thinks else _text(self.ident, self.text)
+        self.items[-1] = item
+        name = "response.reasoning_text.done" if thinks else "response.output_text.done"
+        yield self._event(name, **self._where(), text=self.text, **({} if thinks else {"logprobs": []}))
+        yield self._event("response.content_part.done", **self._where(), part=item["content"][0])
+        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
+        self.open = ""
+
+    def _event(self, name: str, /, **values: Any) -> bytes:
+        self.sequence += 1
+        return event({"type": name, "sequence_number": self.sequence - 1, **values}, name)
+
+
+def response_id(ident: str) -> str:
+    """The id that `previous_response_id` refers to."""
+    return f"resp_{ident}"
+
+
+def _reasoning(ident: str, text: str) -> dict[str, Any]:
+    part = {"type": "reasoning_text", "text": text}
+    return {"type": "reasoning", "id": f"rs_{ident}", "summary": [], "content": [part], "status": "completed"}
+
+
+def _text(ident: str, text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "message", "id": f"msg_{ident}", "role": "assistant", "status": "completed", "content": [part]}
+
+
+def _call(ident: str, number: int, call: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "function_call", "id": f"fc_{ident}_{number}", "call_id": call["id"], "status": "completed",
+        "name": call["function"]["name"], "arguments": arguments_json(dict(call)),
+    }  # fmt: skip
+
+
+def _ended(wanted: Wanted, ident: str, items: list[dict[str, Any]], answer: Answer) -> dict[str, Any]:
+    cut = answer.finish == "length"
+    response = _response(wanted, ident, "incomplete" if cut else "completed", items)
+    response["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
+    response["usage"] = {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": answer.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }
+    return response
+
+
+def _response(wanted: Wanted, ident: str, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": response_id(ident), "object": "response", "created_at": int(time.time()), "status": status,
+        "background": False, "error": None, "incomplete_details": None, "instructions": wanted.instructions or None,
+        "max_output_tokens": wanted.max_tokens, "model": wanted.model, "output": list(items),
+        "parallel_tool_calls": True, "previous_response_id": wanted.previous, "temperature": wanted.temperature,
+        "tool_choice": "auto", "top_p": wanted.top_p, "text": {"format": {"type": "text"}}, "truncation": "disabled",
+        "usage": None, "store": True, **wanted.echo,
+    }  # fmt: skip

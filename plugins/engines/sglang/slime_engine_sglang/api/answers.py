@@ -1,0 +1,118 @@
+"""SGLang's answer object, or the pieces of a stream, -> `GenerationOutput`.
+
+`client` calls it; `Sample.append_response_tokens` reads the `meta_info` made here. What a reader would get wrong: a
+stream's pieces hold everything so far, unless the server runs with `--incremental-streaming-output`; which of the two
+is seen from `completion_tokens`, which always counts everything. `routed_experts` stay SGLang's base64 until the sample
+takes them, because only it knows how many tokens they cover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any
+
+from slime_core.types import GenerationOutput
+from slime_engine_sglang.api.transport import engine_error
+from slime_engine_sglang.api.versions import tested
+
+_FIRST, _SECOND = itemgetter(0), itemgetter(1)
+
+
+def output_of(body: Any, url: str) -> GenerationOutput:
+    """One whole answer of `url`. Raises EngineError for what is none."""
+    return Pieces(url).add(body)
+
+
+class Pieces:
+    """Puts the pieces of one stream together."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._ids: list[int] = []
+        self._log_probs: list[float] = []
+        self._text = ""
+
+    def add(self, body: Any) -> GenerationOutput:
+        """Everything up to and with this piece. Raises EngineError for what is none of SGLang's."""
+        try:
+            meta = dict(body["meta_info"])
+            entries = meta.pop("output_token_logprobs", None)
+            if entries is None and meta.get("completion_tokens") != 0:  # aborted before its first token: it has none
+                raise KeyError("output_token_logprobs")
+            meta.pop("input_token_logprobs", None)
+            log_probs, ids = list(map(float, map(_FIRST, entries or ()))), list(map(int, map(_SECOND, entries or ())))
+            text = str(body.get("text") or "")
+            total = int(meta.get("completion_tokens", len(ids)))
+            if "token_weight_versions" not in meta and (meta.get("weight_version") or meta.get("weight_versions")):
+                meta["token_weight_versions"] = token_weight_versions(meta, total)
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise self._nonsense(body) from error
+        if total == len(ids):
+            self._ids, self._log_probs, self._text = ids, log_probs, text
+        elif total == len(self._ids) + len(ids):
+            self._ids, self._log_probs = self._ids + ids, self._log_probs + log_probs
+            self._text += text
+        else:
+            raise self._nonsense(body)
+        return GenerationOutput(self._ids, self._log_probs, self._text, meta)
+
+    def _nonsense(self, body: Any) -> Exception:
+        message = f"not an answer of SGLang's API: {str(body)[:200]}; {tested()}"
+        return engine_error(f"{self._url}/generate", message, 200)
+
+
+def token_weight_versions(meta: Mapping[str, Any], num_tokens: int) -> list[int]:
+    """[num_tokens] version that sampled each token; 0 for names that are no numbers, as SGLang's "default"."""
+    spans = meta.get("weight_versions")
+    if not spans:
+        return [_number(meta.get("weight_version"))] * num_tokens
+    versions: list[int] = []
+    for span in spans:
+        versions += [_number(span["version"])] * (min(int(span["end"]), num_tokens) - len(versions))
+    return versions + [_number(spans[-1]["version"])] * (num_tokens - len(versions))
+
+
+def versions_in(meta: Mapping[str, Any]) -> set[str]:
+    """Names of all weight versions that had a part in the answer; empty for a server that names none."""
+    ours = meta.get("token_weight_versions")
+    if meta.get("weight_versions"):
+        return {str(span["version"]) for span in meta["weight_versions"]}
+    named = set() if meta.get("weight_version") is None else {str(meta["weight_version"])}
+    return named | {str(version) for version in ours} if ours and len(set(ours)) > 1 else named
+
+
+def is_all_of(meta: Mapping[str, Any], version: int) -> bool:
+    """Whether every token is of this weight version, as nearly always; `versions_in` looks closer."""
+    ours = meta.get("token_weight_versions")
+    return (
+        meta.get("weight_version") == str(version)
+        and not meta.get("weight_versions")
+        and (not ours or ours.count(version) == len(ours))
+    )
+
+
+def aborted_output(rid: str, prompt_tokens: int) -> GenerationOutput:
+    """The answer to a request that was aborted before a server had it."""
+    meta = {
+        "id": rid,
+        "finish_reason": {"type": "abort", "message": "aborted before it was started"},
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 0,
+        "cached_tokens": 0,
+        "token_weight_versions": [],
+    }
+    return GenerationOutput([], [], "", meta)
+
+
+def broken_off(output: GenerationOutput, problem: str) -> GenerationOutput:
+    """What is left of a stream that broke: its tokens are good, so it ends like an aborted one and can be continued."""
+    meta = output.meta_info | {"finish_reason": {"type": "abort", "message": problem}}
+    return GenerationOutput(output.token_ids, output.log_probs, output.text, meta)
+
+
+def _number(version: Any) -> int:
+    try:
+        return int(version)
+    except (TypeError, ValueError):
+        return 0

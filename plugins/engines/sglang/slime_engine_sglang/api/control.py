@@ -1,0 +1,271 @@
+"""Calls that go to every ready server at once: abort, pause, flush, ask. Routers do not pass them on.
+
+`HttpEngine` calls it. What a reader would get wrong: a call that must reach all of them (pause, resume, memory) takes a
+server that fails it out of the pool, because that server is now in another state than the others; while somebody brings
+servers back that is the end of it, else the call fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime_core.errors import EngineError
+from slime_engine_sglang.api.transport import RETRY_STATUS, Answer, Http, engine_error, expecting
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+
+logger = logging.getLogger(__name__)
+
+CONTROL_TIMEOUT_S = 120.0
+FLUSH_TIMEOUT_S = 60.0
+PAUSE_MODES = ("abort", "in_place", "retract")
+_FLUSH_POLL_S = 0.1
+SERVER_INFO = ("/server_info", "/get_server_info")
+MODEL_INFO = ("/model_info", "/get_model_info")
+_LOADS = ("/v1/loads",)
+
+
+class Control:
+    """Of one pool."""
+
+    def __init__(self, http: Http, pool: WorkerPool) -> None:
+        self._http = http
+        self._pool = pool
+        self._held: set[str] = set()
+        """Why the servers generate nothing now."""
+
+    async def everywhere(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        repeat: bool = True,
+        timeout: float = CONTROL_TIMEOUT_S,
+        must_reach_all: bool = False,
+        workers: Sequence[Worker] | None = None,
+    ) -> dict[str, dict[str, Any]]:
+        """URL -> JSON answer ({} where it is no JSON object) of every ready worker.
+
+        Args:
+            method: "GET", "POST".
+            path: Of the endpoint.
+            body: JSON object.
+            repeat: False: a second execution would do harm.
+            timeout: Seconds for each worker.
+            must_reach_all: A worker that stops answering is quarantined.
+            workers: These only, as far as they are ready.
+
+        Raises:
+            EngineError: Naming every worker that failed.
+        """
+
+        async def send(worker: Worker) -> Answer:
+            return await self._http.send(method, worker.url, path, body, timeout=timeout, repeat=repeat)
+
+        workers = [w for w in self._pool.ready if workers is None or w in workers]
+        answers = await asyncio.gather(*map(send, workers), return_exceptions=True)
+        self._raise(workers, answers, take_out=must_reach_all)
+        return {w.url: a.object() for w, a in zip(workers, answers) if isinstance(a, Answer)}
+
+    def _raise(self, workers: Sequence[Worker], results: Sequence[object], *, take_out: bool = False) -> None:
+        """Raise one EngineError for all workers that failed, but for those that were taken out and will come back."""
+        failed: list[EngineError] = []
+        for worker, result in zip(workers, results):
+            if isinstance(result, EngineError):
+                refused = result.status is not None and result.status not in RETRY_STATUS
+                if take_out and not refused:  # a refusal tells of the call, not of the server
+                    self._pool.set_state(worker, WorkerState.QUARANTINED, str(result))
+                    if self._pool.recovering:
+                        continue
+                failed.append(result)
+            elif isinstance(result, BaseException):
+                raise result
+        if not failed and (self._pool.ready or self._pool.recovering):
+            return
+        if len(failed) == 1:
+            raise failed[0]
+        raise EngineError("; ".join(map(str, failed)) or self._nobody())
+
+    def _nobody(self) -> str:
+        return "no engine is ready: " + "; ".join(f"{w.url} {w.reason or w.state}" for w in self._pool.workers)
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all, on every worker. One that nothing listens at any more has none: it is taken out."""
+        body: dict[str, Any] = {"abort_all": True} if rid is None else {"rid": rid}
+
+        async def send(worker: Worker) -> Answer:
+            return await self._http.send("POST", worker.url, "/abort_request", body, timeout=CONTROL_TIMEOUT_S)
+
+        workers = self._pool.ready
+        results = dict(zip(workers, await asyncio.gather(*map(send, workers), return_exceptions=True)))
+        for worker, error in list(results.items()):
+            others = any(w is not worker for w in self._pool.ready)
+            if isinstance(error, EngineError) and not error.reached and (others or self._pool.recovering):
+                self._pool.set_state(worker, WorkerState.QUARANTINED, str(error))
+                del results[worker]
+        self._raise(list(results), list(results.values()), take_out=self._pool.recovering)
+
+    async def pause(self, mode: str = "in_place") -> None:
+        """Stop stepping: "abort" ends what runs, "in_place" holds it, "retract" also gives its memory back.
+
+        Raises:
+            EngineError: Also for a mode that a worker's version does not have.
+        """
+        if mode not in PAUSE_MODES:
+            raise EngineError(f"pause mode {mode!r}; allowed: {', '.join(PAUSE_MODES)}")
+        self._hold("paused")
+        try:
+            await self.everywhere("POST", "/pause_generation", {"mode": mode}, must_reach_all=True)
+            self._pool.pause_mode = mode
+        except EngineError as error:
+            if error.status is not None and error.status not in RETRY_STATUS:
+                problem = f"it does not take pause mode {mode!r}: {error}"
+                raise engine_error(error.url or "", problem, error.status) from error
+            raise
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self.everywhere("POST", "/continue_generation", {}, must_reach_all=True)
+        self._pool.pause_mode = None
+        self._release("paused")
+
+    async def flush_cache(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
+        """Forget cached prefixes on every worker; SGLang refuses while requests run, so it is asked until it agrees."""
+        deadline = time.monotonic() + timeout
+
+        async def flush(worker: Worker) -> None:
+            while True:
+                left = max(deadline - time.monotonic(), 0.1)
+                answer = await self._http.send("POST", worker.url, "/flush_cache", {}, timeout=left, accept=(400,))
+                if answer.status != 400:
+                    return
+                if time.monotonic() >= deadline:
+                    message = f"the cache was not flushed within {timeout:.0f} s: requests are still running"
+                    raise engine_error(f"{worker.url}/flush_cache", message, 400)
+                await asyncio.sleep(_FLUSH_POLL_S)
+
+        workers = self._pool.ready
+        self._raise(workers, await asyncio.gather(*map(flush, workers), return_exceptions=True))
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    async def can_release(self) -> list[Worker]:
+        """Ready workers whose memory SGLang can free: those that do not say that they run without its memory saver.
+
+        The others answer as if they had, and SGLang 0.5.20 ends with KeyError when one is to take memory again that it
+        has not released.
+        """
+        workers = self._pool.ready
+        told = await self.asked(workers, SERVER_INFO)
+        return [w for w, info in zip(workers, told) if info.get("enable_memory_saver") is not False]
+
+    async def release_memory(
+        self, tags: Sequence[str] | None = None, *, workers: Sequence[Worker] | None = None
+    ) -> None:
+        """Give memory back ("kv_cache", "weights", "cuda_graph"; None: all); no tokens until `resume_memory`.
+
+        Servers must be idle; `workers` are those concerned, None: all that are ready.
+        """
+        self._hold("released")
+        body = {} if tags is None else {"tags": list(tags)}
+        await self.everywhere(
+            "POST", "/release_memory_occupation", body, repeat=False, must_reach_all=True, workers=workers
+        )
+
+    async def resume_memory(
+        self, tags: Sequence[str] | None = None, *, workers: Sequence[Worker] | None = None
+    ) -> None:
+        """Take it again; servers generate once they were asked for all (None), or for "kv_cache", the last part."""
+        body = {} if tags is None else {"tags": list(tags)}
+        await self.everywhere(
+            "POST", "/resume_memory_occupation", body, repeat=False, must_reach_all=True, workers=workers
+        )
+        if tags is None or "kv_cache" in tags:
+            self._release("released")
+
+    def _hold(self, why: str) -> None:
+        self._held.add(why)
+        self._pool.paused = True
+
+    def _release(self, why: str) -> None:
+        self._held.discard(why)
+        self._pool.paused = bool(self._held)
+
+    # -- information -----------------------------------------------------------------------------------
+
+    async def info(self) -> dict[str, Any]:
+        """The first ready worker's information, with the load summed over all ready ones."""
+        workers = self._pool.ready
+        if not workers:
+            raise EngineError(self._nobody())
+        servers = await self.asked(workers, SERVER_INFO)
+        models = await self.asked(workers, MODEL_INFO)
+        loads = servers if "num_running" in servers[0] else await self.asked(workers, _LOADS)
+        ranks = [rank for answer in loads for rank in _ranks(answer)]
+        load = {key: sum(rank[key] for rank in ranks) for key in ("num_running", "num_waiting")}
+        first = servers[0]
+        context = first.get("max_context_length") or first.get("context_length") or first.get("max_req_input_len")
+        addresses = [worker.url for worker in self._pool.workers]
+        return {**first, **models[0], **load, "max_context_length": context, "addresses": addresses}
+
+    async def healthy(self) -> None:
+        """Until every ready worker generates; one that is paused goes on. Raises EngineError."""
+        workers = self._pool.ready
+        self._raise(workers, await asyncio.gather(*map(self._healthy, workers), return_exceptions=True))
+
+    async def _healthy(self, worker: Worker) -> None:
+        timeout = CONTROL_TIMEOUT_S
+        answer = await self._http.send("GET", worker.url, "/health", timeout=timeout, accept=(503,))
+        if answer.status != 503:
+            return
+        await self._http.send("POST", worker.url, "/continue_generation", {}, timeout=timeout, accept=(404,))
+        await self._http.send("GET", worker.url, "/health", timeout=timeout)
+        logger.warning(
+            "engine %s did not generate until it was told to go on: a run that ended may have left it paused in the"
+            " middle of a weight update, and until the next one its weights may be a mixture",
+            worker.url,
+        )
+
+    async def asked(self, workers: Sequence[Worker], paths: Sequence[str]) -> list[dict[str, Any]]:
+        """Each worker's answer at the first of `paths` that it knows; {} where it knows none. Raises EngineError."""
+
+        async def ask(worker: Worker) -> dict[str, Any]:
+            for path in paths:
+                answer = await self._http.send("GET", worker.url, path, timeout=CONTROL_TIMEOUT_S, accept=(404,))
+                if answer.status != 404:
+                    return answer.object()
+            return {}
+
+        results = await asyncio.gather(*map(ask, workers), return_exceptions=True)
+        self._raise(workers, results)
+        return [r for r in results if isinstance(r, dict)]
+
+    async def check_versions(self) -> None:
+        """Quarantine the ready workers that report another weight version than the one wanted."""
+        for worker in self._pool.ready:
+            wanted = self._pool.version_wanted
+            try:
+                (told,) = await self.asked([worker], MODEL_INFO)
+            except EngineError:  # whoever sends it the next request finds out more
+                continue
+            if wanted is None or wanted != self._pool.version_wanted or self._pool.version_coming is not None:
+                return
+            version = told.get("weight_version")
+            if version is not None and str(version) != str(wanted):
+                reason = f"reports weight version {version!r}, wanted is {wanted}"
+                self._pool.set_state(worker, WorkerState.QUARANTINED, reason)
+
+
+def _ranks(answer: Mapping[str, Any]) -> list[dict[str, int]]:
+    """What runs and waits in each data-parallel rank of a server of ours, or as SGLang's /v1/loads tells; nothing where
+    an old one has neither. Raises EngineError.
+    """
+    ranks, suffix = ([answer], "") if "num_running" in answer else (answer.get("loads") or (), "_reqs")
+    with expecting("loads, a list with num_running_reqs and num_waiting_reqs of each rank", _LOADS[0], answer):
+        return [{key: int(rank[key + suffix] or 0) for key in ("num_running", "num_waiting")} for rank in ranks]

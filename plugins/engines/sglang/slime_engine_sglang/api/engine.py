@@ -1,0 +1,279 @@
+"""A `RolloutEngine` over SGLang servers that are already running: ours, real ones, or several of either.
+
+The rollout stage uses it when `--rollout-engine http` is chosen; the `sglang` engine, which launches its servers,
+extends it. Generation goes through the router or to one worker (`client`); everything else goes to every worker
+(`control`, `weight_*`), because routers do not forward it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.multimodal import image_token_of
+from slime_core.protocols import Args, EngineTraits
+from slime_core.types import GenerationOutput
+from slime_engine_sglang.api.client import Client
+from slime_engine_sglang.api.control import PAUSE_MODES, Control
+from slime_engine_sglang.api.requests import vocab_size_of
+from slime_engine_sglang.api.router import Router
+from slime_engine_sglang.api.transport import Http, server_url
+from slime_engine_sglang.api.versions import untested
+from slime_engine_sglang.api.weight_check import WeightCheck
+from slime_engine_sglang.api.weight_delta import puller_url, update_by_deltas
+from slime_engine_sglang.api.weight_update import WEIGHT_SETTINGS, WeightUpdates
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+_COUNTS = (
+    "requests", "retried_requests", "continued_requests", "bypassed_router", "wrong_version_answers", "broken_streams",
+)  # fmt: skip
+
+
+class HttpEngine:
+    """Constructed as `HttpEngine(args)`; connects in `start`. Subclasses bring their servers in `_find_workers`."""
+
+    traits = EngineTraits(
+        runs_elsewhere=True,
+        returns_routed_experts=True,
+        takes_images=True,
+        pause_modes=PAUSE_MODES,
+        uses=WEIGHT_SETTINGS | {"rollout_external_engine_addrs", "update_weight_puller_addrs"},
+    )
+    weight_transports: tuple[str, ...] = ("distributed", "disk")
+    """Those that may be offered; `start` narrows them to what the servers take."""
+
+    def __init__(self, args: Args) -> None:
+        self._args = args
+        self.http = Http(
+            timeout=float(getattr(args, "rollout_timeout", None) or 3600.0),
+            proxy=getattr(args, "http_proxy", None),
+        )
+        self.pool = WorkerPool([])
+        self.router: Router | None = None
+        self.control = Control(self.http, self.pool)
+        self.weights = WeightUpdates(self.http, self.pool, args)
+        self.check = WeightCheck(self.http, self.pool, args)
+        self._client: Client | None = None
+        self._quarantined = 0
+        self.pullers = [puller_url(a) for a in getattr(args, "update_weight_puller_addrs", None) or ()]
+        """URLs of the processes that bring deltas to the servers' hosts."""
+        if self.pullers:
+            self.weight_transports = (*self.weight_transports, "delta")
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Find the workers and wait until each is healthy. Raises ConfigError, EngineError."""
+        if self._client is not None:
+            return
+        await self.http.open()
+        try:
+            self.pool, self.router = await self._find_workers()
+            self.control = Control(self.http, self.pool)
+            self.pool.on_change(self._count)
+            if self.pool.workers:  # there may be a router only, for the user's own functions
+                await self.control.healthy()
+            self.weights = WeightUpdates(self.http, self.pool, self._args)
+            self.check = WeightCheck(self.http, self.pool, self._args)
+            if self.check.wanted:
+                await self.check.require()
+            deltas = ("delta",) if self.pullers else ()
+            self.weight_transports = (*await self.weights.transports(), *deltas)
+            for worker in self.pool.workers:
+                if not worker.owned and (warning := untested(worker.software)):  # those launched here: check_settings
+                    logger.warning("%s: %s", worker.url, warning)
+            self._client = Client(
+                self.http,
+                self.pool,
+                self.router,
+                per_worker=int(getattr(self._args, "sglang_server_concurrency", None) or 512),
+                vocab_size=vocab_size_of(getattr(self._args, "hf_checkpoint", None)),
+                image_token=image_token_of(getattr(self._args, "hf_checkpoint", None)),
+                routed_experts=bool(getattr(self._args, "use_rollout_routing_replay", False)),
+                check_versions=self.control.check_versions,
+                router_failed=self._router_failed,
+            )
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Close the connections; the servers stay up."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+        self.weights.close()
+        await self.http.close()
+
+    async def address(self) -> tuple[str, int]:
+        """The router's, or the first server's."""
+        url = urlsplit(self.router.url if self.router is not None else self.pool.workers[0].url)
+        assert url.hostname is not None, "server_url has checked it"
+        return url.hostname, url.port or 80
+
+    async def _find_workers(self) -> tuple[WorkerPool, Router | None]:
+        """The servers, all of them READY, and the router in front of them; called once, by `start`."""
+        given = getattr(self._args, "rollout_external_engine_addrs", None)
+        if given:
+            return WorkerPool([Worker(server_url(a), state=WorkerState.READY) for a in given]), None
+        host = getattr(self._args, "sglang_router_ip", None)
+        port = getattr(self._args, "sglang_router_port", None)
+        if not host or not port:
+            raise ConfigError(
+                "the http engine needs servers: --rollout-external-engine-addrs HOST:PORT ..."
+                " or --sglang-router-ip and --sglang-router-port"
+            )
+        host = host.strip("[]")
+        router = Router(self.http, server_url(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+        workers = await router.list_workers()
+        if workers is None:  # No list of workers: the address is that of a server.
+            return WorkerPool([Worker(router.url, state=WorkerState.READY)]), None
+        if not workers:
+            raise EngineError(f"the router at {router.url} has no workers")
+        return WorkerPool([Worker(url, state=WorkerState.READY) for url in workers]), router
+
+    # -- generating ------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        *,
+        rid: str | None = None,
+        session_id: str | None = None,
+        image_data: Sequence[str] = (),
+    ) -> GenerationOutput:
+        """Continue `input_ids`, which hold the tokens of the images `image_data`. Raises EngineError."""
+        return await self._running().generate(
+            input_ids, sampling_params, rid=rid, session_id=session_id, image_data=image_data
+        )
+
+    def stream(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        *,
+        rid: str | None = None,
+        session_id: str | None = None,
+        image_data: Sequence[str] = (),
+    ) -> AsyncIterator[GenerationOutput]:
+        """Like `generate`, yielding everything so far with each event."""
+        return self._running().stream(input_ids, sampling_params, rid=rid, session_id=session_id, image_data=image_data)
+
+    def _running(self) -> Client:
+        if self._client is None:
+            raise EngineError("the engine is not running; await start() first")
+        return self._client
+
+    # -- control ---------------------------------------------------------------------------------------
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all, on every worker, and begin none of those that wait for one."""
+        await self.control.abort(self._running().abort(rid))
+
+    async def pause(self, mode: str = "in_place") -> None:
+        """Stop stepping on every worker."""
+        await self.control.pause(mode)
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self.control.resume()
+        self._running().resumed()
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes on every worker."""
+        await self.control.flush_cache()
+
+    async def release_memory(self, tags: Sequence[str] | None = None) -> None:
+        """Have every worker give memory back: all of it, or "kv_cache", "weights", "cuda_graph"."""
+        await self.control.release_memory(tags)
+
+    async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
+        """Have every worker take it again."""
+        await self.control.resume_memory(tags)
+        self._running().resumed()
+
+    async def info(self) -> dict[str, Any]:
+        """The first worker's information, with the load summed over all workers."""
+        return await self.control.info()
+
+    def take_metrics(self) -> dict[str, float]:
+        """engine/requests, retried_requests, continued_requests, bypassed_router, wrong_version_answers, broken_streams
+        and quarantined since the last call; engine/ready_workers: now."""
+        counts = self._client.counts if self._client is not None else {}
+        metrics = {f"engine/{name}": float(counts.get(name, 0)) for name in _COUNTS}
+        if self._client is not None:
+            self._client.counts.clear()
+        quarantined, self._quarantined = self._quarantined, 0
+        return metrics | {"engine/quarantined": float(quarantined), "engine/ready_workers": float(len(self.pool.ready))}
+
+    def _count(self, worker: Worker) -> None:
+        self._quarantined += worker.state is WorkerState.QUARANTINED
+
+    def _router_failed(self) -> None:
+        """Told when the router could not be reached; a subclass that launched it can do something about it."""
+        logger.warning("the router does not answer; requests go to the servers directly")
+
+    # -- weights ---------------------------------------------------------------------------------------
+
+    async def update_weights_from_tensor(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> dict[str, float]:
+        """By shared memory, to servers launched on this host. Raises WeightSyncError."""
+        return await self.weights.from_tensors(weights, version)
+
+    async def update_weights_from_distributed(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> dict[str, float]:
+        """By broadcast, to SGLang servers anywhere. Raises WeightSyncError."""
+        return await self.weights.from_broadcast(weights, version)
+
+    async def update_weights_from_disk(self, path: Path, version: int) -> dict[str, float]:
+        """Load an HF-layout directory, which every worker must see under the same path. Raises WeightSyncError."""
+        return await self.weights.from_directory(path, version)
+
+    async def update_weights_from_delta(self, root: Path, version: int) -> dict[str, float]:
+        """Have the pullers, which read `root` on their own hosts, bring and load it. Raises WeightSyncError."""
+        timeout = float(getattr(self._args, "update_weight_timeout", None) or 600.0)
+        return await update_by_deltas(self.weights, self.pullers, version, timeout=timeout)
+
+    async def catch_up(self, worker: Worker) -> None:
+        """Bring one server to the weights of the others; `LastWeights.catch_up`, kept under fault tolerance."""
+        if self.weights.last is None:
+            raise WeightSyncError(
+                f"{worker.url}: the weights that the others serve are not kept (--use-fault-tolerance)"
+            )
+        await self.weights.last.catch_up(worker)
+        kept = self.weights.last.named() if self.check.wanted else None
+        if kept is not None:
+            await self.check.one(worker, kept)
+
+    async def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+        """HF names with the servers that serve them otherwise, which are quarantined; none of them under fault
+        tolerance, which brings those servers back. Raises WeightSyncError.
+        """
+        return await self.check.differing(weights)
+
+    async def weight_checksums(self) -> dict[str, str]:
+        """HF name -> checksum. Raises WeightSyncError when the workers disagree."""
+        answers = await self.control.everywhere("POST", "/weights_checker", {"action": "checksum"})
+        (first_url, first), *others = answers.items()
+        if not all("checksums" in answer for answer in answers.values()):
+            raise WeightSyncError(
+                f"{first_url} does not tell checksums of single weights, as servers of slime do;"
+                " leave --check-weight-update-equal away"
+            )
+        checksums: dict[str, str] = first["checksums"]
+        for url, answer in others:
+            if answer["checksums"] != checksums:
+                raise WeightSyncError(f"{url} serves other weights than {first_url}")
+        return checksums

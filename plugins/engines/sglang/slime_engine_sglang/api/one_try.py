@@ -1,0 +1,88 @@
+"""One try of a request at one URL: its answer, or one `EngineError`; cut when its server is taken out.
+
+`client` chooses where, and decides what a failure means. What a reader would get wrong: a cut is a cancellation of the
+task, as by `asyncio.timeout`, without its cost; one that comes from elsewhere too is not turned into an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import orjson
+
+from slime_core.errors import EngineError
+from slime_core.types import GenerationOutput
+from slime_engine_sglang.api.answers import Pieces, output_of
+from slime_engine_sglang.api.flights import Flight, Flights
+from slime_engine_sglang.api.transport import Http, encoded, engine_error, lines
+from slime_engine_sglang.api.worker import Worker
+
+
+async def ask(http: Http, flights: Flights, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
+    """The whole answer of `url`: of `worker`, or of the router where it is None. Raises EngineError."""
+    data, headers = encoded(flight.sent, flight.headers)
+    one = flights.arrive(worker, flight.deadline)
+    try:
+        answer = await http.once("POST", f"{url}/generate", data, headers)
+    except asyncio.CancelledError:
+        if one.swallows():
+            raise _cut_off(http, flight, url, worker) from None
+        raise
+    finally:
+        flights.leave(worker, one)
+    return output_of(answer.json(), url)
+
+
+async def ask_stream(
+    http: Http, flights: Flights, flight: Flight, url: str, worker: Worker | None
+) -> AsyncGenerator[GenerationOutput]:
+    """The same in pieces, each with everything so far. Raises EngineError, also when the last piece is missing."""
+    pieces, finished = Pieces(url), False
+    one = flights.arrive(worker, math.inf)  # a stream may last as long as something comes
+    try:
+        async with AsyncExitStack() as stack:
+            events = http.events(url, "/generate", flight.sent, headers=flight.headers)
+            try:
+                one.response = await stack.enter_async_context(events)
+            except asyncio.CancelledError:
+                if one.swallows():
+                    raise _cut_off(http, flight, url, worker) from None
+                raise
+            async for line in lines(one.response.content):
+                if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+                    continue
+                output = pieces.add(_chunk(line[5:], url))
+                finished = output.meta_info.get("finish_reason") is not None
+                yield output
+    finally:
+        flights.leave(worker, one)
+    if not finished:
+        raise engine_error(f"{url}/generate", "the stream ended before the answer was finished", 200)
+
+
+def _cut_off(http: Http, flight: Flight, url: str, worker: Worker | None) -> EngineError:
+    if flight.left <= 0:
+        return engine_error(f"{url}/generate", f"no answer within {http.timeout:g} s (--rollout-timeout)")
+    if worker is not None:
+        return engine_error(f"{url}/generate", f"the server was taken out: {worker.reason}")
+    return engine_error(f"{url}/generate", "a server behind the router was taken out, perhaps this request's", 503)
+
+
+def _chunk(raw: bytes, url: str) -> dict[str, Any]:
+    """One event of a stream. Raises EngineError for one that tells of an error, or of nothing."""
+    try:
+        chunk = orjson.loads(raw)
+    except ValueError:
+        chunk = None
+    if not isinstance(chunk, dict):
+        shown = raw[:200].decode(errors="replace")
+        raise engine_error(f"{url}/generate", f"not an answer of SGLang's API: {shown!r}", 200)
+    if "error" in chunk:
+        error = chunk["error"] if isinstance(chunk["error"], Mapping) else {"message": chunk["error"]}
+        status = error["code"] if isinstance(error.get("code"), int) else 400
+        raise engine_error(f"{url}/generate", str(error.get("message", error)), status)
+    return chunk

@@ -1,0 +1,158 @@
+"""sglang-router: which workers it has, and which fields of a request it passes on.
+
+The client sends through it, the launcher and the supervisor keep its list of workers. Two APIs, told apart by what
+answers: the new one (`POST /workers`, done in the background, `DELETE /workers/{id}`) and the one before it
+(`/add_worker?url=`, `/remove_worker?url=`, `/list_workers`). What a reader would get wrong: the router parses /generate
+into a structure of its own and writes that out again, so a field it does not know is lost without a word.
+
+Which fields: version 0.3.2 was asked with each field of `GenerateReqInput` and `SamplingParams` of SGLang 0.5.23 in
+turn, in front of a worker that echoes its request; `tests/backends/test_client.py` does it again with the version
+installed. Routers do not say their version: one that slime did not start gets only what older ones pass on, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from slime_core.errors import EngineError
+from slime_engine_sglang.api.transport import Answer, Http, engine_error, expecting
+from slime_engine_sglang.api.worker import Worker
+
+REGISTER_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+_CONTROL_TIMEOUT_S = 10.0
+
+_OLD_FIELDS = frozenset({"text", "input_ids", "sampling_params", "return_logprob", "stream", "rid"})
+_OLD_PARAMS = frozenset({
+    "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids",
+    "ignore_eos", "frequency_penalty", "presence_penalty", "repetition_penalty", "skip_special_tokens",
+    "no_stop_trim", "n",
+})  # fmt: skip
+_NEW_FIELDS = _OLD_FIELDS | {
+    "input_embeds", "image_data", "video_data", "audio_data", "modalities", "logprob_start_len", "top_logprobs_num",
+    "token_ids_logprob", "return_text_in_logprobs", "log_metrics", "return_hidden_states", "session_params",
+    "lora_path", "lora_id", "custom_logit_processor", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+    "data_parallel_rank",
+    "conversation_id", "background", "priority", "extra_key", "no_logs", "custom_labels", "return_bytes",
+    "return_entropy", "model",
+}  # fmt: skip
+_NEW_PARAMS = _OLD_PARAMS | {"json_schema", "regex", "ebnf", "sampling_seed"}
+FORWARDED = {"0.3.2": (_NEW_FIELDS, _NEW_PARAMS)}
+"""Router version -> (fields, sampling parameters) that reach the worker."""
+HARMLESS = frozenset({"spaces_between_special_tokens"})
+"""Dropped by every version, and of no effect with the fast tokenizers that SGLang loads."""
+
+
+class Router:
+    """The router at `url`; `version` as its package says ("0.3.2"), empty where nobody knows."""
+
+    def __init__(self, http: Http, url: str, version: str = "") -> None:
+        self.url = url
+        self.version = version
+        self._http = http
+        self._fields, self._params = FORWARDED.get(version, (_OLD_FIELDS, _OLD_PARAMS))
+
+    def dropped(self, body: Mapping[str, Any]) -> str:
+        """The first thing in a /generate request that would not reach the worker; empty when everything would."""
+        for name, value in body.items():
+            if value is not None and name not in self._fields:
+                return str(name)
+        for name, value in (body.get("sampling_params") or {}).items():
+            if value is not None and name not in self._params and name not in HARMLESS:
+                return f"sampling_params.{name}"
+        return ""
+
+    def forwards(self, body: Mapping[str, Any]) -> bool:
+        """Whether all of a /generate request that is not None reaches the worker."""
+        return not self.dropped(body)
+
+    async def is_alive(self, timeout: float = 5.0) -> bool:
+        """Whether it answers; it need not have a worker."""
+        try:
+            await self._call("GET", "/health", timeout=timeout, attempts=1, accept=(404, 503))
+        except EngineError:
+            return False
+        return True
+
+    async def list_workers(self) -> list[str] | None:
+        """URLs of its workers; None when what answers is no router."""
+        for path in ("/workers", "/list_workers"):
+            answer = await self._call("GET", path, accept=(404, 405))
+            if answer.status == 200:
+                return [url for url, _ in _entries(answer)]
+        return None
+
+    async def add_worker(
+        self,
+        worker: Worker | str,
+        worker_type: str = "",
+        bootstrap_port: int | None = None,
+        *,
+        timeout: float = REGISTER_TIMEOUT_S,
+    ) -> None:
+        """Have it send requests to a server; returns when it does. Adding one twice does nothing.
+
+        Args:
+            worker: The server.
+            worker_type: "regular", "prefill" or "decode"; by default the worker's role.
+            bootstrap_port: Of a prefill server; by default the worker's.
+            timeout: Seconds until the router must have found it healthy.
+
+        Raises:
+            EngineError: The router refused, or did not take it in time.
+        """
+        url, role = (worker.url, worker.role) if isinstance(worker, Worker) else (worker, "regular")
+        body: dict[str, Any] = {"url": url, "worker_type": worker_type or role}
+        if bootstrap_port is None and isinstance(worker, Worker):
+            bootstrap_port = worker.bootstrap_port
+        if bootstrap_port is not None:
+            body["bootstrap_port"] = bootstrap_port
+        answer = await self._call("POST", "/workers", body, timeout=timeout, accept=(201, 404, 405, 409))
+        if answer.status in (404, 405):
+            await self._call("POST", f"/add_worker?url={url}", timeout=timeout)
+            return
+        await self._until(url, True, timeout)
+
+    async def remove_worker(self, worker: Worker | str, *, timeout: float = REGISTER_TIMEOUT_S) -> None:
+        """Take a server out; one it does not have is no error. Raises EngineError."""
+        url = worker.url if isinstance(worker, Worker) else worker
+        answer = await self._call("GET", "/workers", accept=(404, 405))
+        if answer.status != 200:
+            await self._call("POST", f"/remove_worker?url={url}", accept=(400, 404))
+            return
+        for listed, entry in _entries(answer):
+            if listed == url:
+                await self._call("DELETE", f"/workers/{entry.get('id', url)}", accept=(204, 404))
+        await self._until(url, False, timeout)
+
+    async def _until(self, url: str, wanted: bool, timeout: float) -> None:
+        """Wait until the router has the worker, healthy, or has it no more: it works in the background."""
+        deadline = time.monotonic() + timeout
+        while True:
+            found = [entry for listed, entry in _entries(await self._call("GET", "/workers")) if listed == url]
+            if (wanted and any(e.get("is_healthy", True) for e in found)) or (not wanted and not found):
+                return
+            if time.monotonic() > deadline:
+                what = "has not found it healthy" if wanted else "still has it"
+                raise engine_error(self.url, f"worker {url}: the router {what} after {timeout:.0f} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = _CONTROL_TIMEOUT_S,
+        attempts: int | None = None, accept: tuple[int, ...] = (),
+    ) -> Answer:  # fmt: skip
+        return await self._http.send(method, self.url, path, body, timeout=timeout, attempts=attempts, accept=accept)
+
+
+def _entries(answer: Answer) -> list[tuple[str, Mapping[str, Any]]]:
+    """URL and description of each worker in either API's list; the older one has URLs only. Raises EngineError."""
+    body = answer.json()
+    with expecting("a router's list of workers, each with its url", answer.url, body):
+        workers = body["workers"] if "workers" in body else body["urls"]
+        if not isinstance(workers, list):
+            raise TypeError(f"a {type(workers).__name__}, no list")
+        entries = [{"url": worker} if isinstance(worker, str) else worker for worker in workers]
+        return [(str(entry["url"]).rstrip("/"), entry) for entry in entries]

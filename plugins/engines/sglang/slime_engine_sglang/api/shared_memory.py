@@ -1,0 +1,119 @@
+"""Host memory that SGLang's processes on this machine map, and the message that tells them where it is.
+
+SGLang unpickles that message with a list of allowed names, so it is built of torch's own rebuild functions and of
+`types.SimpleNamespace`, which SGLang 0.5.20 and 0.5.23 allow; nothing of SGLang is imported here. What a reader would
+get wrong: torch's default way to share memory (file descriptors) makes the SERVER DIE on such a message, hence the way
+of names, whatever strategy the process has set for its own use.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+
+from slime_core.errors import WeightSyncError
+from slime_engine_sglang.api.shared_register import Register
+
+SHM = Path("/dev/shm")
+_register = Register(SHM)
+_starting = threading.Lock()
+
+
+class SharedBuffer:
+    """`size` bytes under a name in shared memory; `free` it, and it is gone whatever became of its readers."""
+
+    def __init__(self, size: int) -> None:
+        free = shutil.disk_usage(SHM).free
+        if size > free:
+            # Writing would end this process with a bus error.
+            raise WeightSyncError(
+                f"{SHM} has {free >> 20} MiB left and a bucket of weights takes {size >> 20}: give it more memory"
+                " (docker --shm-size), lower --update-weight-buffer-size, or choose --update-weight-transport disk"
+            )
+        with _no_inheritance():  # the first one starts torch's manager process
+            storage = torch.UntypedStorage._new_using_filename_cpu(size)
+        self._storage: torch.UntypedStorage | None = storage
+        self._handle = bytes(storage._share_filename_cpu_()[1]).decode().lstrip("/")
+        _register.enter(self._handle)
+        self.tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+
+    def lend(self, readers: int) -> None:
+        """So many processes will open it: each gives one use back, and the last one removes the name."""
+        assert self._storage is not None, "lent after free"
+        for _ in range(readers):
+            self._storage._shared_incref()  # type: ignore[no-untyped-call]
+
+    def free(self) -> None:
+        """Let go of the memory; the name goes with its last user, not counting readers that died before they read.
+
+        The name is never removed from outside: torch ends a process that finds it gone when it closes the last use.
+        """
+        storage, self._storage = self._storage, None
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        if storage is not None:
+            for _ in range(self._uses() - 1):
+                storage._shared_decref()
+
+    def _uses(self) -> int:
+        """torch counts uses in the first bytes of the file."""
+        try:
+            with (SHM / self._handle).open("rb") as file:
+                return int.from_bytes(file.read(4), "little", signed=True)
+        except FileNotFoundError:
+            return 0
+
+
+def message(flat: torch.Tensor, metadata: list[Any]) -> str:
+    """SGLang's `flattened_bucket` payload, base64. A CUDA tensor travels as an IPC handle, good for one reader."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, 4).dump({"flattened_tensor": flat, "metadata": metadata})
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+class _Pickler(ForkingPickler):
+    """torch's own reductions, but for memory: by name for the host, by device UUID for GPUs."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As `pickle.Pickler.reducer_override`."""
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+            return reductions.rebuild_storage_filename, (torch.UntypedStorage, *obj._share_filename_cpu_())
+        if isinstance(obj, torch.Tensor) and obj.is_cuda:
+            # Device numbers differ between processes with other CUDA_VISIBLE_DEVICES; SGLang also takes the UUID.
+            function, args = reductions.reduce_tensor(obj)  # type: ignore[no-untyped-call]
+            uuid = str(torch.cuda.get_device_properties(obj.device).uuid)
+            return function, (*args[:6], uuid, *args[7:])
+        return NotImplemented
+
+
+@contextlib.contextmanager
+def _no_inheritance() -> Iterator[None]:
+    """Programs started inside get none of this process's open files, but for standard input.
+
+    torch's manager outlives the run by a moment; holding our output, it would keep open a pipe that somebody reads.
+    """
+    with _starting:
+        open_files = [int(name) for name in os.listdir("/proc/self/fd")]
+        inherited = []
+        for number in open_files:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+                if number > 1 and os.get_inheritable(number):
+                    inherited.append(number)
+        for number in inherited:
+            os.set_inheritable(number, False)
+        try:
+            yield
+        finally:
+            for number in inherited:
+                with contextlib.suppress(OSError):  # closed meanwhile by another thread
+                    os.set_inheritable(number, True)

@@ -1,0 +1,153 @@
+"""Weight deltas -> servers, by the pullers beside them: one `slime pull-weights` per host brings its local copy of the
+model to the version and has its servers load it.
+
+`HttpEngine` and the engine that launches servers call `update_by_deltas`. What a reader would get wrong: a puller
+answers for several servers, and only those that it names as failed are quarantined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_engine_sglang.api.last_weights import LastWeights
+from slime_engine_sglang.api.transport import Http, refusal
+from slime_engine_sglang.api.weight_protocol import WeightsRefused, call, served_version, server_facts
+from slime_engine_sglang.api.weight_round import Round
+from slime_engine_sglang.api.weight_update import WeightUpdates
+from slime_engine_sglang.api.worker import Worker
+
+_ASK_S = 30.0
+
+
+def puller_url(address: str) -> str:
+    """HOST:PORT or a URL as a URL. Raises ConfigError."""
+    url = address if "://" in address else f"http://{address}"
+    if not url.rsplit(":", 1)[-1].rstrip("/").isdecimal():
+        raise ConfigError(f"--update-weight-puller-addrs {address!r}: expected HOST:PORT or http://HOST:PORT")
+    return url.rstrip("/")
+
+
+async def update_by_deltas(
+    updates: WeightUpdates, pullers: Sequence[str], version: int, *, timeout: float
+) -> dict[str, float]:
+    """Bring every ready server to `version`; metrics of the update.
+
+    Args:
+        updates: Of the engine's pool.
+        pullers: URLs.
+        version: Written to the directory that the pullers read.
+        timeout: Seconds for a puller and its servers.
+
+    Raises:
+        WeightSyncError: A server failed without `--use-fault-tolerance`, or all did and none of them is ours.
+    """
+    last = LastDelta(version, timeout, pullers)
+    return await updates.run(
+        "delta", version, lambda round_: push_deltas(round_, pullers, timeout), session=False, last=last
+    )
+
+
+async def push_deltas(round_: Round, pullers: Sequence[str], timeout: float) -> None:
+    """Every live server loads the version. Raises WeightSyncError as `Round.each`."""
+    homes = await _homes(round_.http, [worker.url for worker in round_.live], pullers)
+    by_puller: dict[str, list[Worker]] = {}
+    for worker in round_.live:
+        if isinstance(home := homes[worker.url], str):
+            by_puller.setdefault(home, []).append(worker)
+    asked = {
+        puller: asyncio.create_task(_ask(round_.http, puller, round_.version, workers, round_, timeout))
+        for puller, workers in by_puller.items()
+    }
+
+    async def outcome(worker: Worker) -> None:
+        home = homes[worker.url]
+        if isinstance(home, EngineError):
+            raise home
+        answer = await asyncio.shield(asked[home])
+        _check(answer, worker.url, home)
+
+    try:
+        await round_.each("pulling the delta", outcome)
+    finally:
+        for task in asked.values():
+            task.cancel()
+        await asyncio.gather(*asked.values(), return_exceptions=True)
+
+
+async def _ask(
+    http: Http, puller: str, version: int, workers: Sequence[Worker], round_: Round, timeout: float
+) -> dict[str, Any]:
+    # Paused requests keep SGLang from flushing, on which its server would end; the round flushes later.
+    flush = not any(round_.facts[worker].is_sglang for worker in workers)
+    return await pull(http, puller, version, [worker.url for worker in workers], flush=flush, timeout=timeout)
+
+
+async def pull(
+    http: Http, puller: str, version: int, urls: Sequence[str], *, flush: bool, timeout: float
+) -> dict[str, Any]:
+    """The puller's answer, which may tell of failures. Raises EngineError when there is none."""
+    body = {"version": version, "engine_urls": list(urls), "timeout": timeout, "flush_cache": flush}
+    # The same version twice does no harm; the puller's own deadline passes first and says more.
+    answer = await http.send("POST", puller, "/pull", body, timeout=timeout + 10.0, accept=(400, 409))
+    if answer.status == 400:
+        raise EngineError(f"puller {puller}: {refusal(answer.status, answer.body)}")
+    return answer.object()
+
+
+def _check(answer: dict[str, Any], url: str, puller: str) -> None:
+    """Raise EngineError, or WeightsRefused, when the puller's answer is not that the server has loaded the version."""
+    outcome = answer.get("engines", {}).get(url)
+    if outcome is None:
+        problem = answer.get("message") or "it says nothing of this engine"
+        raise WeightsRefused(f"puller {puller}: {problem}", untouched=True)  # it has not even asked the engine
+    if outcome.get("success") is not True:
+        problem = f"puller {puller}: {outcome.get('message')}"
+        raise WeightsRefused(problem, untouched=False) if outcome.get("refused") else EngineError(problem)
+
+
+async def _homes(http: Http, urls: Sequence[str], pullers: Sequence[str]) -> dict[str, str | EngineError]:
+    """Server -> its puller: the one that names it, else the one that takes any; or why there is none."""
+
+    async def engines_of(puller: str) -> list[str] | EngineError:
+        try:
+            status = (await http.send("GET", puller, "/status", timeout=_ASK_S)).object()
+        except EngineError as error:
+            return EngineError(f"puller {puller}: {error}")
+        return list(status.get("engine_urls", []))
+
+    answers = dict(zip(pullers, await asyncio.gather(*map(engines_of, pullers))))
+    silent = next((answer for answer in answers.values() if isinstance(answer, EngineError)), None)
+    known = {puller: urls for puller, urls in answers.items() if not isinstance(urls, EngineError)}
+    homes: dict[str, str | EngineError] = {}
+    for url in urls:
+        named = [puller for puller, theirs in known.items() if url in theirs]
+        takes_any = [puller for puller, theirs in known.items() if not theirs]
+        found = (named or takes_any)[:1]
+        serve = "; ".join(f"{puller} serves {', '.join(theirs)}" for puller, theirs in known.items())
+        homes[url] = found[0] if found else silent or EngineError(f"{url}: no puller loads this engine ({serve})")
+    return homes
+
+
+class LastDelta(LastWeights):
+    """A version that the pullers bring again to a server that was restarted."""
+
+    def __init__(self, version: int, timeout: float, pullers: Sequence[str]) -> None:
+        super().__init__(version, timeout)
+        self._pullers = list(pullers)
+
+    async def _catch_up(self, http: Http, worker: Worker) -> None:
+        url = worker.url
+        facts = await server_facts(http, url)
+        worker.software, worker.weight_version = facts.software, None
+        home = (await _homes(http, [url], self._pullers))[url]
+        if isinstance(home, EngineError):
+            raise home
+        _check(await pull(http, home, self.version, [url], flush=True, timeout=self._timeout), url, home)
+        await call(http, url, "/continue_generation", {}, timeout=self._timeout)
+        found = await served_version(http, url)
+        if found != str(self.version):
+            raise WeightSyncError(f"{url} reports weight version {found!r} after an update to {self.version}")
+        worker.weight_version = self.version

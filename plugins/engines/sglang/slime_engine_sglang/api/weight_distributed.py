@@ -1,0 +1,297 @@
+"""Buckets of weights -> servers anywhere, by broadcast: `/update_weights_from_distributed`.
+
+A process group of torch joins us (rank 0) with the processes of servers; we stand outside torch.distributed's own
+groups, which the trainer may be using. With gloo every server has a group of its own: one that dies or hangs then
+holds up nobody else, and gloo sends over sockets either way. With nccl one group holds all servers, for the sake of
+its ring; when a member fails, the others are sent the bucket again in a new group.
+
+    group of rank 0 and a server:  POST /init_weights_update_group  ||  we join, in a thread
+    each bucket, each group:       POST /update_weights_from_distributed to every member  ||  broadcast, in a thread
+
+What a reader would get wrong: neither side can be interrupted inside a broadcast, so both wait in threads or
+processes, under deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from slime_core.errors import EngineError, WeightSyncError
+from slime_engine_sglang.api.weight_buckets import Bucket
+from slime_engine_sglang.api.weight_protocol import WeightsRefused, call
+from slime_engine_sglang.api.weight_round import Round
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+SETTLE_S = 20.0
+"""After one member of a group has failed, the others get so long to answer."""
+
+
+class Groups:
+    """The groups that join this process with a pool's servers; made when needed, made again when servers change."""
+
+    def __init__(self, pool: WorkerPool, *, one_for_all: bool | None = None) -> None:
+        """`one_for_all`: one group for all servers; by default with nccl only."""
+        self._one_for_all = one_for_all
+        self._groups: list[Group] = []
+        self._gone: set[Worker] = set()
+        pool.on_change(self._changed)
+
+    def _changed(self, worker: Worker) -> None:
+        """A server that was away may have been restarted, and then knows of no group."""
+        if worker.state is not WorkerState.READY:
+            self._gone.add(worker)
+
+    async def push_bucket(self, round_: Round, bucket: Bucket, number: int, *, last: bool) -> None:
+        """Every live server copies the bucket. Raises WeightSyncError as `Round.each`."""
+        todo = list(round_.live)
+        while todo:
+            groups = await self._groups_for(round_, todo, bucket.flat.device)
+            outcomes = await asyncio.gather(*(group.send(round_, bucket, last=last) for group in groups))
+            results = {worker: result for outcome in outcomes for worker, result in outcome.items()}
+            failed = [worker for worker, result in results.items() if result is not None]
+            for group in groups:
+                if any(worker in failed for worker in group.workers):
+                    await self._discard(round_, group)
+            culprits = [worker for worker in failed if _is_culprit(results[worker])] or failed
+            round_.judge(f"sending bucket {number}", {worker: results[worker] for worker in culprits})
+            todo = [worker for worker in failed if worker in round_.live]
+
+    async def _groups_for(self, round_: Round, workers: list[Worker], device: torch.device) -> list[Group]:
+        """Groups whose members are exactly these workers; those that cannot be joined drop out of the round."""
+        backend = "nccl" if device.type == "cuda" and all(_on_gpu(round_, w) for w in workers) else "gloo"
+        together = backend == "nccl" if self._one_for_all is None else self._one_for_all
+        gone, self._gone = self._gone, set()
+        while True:
+            live = [worker for worker in workers if worker in round_.live]
+            wanted = ([live] if live else []) if together else [[worker] for worker in live]
+            kept = {tuple(g.workers): g for g in self._groups if g.fits(round_, backend, gone)}
+            for group in [g for g in self._groups if kept.get(tuple(g.workers)) is not g]:
+                await self._discard(round_, group)
+            if together:
+                for group in [g for g in self._groups if g.workers not in wanted]:
+                    await self._discard(round_, group)
+            missing = [members for members in wanted if tuple(members) not in kept]
+            made = [Group(members, backend) for members in missing]
+            outcomes = await asyncio.gather(*(group.join(round_) for group in made))
+            for group, outcome in zip(made, outcomes):
+                if any(outcome.values()):
+                    await self._discard(round_, group)
+                else:
+                    self._groups.append(group)
+            results = {worker: result for outcome in outcomes for worker, result in outcome.items()}
+            failed = [worker for worker, result in results.items() if result is not None]
+            if not failed:
+                return [g for g in self._groups if g.workers in wanted]
+            culprits = [worker for worker in failed if _is_culprit(results[worker])] or failed
+            round_.judge("joining the process group", {worker: results[worker] for worker in culprits})
+            gone = set()
+
+    async def _discard(self, round_: Round, group: Group) -> None:
+        if group in self._groups:
+            self._groups.remove(group)
+        group.abandon()
+        # A server that no longer knows the group, or does not answer, is none the worse for it.
+        calls = (
+            call(round_.http, w.url, "/destroy_weights_update_group", {"group_name": group.name}, timeout=5.0)
+            for w in group.workers
+            if w in round_.live
+        )
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def close(self) -> None:
+        """Leave all groups; the servers notice when the next one is made, or end."""
+        for group in self._groups:
+            group.abandon()
+        self._groups = []
+
+
+class Group:
+    """Rank 0 and the processes of some servers."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, workers: list[Worker], backend: str) -> None:
+        self.workers = workers
+        self.backend = backend
+        # Not by the process id, which in containers may be that of the run before, whose groups a server still has.
+        self.name = f"slime-{secrets.token_hex(4)}-{next(self._numbers)}"
+        self._store: TCPStore | None = None
+        self._group: Any = None
+
+    def fits(self, round_: Round, backend: str, gone: set[Worker]) -> bool:
+        """Whether it can still be used: same backend, no member out or restarted."""
+        return backend == self.backend and all(w in round_.live and w not in gone for w in self.workers)
+
+    async def join(self, round_: Round) -> dict[Worker, BaseException | None]:
+        """Bring the members together; what became of each."""
+        ranks = [round_.facts[worker].tp_size for worker in self.workers]
+        world, limit = 1 + sum(ranks), timedelta(seconds=round_.timeout)
+        for worker in self.workers:
+            if round_.facts[worker].pp_size > 1:
+                raise WeightSyncError(
+                    f"{worker.url} is pipeline-parallel, which SGLang's broadcast updates do not know:"
+                    " choose --update-weight-transport tensor or disk"
+                )
+        host = _address_towards(self.workers[0].url)
+        self._store = store = TCPStore(host, 0, world, True, timeout=limit, wait_for_workers=False)
+        offsets = itertools.accumulate(ranks[:-1], initial=1)
+
+        def enter(worker: Worker, offset: int) -> Any:
+            body = {
+                "master_address": host, "master_port": store.port, "rank_offset": offset, "world_size": world,
+                "group_name": self.name, "backend": self.backend,
+            }  # fmt: skip
+            return call(round_.http, worker.url, "/init_weights_update_group", body, timeout=round_.timeout)
+
+        calls = {worker: enter(worker, offset) for worker, offset in zip(self.workers, offsets)}
+        return await self._together(round_, calls, lambda: self._make(store, world, limit))
+
+    def _make(self, store: TCPStore, world: int, limit: timedelta) -> None:
+        """Our end, under the names that torch's own helpers (on the servers' side) look for in the store."""
+        device = "cuda" if self.backend == "nccl" else "cpu"
+        prefix = PrefixStore(f"{device}/", PrefixStore(f"{self.name}/", PrefixStore(self.name, store)))
+        if self.backend == "gloo":
+            self._group = dist.ProcessGroupGloo(prefix, 0, world, limit)
+        else:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._group = dist.ProcessGroupNCCL(prefix, 0, world, options)
+
+    async def send(self, round_: Round, bucket: Bucket, *, last: bool) -> dict[Worker, BaseException | None]:
+        """Broadcast a bucket; what became of each member."""
+        body = {
+            "names": [s.name for s in bucket.slices],
+            "dtypes": [str(s.dtype).removeprefix("torch.") for s in bucket.slices],
+            "shapes": [list(s.shape) for s in bucket.slices],
+            "group_name": self.name,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+            "weight_version": str(round_.version) if last else None,
+        }
+        path, limit = "/update_weights_from_distributed", round_.timeout
+        calls = {worker: call(round_.http, worker.url, path, body, timeout=limit) for worker in self.workers}
+        flat, group = bucket.flat[: bucket.nbytes], self._group
+
+        def broadcast() -> None:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = 0, 0
+            group.broadcast([flat], options).wait(timedelta(seconds=limit))
+
+        results = await self._together(round_, calls, broadcast)
+        for worker, error in results.items():
+            if isinstance(error, EngineError) and error.status == 400:
+                results[worker] = WeightsRefused(str(error), untouched=False)
+        return results
+
+    async def _together(
+        self, round_: Round, calls: dict[Worker, Any], ours: Callable[[], None]
+    ) -> dict[Worker, BaseException | None]:
+        """The servers' part over HTTP and our part in a thread, side by side.
+
+        As soon as one fails, the others can only finish soon or never.
+        """
+        theirs = {round_.start(worker, answer): worker for worker, answer in calls.items()}
+        mine = asyncio.create_task(_in_thread(f"slime-{self.name}", ours))
+        everyone = {*theirs, mine}
+        try:
+            await asyncio.wait(everyone, return_when=asyncio.FIRST_EXCEPTION)
+            if not all(task.done() for task in everyone):
+                await asyncio.wait(theirs, timeout=SETTLE_S)
+                self.abandon()
+        finally:
+            pending = [task for task in everyone if not task.done()]
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        problem = mine.exception() if mine.done() and not mine.cancelled() else None
+        results: dict[Worker, BaseException | None] = {}
+        for task, worker in theirs.items():
+            if task.cancelled():
+                results[worker] = _Undecided("no answer after the broadcast failed")
+            else:
+                # Its own words are worth more than ours; but a broadcast that failed has not reached everybody.
+                results[worker] = task.exception() or (problem and EngineError(f"broadcast failed: {problem}"))
+        return results
+
+    def abandon(self) -> None:
+        """Let go, also inside a broadcast: gloo cannot be aborted, our thread ends by error or deadline."""
+        group, self._group, self._store = self._group, None, None
+        if group is not None and self.backend == "nccl":
+            threading.Thread(target=group.abort, name=f"slime-abort-{self.name}", daemon=True).start()
+
+
+async def send_alone(round_: Round, worker: Worker, buckets: Sequence[Bucket]) -> None:
+    """Broadcast buckets to one server, in a group for this once. Raises EngineError."""
+    group = Group([worker], "gloo")
+    try:
+        error = (await group.join(round_))[worker]
+        for bucket in buckets:
+            if error is None:
+                error = (await group.send(round_, bucket, last=bucket is buckets[-1]))[worker]
+        if error is not None:
+            raise error
+    finally:
+        group.abandon()
+
+
+class _Undecided(EngineError):
+    """A server was still waiting when its group was given up."""
+
+
+def _is_culprit(result: object) -> bool:
+    """A server that refused tells of a peer's failure as of its own; one that cannot be reached failed itself."""
+    return isinstance(result, EngineError) and result.status is None and not isinstance(result, _Undecided)
+
+
+def _on_gpu(round_: Round, worker: Worker) -> bool:
+    return round_.facts[worker].device.startswith("cuda")
+
+
+def _address_towards(url: str) -> str:
+    """This host's address as the server at `url` reaches it. Raises WeightSyncError."""
+    parts = urlsplit(url)
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise WeightSyncError(f"{url}: no way to reach it from here: {error}") from error
+
+
+async def _in_thread(name: str, function: Callable[[], T]) -> T:
+    """The function's result from a thread of its own, which does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error is not None else future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            outcome: tuple[T | None, BaseException | None] = (function(), None)
+        except Exception as error:
+            outcome = (None, error.with_traceback(None))  # its frames would keep the bucket's memory
+        if future.done():
+            logger.info("%s, which nobody waited for any more, has ended: %s", name, outcome[1] or "well")
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await future

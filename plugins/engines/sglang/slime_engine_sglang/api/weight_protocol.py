@@ -1,0 +1,198 @@
+"""What a server is and how it wants weights: asked before every update, because a restarted server may be another.
+
+SGLang until 0.5.20 takes tensor and distributed updates at any time ("simple"); from 0.5.21 on they must stand between
+`/begin_weight_update` and `/end_weight_update` ("session"), in which the server unpacks and repacks quantized weights.
+What a reader would get wrong: a session that is not ended leaves a server that can never be updated again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from slime_core.errors import EngineError
+from slime_engine_sglang.api.transport import Http, engine_error, expecting
+from slime_engine_sglang.api.versions import sglang_version
+
+_FIRST_WITH_SESSIONS = (0, 5, 21)
+ASK_TIMEOUT_S = 30.0
+FLUSH_TIMEOUT_S = 30.0
+_BEFORE_WRITING = "Failed to get weights iterator"
+"""SGLang's words, from each of its processes, for files that it could not open."""
+
+
+class WeightsRefused(EngineError):
+    """A server that lives does not take the weights: the fault may be theirs."""
+
+    def __init__(self, message: str, *, untouched: bool) -> None:
+        """`untouched`: nothing was written, so it can go on with the old ones."""
+        super().__init__(message)
+        self.status = 400
+        self.untouched = untouched
+
+
+class Protocol(StrEnum):
+    """How tensor and distributed updates are framed."""
+
+    SIMPLE = "simple"
+    SESSION = "session"
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server says about itself."""
+
+    software: str
+    """"0.5.20"; "slime 1.2.3" for a server of ours; empty when it says nothing."""
+    tp_size: int = 1
+    pp_size: int = 1
+    device: str = ""
+    """"cpu", "cuda", ...; empty when it says nothing."""
+    weight_version: str = ""
+
+    @property
+    def protocol(self) -> Protocol:
+        """Of tensor and distributed updates."""
+        return protocol_of(self.software)
+
+    @property
+    def pause_modes(self) -> tuple[str, ...]:
+        """What may become of requests in flight, best first.
+
+        Until 0.5.20 SGLang cannot flush its cache while requests that gave up their rows wait, so those would go on
+        with prefixes of the old weights.
+        """
+        retract = (sglang_version(self.software) or (0, 0, 0)) >= _FIRST_WITH_SESSIONS or not self.is_sglang
+        return ("retract", "abort", "in_place") if retract else ("abort", "in_place")
+
+    @property
+    def is_sglang(self) -> bool:
+        """Whether tensor and distributed updates exist there."""
+        return sglang_version(self.software) is not None
+
+
+def protocol_of(software: str) -> Protocol:
+    """The framing that a server with this version wants; release candidates count as the release."""
+    return Protocol.SESSION if (sglang_version(software) or (0, 0, 0)) >= _FIRST_WITH_SESSIONS else Protocol.SIMPLE
+
+
+async def server_facts(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> ServerFacts:
+    """Ask the server. Raises EngineError."""
+    info = await _ask(http, url, ("/server_info", "/get_server_info"), timeout)
+    software = str(info.get("version") or "")
+    with expecting("tp_size and pp_size as numbers", url + "/server_info", info, software):
+        tp, pp = int(info.get("tp_size") or 1), int(info.get("pp_size") or 1)
+    return ServerFacts(
+        software=software,
+        tp_size=tp,
+        pp_size=pp,
+        device=str(info.get("device") or ""),
+        weight_version=str(info.get("weight_version") or ""),
+    )
+
+
+async def served_version(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> str:
+    """The weight version that the server reports. Raises EngineError."""
+    info = await _ask(http, url, ("/model_info", "/get_model_info"), timeout)
+    if "weight_version" not in info:
+        raise EngineError(f"{url}: the server does not say which weight version it serves")
+    return str(info["weight_version"])
+
+
+async def begin_update(http: Http, url: str, facts: ServerFacts, *, timeout: float) -> None:
+    """Open what the server's protocol wants opened. Raises EngineError."""
+    if facts.protocol is not Protocol.SESSION:
+        return
+    try:
+        await call(http, url, "/begin_weight_update", {}, timeout=timeout)
+    except EngineError as error:
+        if error.status != 400:
+            raise
+        # A session is open, left by an update that was cut; this one sends all weights anew.
+        await end_update(http, url, facts, timeout=timeout)
+        await call(http, url, "/begin_weight_update", {}, timeout=timeout)
+
+
+async def end_update(http: Http, url: str, facts: ServerFacts, *, timeout: float) -> None:
+    """Close it. Raises EngineError."""
+    if facts.protocol is Protocol.SESSION:
+        await call(http, url, "/end_weight_update", {}, timeout=timeout)
+
+
+async def call(http: Http, url: str, path: str, body: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
+    """A POST that is executed at most once. Raises EngineError also for an answer that says `success: false`."""
+    try:
+        async with asyncio.timeout(timeout):
+            answer = (await http.send("POST", url, path, body, timeout=timeout + 1.0, repeat=False)).object()
+    except TimeoutError:
+        raise engine_error(url + path, f"no answer within {timeout:g} s (--update-weight-timeout)") from None
+    if answer.get("success") is False:
+        raise engine_error(url + path, str(answer.get("message")), 400)
+    return answer
+
+
+async def load(
+    http: Http, url: str, path: str, body: Mapping[str, Any], facts: ServerFacts, *, timeout: float, first: bool = True
+) -> None:
+    """A `call` with weights, or the last word of where they are.
+
+    Args:
+        http: Open.
+        url: Of the server.
+        path: Of the endpoint.
+        body: JSON object.
+        facts: Of the server.
+        timeout: Seconds.
+        first: Nothing of these weights has been sent before.
+
+    Raises:
+        WeightsRefused: The server lives and says no.
+        EngineError: It does not answer.
+    """
+    try:
+        await call(http, url, path, body, timeout=timeout)
+    except EngineError as error:
+        if error.status != 400:
+            raise
+        raise WeightsRefused(str(error), untouched=first and _nothing_written(facts, str(error))) from error
+
+
+def _nothing_written(facts: ServerFacts, message: str) -> bool:
+    """Servers of ours check everything first; SGLang writes while it reads, once it has found the files."""
+    return not facts.is_sglang or all(part.count(_BEFORE_WRITING) for part in message.split(" | "))
+
+
+async def flush_cache(http: Http, url: str, facts: ServerFacts, *, must: bool = True) -> None:
+    """Have SGLang forget the prefixes that the old weights left; servers of ours do so with the update.
+
+    Asked for by itself and again while the server says no: SGLang ends when an update is to flush and cannot, and a
+    request counts as running for a moment after its answer.
+
+    Raises:
+        EngineError: Requests ran on, and with `must` the old prefixes must not stay.
+    """
+    if not facts.is_sglang:
+        return
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + FLUSH_TIMEOUT_S
+    while True:
+        answer = await http.send("POST", url, "/flush_cache", timeout=FLUSH_TIMEOUT_S, accept=(400,))
+        if answer.status != 400 or not must:
+            return
+        if clock() > deadline:
+            raise EngineError(
+                f"{url}: its cache could not be flushed within {FLUSH_TIMEOUT_S:g} s: requests are still running"
+            )
+        await asyncio.sleep(0.1)
+
+
+async def _ask(http: Http, url: str, paths: tuple[str, ...], timeout: float) -> dict[str, Any]:
+    """The answer of the first of `paths` that exists."""
+    for path in paths[:-1]:
+        answer = await http.send("GET", url, path, timeout=timeout, accept=(404, 405))
+        if answer.status not in (404, 405):
+            return answer.object()
+    return (await http.send("GET", url, paths[-1], timeout=timeout)).object()

@@ -1,0 +1,269 @@
+"""The engine `sglang`: launches SGLang servers and their routers by the plan, and generates through them.
+
+`start` makes the plan, starts the processes (`fleet`), tells the router of the servers, and has them watched
+(`supervisor`); from then on it is an `HttpEngine`. What a reader would get wrong: the rollout uses one model of the
+plan, the one that receives the trainer's weights; the others (a frozen reference, a judge) are only served, at the
+addresses of `args.sglang_model_routers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.observability.events import EventLog
+from slime_core.ports import url_host
+from slime_core.protocols import Args
+from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.router import Router
+from slime_engine_sglang.api.transport import server_url
+from slime_engine_sglang.api.versions import untested
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.environment import (
+    ROUTER_DISTRIBUTION,
+    SERVER_DISTRIBUTION,
+    engine_python,
+    installed_versions,
+    missing,
+)
+from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
+from slime_engine_sglang.incidents import Incidents
+from slime_engine_sglang.known_defects import check_model
+from slime_engine_sglang.planner import USES, Planned, find_device, make_plan
+from slime_engine_sglang.puller_process import PullerProcess
+from slime_engine_sglang.recovery import Supervised
+from slime_engine_sglang.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+_ADDRESSES = ("sglang_model_routers", "sglang_router_ip", "sglang_router_port")
+"""Settings that tell others where the models answer, from `start` to `stop`."""
+_LEAVE_S = 10.0
+"""For a router that is not ours to forget our servers."""
+
+
+class SglangEngine(Planned, HttpEngine):
+    """Constructed as `SglangEngine(args)`; everything it launched has ended when `stop` returns."""
+
+    weight_transports: tuple[str, ...] = ("tensor", "distributed", "disk")
+    traits = replace(
+        HttpEngine.traits,
+        uses=USES
+        | HttpEngine.traits.uses
+        | {
+            "engine_router",
+            "engine_start_timeout",
+            "offload_rollout",
+            "rollout_health_check_first_wait",
+            "rollout_health_check_interval",
+            "rollout_health_check_timeout",
+            "rollout_max_engine_restarts",
+            "use_fault_tolerance",
+        },
+    )
+
+    def __init__(self, args: Args) -> None:
+        super().__init__(args)
+        self.fleet: Fleet | None = None
+        self.supervised: list[Supervised] = []
+        """The models and what stands behind their workers, the rollout's first."""
+        self._supervisor: Supervisor | None = None
+        self._joined: list[tuple[Router, Worker]] = []
+        self._settings_given: dict[str, object] | None = None
+        """What `start` found where it put addresses; another start must find it again."""
+        self._puller: PullerProcess | None = None
+        self._offloaded: list[Worker] = []
+        """Servers that have released their memory."""
+        self._needs_puller = getattr(args, "update_weight_mode", "full") == "delta" and not self.pullers
+        if self._needs_puller:
+            self.weight_transports = (*self.weight_transports, "delta")
+
+    @classmethod
+    def missing(cls, args: Args) -> str:
+        """What is not installed and what to type; empty when SGLang's environment is there."""
+        return missing(args)
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> list[str]:
+        """Warnings of the plan. Raises ConfigError when it cannot work, or SGLang's environment is missing."""
+        python = engine_python(settings.args)
+        warnings = super().check_settings(settings)
+        check_model(settings.args.hf_checkpoint, settings.cite("hf_checkpoint"))
+        if settings.args.offload_rollout and find_device(settings.args.device)[0] == "cpu":
+            warnings.append(
+                f"{settings.cite('offload_rollout')}: SGLang frees GPU memory only (torch_memory_saver); servers on a"
+                " CPU keep theirs"
+            )
+        versions = installed_versions(python)
+        if warning := untested(versions[SERVER_DISTRIBUTION], f"{python} -m pip"):
+            warnings.append(warning)
+        if settings.args.engine_router and ROUTER_DISTRIBUTION not in versions:
+            raise ConfigError(
+                f"{settings.cite('engine_router')}: sglang-router is not installed for {python}; type"
+                f" {python} -m pip install sglang-router, or --no-engine-router"
+            )
+        return warnings
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Launch everything; returns when requests are served. Raises ConfigError, EngineError."""
+        await super().start()
+        if self._supervisor is None and self.supervised:
+            self._supervisor = Supervisor(self._args, self.supervised, Incidents(EventLog(_run_dir(self._args))))
+            self._supervisor.start()
+
+    async def stop(self) -> None:
+        """End what was launched, and leave a router that was running before. Safe twice, and after half a start."""
+        supervisor, self._supervisor = self._supervisor, None
+        fleet, self.fleet = self.fleet, None
+        puller, self._puller = self._puller, None
+        joined, self._joined = self._joined, []
+        if self._settings_given is not None:
+            for name in _ADDRESSES:
+                delattr(self._args, name)
+            for name, value in self._settings_given.items():
+                setattr(self._args, name, value)
+            self._settings_given = None
+        self.supervised = []
+        try:
+            if supervisor is not None:
+                await asyncio.to_thread(supervisor.stop)
+            for router, worker in joined:
+                try:
+                    await router.remove_worker(worker, timeout=_LEAVE_S)
+                except EngineError as error:  # it is not ours; the run's end must not fail with it
+                    logger.warning("the router at %s still lists %s: %s", router.url, worker.url, error)
+        finally:
+            try:
+                if fleet is not None:
+                    # Also when this task is cancelled, as by an interrupt in the middle of the start.
+                    await asyncio.shield(asyncio.to_thread(fleet.stop))
+                if puller is not None:
+                    await asyncio.shield(asyncio.to_thread(puller.close))
+            finally:
+                await super().stop()
+
+    def take_metrics(self) -> dict[str, float]:
+        """What the client and the supervisor counted since the last call."""
+        return super().take_metrics() | (self._supervisor.take_metrics() if self._supervisor is not None else {})
+
+    def _router_failed(self) -> None:
+        """Have it looked at now; until it is back requests go to the servers directly."""
+        if self._supervisor is not None:
+            self._supervisor.router_failed()
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    async def release_memory(self, tags: Sequence[str] | None = None) -> None:
+        """Have the servers launched here for the rollout's model free memory; those of others, and those that run
+        without SGLang's memory saver (on CPUs, and on GPUs that nothing shares), keep theirs. Requests wait anyway."""
+        await self.flush_cache()  # which waits until they are idle
+        self._offloaded = [worker for worker in await self.control.can_release() if worker.owned]
+        await self.control.release_memory(tags, workers=self._offloaded)
+
+    async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
+        """Have them take it again; CUDA graphs come with the KV cache."""
+        if tags is not None and "kv_cache" in tags:
+            tags = [*tags, "cuda_graph"]
+        await self.control.resume_memory(tags, workers=self._offloaded)
+        if tags is None or "kv_cache" in tags:
+            self._offloaded = []
+            self._running().resumed()
+
+    async def update_weights_from_delta(self, root: Path, version: int) -> dict[str, float]:
+        """As `HttpEngine`'s, by a puller that is started again should it have died. Raises WeightSyncError."""
+        if self._puller is not None and not self._puller.alive:
+            logger.warning("the weight puller %s; starting it again", self._puller.last_words())
+            try:
+                await self._puller.launch()
+            except EngineError as error:
+                raise WeightSyncError(f"weight version {version}: {error}") from error
+            self.pullers = [self._puller.url]
+        return await super().update_weights_from_delta(root, version)
+
+    # -- launching -------------------------------------------------------------------------------------
+
+    async def _find_workers(self) -> tuple[WorkerPool, Router | None]:
+        args = self._args
+        python = engine_python(args)
+        device, visible = find_device(args.device)
+        plan = make_plan(args, device=device, num_gpus_visible=visible)
+        toward = plan.main.router_address
+        directory = _run_dir(args) or Path(tempfile.mkdtemp(prefix="slime-engines-"))
+        self.fleet = Fleet(
+            plan,
+            python=python,
+            directory=directory / DIRECTORY,
+            timeout=float(args.engine_start_timeout),
+            host=own_address(toward[0] if toward is not None else None),
+        )
+        count = len(plan.servers)
+        logger.info("starting %d SGLang servers on %s; logs in %s", count, device, directory / DIRECTORY)
+        await self.fleet.launch()
+        if self._needs_puller:
+            assert args.update_weight_disk_dir is not None, "the rules of weight deltas see to both"
+            assert args.update_weight_local_checkpoint_dir is not None
+            self._puller = PullerProcess(
+                Path(args.update_weight_disk_dir),
+                Path(args.update_weight_local_checkpoint_dir),
+                log=directory / DIRECTORY / "puller.log",
+                timeout=float(args.engine_start_timeout),
+                pull_timeout=float(args.update_weight_timeout),
+            )
+            await self._puller.launch()
+            self.pullers = [self._puller.url]
+        version = installed_versions(python).get(ROUTER_DISTRIBUTION, "")
+        found = {model.plan.name: await self._bring_in(model, version) for model in self.fleet.models}
+        self._settings_given = {name: getattr(args, name) for name in _ADDRESSES if hasattr(args, name)}
+        args.sglang_model_routers = {name: _host_port(pool, router) for name, (pool, router) in found.items()}
+        pool, router = found[plan.main.name]
+        args.sglang_router_ip, args.sglang_router_port = _host_port(pool, router)
+        return pool, router
+
+    async def _bring_in(self, model: ModelFleet, version: str) -> tuple[WorkerPool, Router | None]:
+        """The pool of one model, with its router told of it; `version` is that of routers started here."""
+        plan, servers = model.plan, model.workers()
+        external = [Worker(server_url(address), state=WorkerState.READY) for address in plan.external]
+        pool = WorkerPool([*servers, *external])
+        router = None
+        if plan.router_address is not None:
+            host, port = plan.router_address
+            router = Router(self.http, f"http://{url_host(host)}:{port}")
+        elif model.router is not None:
+            router = Router(self.http, model.router.url, version)
+        if router is not None:
+            if model.router is None:
+                self._joined += [(router, worker) for worker in pool.workers]
+            await asyncio.gather(*(router.add_worker(worker) for worker in pool.workers))
+        self.supervised.append(
+            Supervised(
+                plan.name,
+                pool,
+                servers,
+                router_url=None if router is None else router.url,
+                router_process=model.router,
+                catch_up=self.catch_up if plan.updates_weights else None,
+                companions=[server for server in model.servers if server not in servers.values()],
+            )
+        )
+        return pool, router
+
+
+def _run_dir(args: Args) -> Path | None:
+    return Path(args.run_dir) if args.run_dir else None
+
+
+def _host_port(pool: WorkerPool, router: Router | None) -> tuple[str, int]:
+    """Where a model answers: its router, or its first server."""
+    url = urlsplit(router.url if router is not None else pool.workers[0].url)
+    assert url.hostname is not None
+    assert url.port is not None
+    return url.hostname, url.port

@@ -1,0 +1,186 @@
+"""The Python environment that SGLang is installed in: its interpreter, its versions, what its processes need set.
+
+SGLang need not be installed beside slime: nothing here imports it, and the servers are processes of that environment.
+Asking for the versions reads names of directories, so that it may be done at every start.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import ConfigError
+from slime_core.protocols import Args
+from slime_engine_sglang.api.versions import TESTED_VERSIONS
+
+PYTHON_VARIABLE = "SLIME_ENGINE_PYTHON"
+SERVER_SIDE = Path(__file__).resolve().parent / "server_side"
+"""See the README there."""
+CPU_STUBS = SERVER_SIDE / "cpu_stubs"
+"""A folder for each package that SGLang imports, and does not call, where there is no CUDA; it holds a stand-in."""
+SERVER_DISTRIBUTION, ROUTER_DISTRIBUTION = "sglang", "sglang-router"
+
+_ASK_DEADLINE_S = 60
+_ASK = (
+    "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()"
+    " if (d.name or '').lower().replace('_', '-') in ('sglang', 'sglang-router')}))"
+)
+
+
+def find_python(args: Args) -> Path | None:
+    """The interpreter of SGLang's environment; None when none is named and this one has no SGLang.
+
+    Raises:
+        ConfigError: The one named is no interpreter, or has no SGLang.
+    """
+    named, where = getattr(args, "engine_python", None), f"--engine-python / {PYTHON_VARIABLE}"
+    if not named:
+        named = os.environ.get(PYTHON_VARIABLE)
+    if not named:
+        return Path(sys.executable) if importlib.util.find_spec("sglang") and _this().get(SERVER_DISTRIBUTION) else None
+    python = Path(os.path.abspath(os.path.expanduser(str(named))))
+    if python.is_dir():
+        python = python / "bin" / "python"
+    if not (python.is_file() and os.access(python, os.X_OK)):
+        raise ConfigError(
+            f"{where} {str(named)!r}: no Python interpreter; expected that of the environment SGLang is installed in,"
+            " such as /path/to/venv/bin/python."
+        )
+    if SERVER_DISTRIBUTION not in installed_versions(python):
+        raise ConfigError(
+            f"{where} {str(named)!r}: SGLang is not installed there. Type: {python} -m pip install"
+            f" sglang=={TESTED_VERSIONS[-1]} sglang-router"
+        )
+    return python
+
+
+def engine_python(args: Args) -> Path:
+    """The interpreter of SGLang's environment: --engine-python, else SLIME_ENGINE_PYTHON, else this one if it has it.
+
+    Not resolved through symbolic links: that a virtual environment's interpreter is a link is what makes it one.
+
+    Raises:
+        ConfigError: There is none, or the one named is no interpreter or has no SGLang; says what to type.
+    """
+    python = find_python(args)
+    if python is None:
+        raise ConfigError(missing(args))
+    return python
+
+
+def missing(args: Args) -> str:
+    """That there is no environment with SGLang, and what to type; empty when there is one.
+
+    Raises:
+        ConfigError: The one named is no interpreter, or has no SGLang.
+    """
+    if find_python(args) is not None:
+        return ""
+    return (
+        f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). It gets an environment of its"
+        f" own: python -m venv sglang-env && sglang-env/bin/pip install sglang=={TESTED_VERSIONS[-1]} sglang-router."
+        f" Then type --engine-python sglang-env/bin/python, or set {PYTHON_VARIABLE}."
+    )
+
+
+@cache
+def installed_versions(python: Path) -> dict[str, str]:
+    """Versions of what is installed there, of "sglang" and "sglang-router"; without a key what is not installed.
+
+    Raises:
+        ConfigError: The interpreter does not run.
+    """
+    if str(python) == sys.executable:
+        return _this()
+    found = _in_directories(python)
+    return found if SERVER_DISTRIBUTION in found else _asked(python)
+
+
+def _has(python: Path, package: str) -> bool:
+    """Whether a virtual environment has a package; False where that cannot be told from directories."""
+    return any(python.parent.parent.glob(f"lib*/python3*/site-packages/{package}/__init__.py"))
+
+
+def _this() -> dict[str, str]:
+    found = {}
+    for name in (SERVER_DISTRIBUTION, ROUTER_DISTRIBUTION):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _in_directories(python: Path) -> dict[str, str]:
+    """Read off the names of .dist-info directories; only a virtual environment says for certain where they are."""
+    prefix = python.parent.parent
+    if not (prefix / "pyvenv.cfg").is_file():
+        return {}
+    found = {}
+    for info in prefix.glob("lib*/python3*/site-packages/sglang*.dist-info"):
+        match = re.fullmatch(r"(sglang(?:[-_.]router)?)-([^-]+)\.dist-info", info.name)
+        if match:
+            found[re.sub(r"[-_.]", "-", match[1])] = match[2]
+    return found
+
+
+def _asked(python: Path) -> dict[str, str]:
+    try:
+        done = subprocess.run([str(python), "-c", _ASK], capture_output=True, text=True, timeout=_ASK_DEADLINE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--engine-python / {PYTHON_VARIABLE} {str(python)!r} does not run: {error}") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(f"--engine-python / {PYTHON_VARIABLE} {str(python)!r} does not run: {last}")
+    return {name.lower().replace("_", "-"): version for name, version in json.loads(done.stdout).items()}
+
+
+def server_environment(
+    device: str, arguments: Mapping[str, Any] | None = None, python: Path | None = None
+) -> dict[str, str]:
+    """What to add to `os.environ` for a server, a router or a script of SGLang's environment.
+
+    Args:
+        device: "cpu" or "cuda".
+        arguments: `ServerArgs` fields of the server; on CPU with several processes they decide the binding of cores.
+
+        python: Interpreter of SGLang's environment, whose own packages go before the stubs; None: the stubs go first.
+
+    Returns:
+        On both: PYTHONPATH, with slime's plugin for SGLang before what it holds already, and no cache of images'
+        embeddings. On CPU also the import stubs, SGLANG_USE_CPU_ENGINE, OMP_NUM_THREADS and
+        SGLANG_CPU_OMP_THREADS_BIND, the last two unless the user's own environment sets them.
+    """
+    paths = [str(SERVER_SIDE / "plugin")]
+    if device == "cpu":
+        paths += [str(stub) for stub in sorted(CPU_STUBS.iterdir()) if python is None or not _has(python, stub.name)]
+    paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in paths]
+    # SGLang keeps what its vision tower made of an image, by the image alone: past a weight update, and past a flush.
+    found = {"PYTHONPATH": os.pathsep.join(paths), "SGLANG_VLM_CACHE_SIZE_MB": "0"}
+    if device != "cpu":
+        return found
+    found["SGLANG_USE_CPU_ENGINE"] = "1"
+    # More threads a process make it slower: with 2, throughput falls by a factor of 20.
+    defaults = {"OMP_NUM_THREADS": "1"}
+    sizes = arguments or {}
+    ranks = int(sizes.get("tp_size") or 1) * int(sizes.get("pp_size") or 1)
+    if ranks > 1:
+        defaults["SGLANG_CPU_OMP_THREADS_BIND"] = _core_binding(ranks)
+    return found | {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def _core_binding(ranks: int) -> str:
+    """One core list for each rank, as `0-1|2-3`; SGLang's CPU workers assert that there are as many as ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(len(cores) // ranks, 1)
+    parts = [[cores[(rank * each + i) % len(cores)] for i in range(each)] for rank in range(ranks)]
+    return "|".join(",".join(map(str, part)) for part in parts)

@@ -1,0 +1,227 @@
+"""Every flag of an SGLang version: from a cache file, which `introspect` fills, or from the list slime ships.
+
+Importing SGLang takes seconds, so the installed version is asked once and its answer kept in
+`$XDG_CACHE_HOME/slime` (by default ~/.cache/slime), one file for each pair of versions. Without an SGLang environment
+the shipped list stands in, so that settings are checked on a machine that only prepares runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignKind
+from slime_core.errors import ConfigError
+from slime_engine_sglang import introspect
+from slime_engine_sglang.api.versions import tested
+from slime_engine_sglang.environment import CPU_STUBS, SERVER_DISTRIBUTION, find_python, installed_versions
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT = Path(__file__).resolve().parent / "flags_snapshot.json"
+"""Written by scripts/snapshot_sglang_flags.py."""
+SERVER, ROUTER = "sglang_", "router_"
+"""Prefix of the attributes on `args`; what follows is the field of ServerArgs or RouterArgs."""
+RENAMED: Mapping[str, str] = {
+    "cuda-graph-bs": "cuda-graph-bs-decode",
+    "cuda-graph-max-bs": "cuda-graph-max-bs-decode",
+    "mamba-scheduler-strategy": "mamba-radix-cache-strategy",
+    "nsa-decode-backend": "dsa-decode-backend",
+    "nsa-prefill-backend": "dsa-prefill-backend",
+}
+"""Flags of older SGLang versions, as launch scripts have them -> their name now; where a version has only the new name,
+the old one stands for it."""
+_DEADLINE_S = 300.0
+_KINDS: Mapping[str, ForeignKind] = {
+    "switch": "switch",
+    "toggle": "toggle",
+    "int": "int",
+    "float": "float",
+    "human_readable_int": "size",
+    "loads": "json",
+    "json_list_type": "json",
+    "parse_cuda_graph_config_arg": "json",
+}
+"""Type function of the other program's parser -> ours; others take text."""
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """The flags of one SGLang environment."""
+
+    server: FlagList
+    router: FlagList
+    versions: Mapping[str, str]
+
+    def field(self, owner: str, name: str) -> ForeignFlag | None:
+        """The flag of a field of ServerArgs (owner `SERVER`) or RouterArgs (`ROUTER`)."""
+        return self._by_attribute.get(owner + name)
+
+    @cached_property
+    def _by_attribute(self) -> dict[str, ForeignFlag]:
+        return {flag.attribute: flag for flag in (*self.server.flags, *self.router.flags)}
+
+
+def flags_for(settings: Any) -> EngineFlags:
+    """The flags of the environment that a run's settings (an object, or a mapping of some) name.
+
+    Raises:
+        ConfigError: --engine-python names no such environment, or its SGLang cannot be imported.
+    """
+    if isinstance(settings, Mapping):
+        settings = SimpleNamespace(engine_python=settings.get("engine_python"))
+    python = find_python(settings)
+    return shipped_flags() if python is None else installed_flags(python)
+
+
+@cache
+def installed_flags(python: Path) -> EngineFlags:
+    """The flags of the SGLang that an interpreter has. Raises ConfigError when it cannot be imported."""
+    versions = installed_versions(python)
+    file = cache_file(versions)
+    found = _read(file, versions)
+    if found is None:
+        with _only_one(file):
+            found = _read(file, versions) or _make(python, file)
+    if not found["router"]:
+        found = found | {"router": _shipped()["router"]}
+    return _engine_flags(found, "")
+
+
+@cache
+def shipped_flags() -> EngineFlags:
+    """The flags of the version slime was tested with."""
+    return _engine_flags(_shipped(), " (slime's own list, as no SGLang is installed here or named by --engine-python)")
+
+
+def cache_directory() -> Path:
+    """Where lists are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "slime"
+
+
+def cache_file(versions: Mapping[str, str]) -> Path:
+    """The file of these versions."""
+    words = [versions.get("sglang", "none"), versions.get("sglang-router", "none")]
+    return cache_directory() / f"sglang-flags-{'-'.join(words)}-{introspect.SCHEMA}.json"
+
+
+def introspected(python: Path) -> dict[str, Any]:
+    """What `introspect` prints in that environment. Raises ConfigError with the end of what it complained about."""
+    command = [str(python), introspect.__file__, *map(str, sorted(CPU_STUBS.iterdir()))]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_DEADLINE_S, env={"OMP_NUM_THREADS": "1", **os.environ}
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"importing SGLang took longer than {_DEADLINE_S:.0f} s: {' '.join(command)}") from None
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        version = installed_versions(python)[SERVER_DISTRIBUTION]
+        raise ConfigError(
+            f"SGLang {version} of {python} cannot be asked for its flags: {why}; {tested()}. Type: {' '.join(command)}"
+        )
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def _shipped() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+    return found
+
+
+def _read(file: Path, versions: Mapping[str, str]) -> dict[str, Any] | None:
+    """A cache file's content, or None when there is none that can be used."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        _engine_flags(found, "")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    usable = found.get("schema") == introspect.SCHEMA and found.get("versions") == dict(versions)
+    return found if usable and found["server"] else None
+
+
+def _make(python: Path, file: Path) -> dict[str, Any]:
+    found = introspected(python)
+    try:
+        handle, partial = tempfile.mkstemp(dir=file.parent, prefix=file.name)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(found, stream, separators=(",", ":"))
+        os.replace(partial, file)
+    except OSError as error:
+        logger.warning("the list of SGLang's flags cannot be kept in %s, so every start makes it: %s", file, error)
+    return found
+
+
+@contextmanager
+def _only_one(file: Path) -> Iterator[None]:
+    """Of the ranks of one machine, the first makes the list and the others wait for it.
+
+    A directory that cannot be written to, or a lock that is held too long, only means that it is made more than once.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(file.with_suffix(".lock"), "w")  # noqa: SIM115 - closed below; opening may fail where the work may not
+    except OSError:
+        yield
+        return
+    with lock:
+        until = time.monotonic() + _DEADLINE_S
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.1)
+            except OSError:  # a file system without locks
+                break
+        yield
+
+
+def _engine_flags(found: Mapping[str, Any], note: str) -> EngineFlags:
+    versions = found["versions"]
+    router = f"sglang-router {versions['sglang-router']}" if "sglang-router" in versions else "sglang-router"
+    names = {name for row in found["server"] for name in row["names"]}
+    older: dict[str, list[str]] = {new: [] for new in RENAMED.values()}
+    for old, new in RENAMED.items():
+        older[new] += [old] if old not in names else []
+    # Of two flags that set one field (0.5.23 has such a pair), the later is an old spelling, of another type.
+    rows = {row["dest"]: row for row in reversed(found["server"])}
+    server = (_flag(SERVER, row, older.get(row["names"][0], ())) for row in reversed(rows.values()))
+    return EngineFlags(
+        FlagList(tuple(server), f"SGLang {versions['sglang']}{note}"),
+        FlagList(tuple(_flag(ROUTER, row) for row in found["router"]), f"{router}{note}"),
+        versions,
+    )
+
+
+def _flag(owner: str, row: Mapping[str, Any], older: Sequence[str] = ()) -> ForeignFlag:
+    """One row of `introspect` as a pass-through flag."""
+    prefix, nargs = owner.replace("_", "-"), row.get("nargs")
+    name, *aliases = (prefix + name for name in (*row["names"], *older))
+    return ForeignFlag(
+        name=name,
+        kind=_KINDS.get(row["type"], "str"),
+        is_list=nargs in ("*", "+") or isinstance(nargs, int),
+        aliases=tuple(aliases),
+        stored_as=owner + row["dest"],
+        choices=tuple(row.get("choices", ())),
+        count=nargs if isinstance(nargs, int) else None,
+        may_be_empty=nargs in ("*", "?"),
+        const=row.get("const"),
+        default=row.get("default"),
+        help=row.get("help", ""),
+    )

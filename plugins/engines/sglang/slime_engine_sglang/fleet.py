@@ -1,0 +1,161 @@
+"""A `LaunchPlan` -> running servers and routers, started at the same time and ended together.
+
+    for each model at once:  router  |  encoders, then the servers that are told their URLs
+
+What a reader would get wrong: ports are reserved when the fleet is made, so every URL is known before anything runs; a
+server that has to change its ports has another URL when it is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import EngineError
+from slime_engine_sglang.api.worker import Worker, WorkerState
+from slime_engine_sglang.plan import LaunchPlan, ModelPlan
+from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.server import ServerProcess
+from slime_engine_sglang.service import Service
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY = "engines"
+"""Folder of the logs, in the run directory."""
+
+
+@dataclass
+class ModelFleet:
+    """What runs for one model."""
+
+    plan: ModelPlan
+    servers: list[ServerProcess]
+    router: RouterProcess | None
+
+    def workers(self) -> dict[Worker, ServerProcess]:
+        """The servers that generate, which are ready: those of the first node of each engine, but for encoders."""
+        return {
+            Worker(
+                s.url, owned=True, role=s.plan.worker_type, state=WorkerState.READY, bootstrap_port=s.bootstrap_port
+            ): s
+            for s in self.servers
+            if s.plan.node_rank == 0 and s.plan.worker_type != "encoder"
+        }
+
+    async def launch(self) -> None:
+        """Start everything and wait until it is ready. Raises EngineError."""
+        router = self.router
+        if router is None or router.needs_workers:
+            await self._launch_servers()
+        else:
+            await together([router.launch(), self._launch_servers()])
+        if router is not None and router.needs_workers:
+            router.start_with([worker.url for worker in self.workers()])
+            await router.launch()
+
+    async def _launch_servers(self) -> None:
+        encoders = [server for server in self.servers if server.plan.worker_type == "encoder"]
+        told = [server for server in self.servers if server.plan.needs_encoder_urls]
+        others = [server for server in self.servers if server not in encoders and server not in told]
+        await together([self._launch_told(encoders, told), *(server.launch() for server in others)])
+
+    async def _launch_told(self, encoders: list[ServerProcess], told: list[ServerProcess]) -> None:
+        await together([server.launch() for server in encoders])
+        for server in told:
+            server.arguments["encoder_urls"] = [encoder.url for encoder in encoders]
+        await together([server.launch() for server in told])
+
+
+class Fleet:
+    """Everything that one run starts on this machine."""
+
+    def __init__(self, plan: LaunchPlan, *, python: Path, directory: Path, timeout: float, host: str) -> None:
+        """Reserves the ports, and starts nothing.
+
+        Args:
+            plan: What to run.
+            python: Interpreter of SGLang's environment.
+            directory: For the logs.
+            timeout: Seconds until each must be ready.
+            host: Address to listen at.
+
+        Raises:
+            EngineError: A port is taken.
+        """
+        self.models: list[ModelFleet] = []
+        shared: dict[str, Any] = {"device": plan.device, "python": python, "timeout": timeout, "host": host}
+        try:
+            for model in plan.models:
+                fleet = ModelFleet(model, [], None)
+                self.models.append(fleet)
+                for server in model.servers:
+                    fleet.servers.append(ServerProcess(server, log=directory / f"{server.name}.log", **shared))
+                if model.router is not None:
+                    log = directory / model.name / "router.log"
+                    fleet.router = RouterProcess(model.name, model.router, log=log, **shared)
+        except BaseException:
+            self.stop()
+            raise
+
+    async def launch(self) -> None:
+        """Start everything and wait until it is ready; `stop` is the caller's to call also when this fails.
+
+        Raises:
+            EngineError: Of the first that did not come up.
+        """
+        await together([model.launch() for model in self.models])
+
+    def stop(self) -> None:
+        """End everything at the same time; nothing runs when it returns. Safe twice. Raises EngineError."""
+        running: list[Service] = [server for model in self.models for server in model.servers]
+        running += [model.router for model in self.models if model.router is not None]
+        for service in running:
+            service.ask_to_stop()
+        problems = []
+        for service in running:
+            try:
+                service.close()
+            except EngineError as error:
+                problems.append(str(error))
+        if problems:
+            raise EngineError("; ".join(problems))
+
+
+async def together(calls: list[Coroutine[Any, Any, None]]) -> None:
+    """All at once; the first failure ends the others and is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def own_address(toward: str | None) -> str:
+    """Where servers of this machine listen: at loopback, unless what talks to them is elsewhere.
+
+    Args:
+        toward: Host of a router that is running already; None when all is on this machine.
+
+    Returns:
+        SLIME_HOST_IP where it is set, as in THUDM/slime; else the address that this machine has on the way to `toward`.
+    """
+    named = os.environ.get("SLIME_HOST_IP")
+    if named:
+        return named
+    if toward is None:
+        return "127.0.0.1"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(toward, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing: the kernel only looks for the way
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise EngineError(f"--sglang-router-ip {toward!r} cannot be reached from this machine: {error}") from error

@@ -1,0 +1,269 @@
+"""Settings -> `LaunchPlan`, or one line that says why there is none; nothing is started and no model is read.
+
+    rules between flags -> models (flags, or the file) -> GPUs (placement) -> servers (server_groups) -> routers
+
+`SglangEngine` calls `check` before a run and `make_plan` when it starts; `slime engines plan` prints `plan_of`. What a
+reader would get wrong: the plan is made for the cluster that is described, so a laptop can plan 16 GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from slime_core.config.origins import Origin
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError
+from slime_core.protocols import Args
+from slime_engine_sglang.arguments import router_arguments
+from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup, read_models
+from slime_engine_sglang.placement import Cited, Device, Room, find_room, near_multiples
+from slime_engine_sglang.plan import LaunchPlan, ModelPlan, Reservation, WorkerType
+from slime_engine_sglang.server_groups import Filler
+
+USES = frozenset(
+    {
+        "actor_num_nodes",
+        "actor_num_gpus_per_node",
+        "colocate",
+        "engine_router",
+        "num_gpus_per_node",
+        "prefill_num_servers",
+        "rollout_num_gpus",
+        "rollout_num_gpus_per_engine",
+        "sglang_config",
+        "sglang_router_request_timeout_secs",
+    }
+)
+"""Settings that the plan follows; an engine that is started by it has them in its `uses`."""
+CLUSTER_GPUS = "SLIME_CLUSTER_GPUS"
+"""Environment variable: GPUs over all nodes, in processes of a launcher that has seen the cluster."""
+DEFAULT_MODEL = "default"
+"""Name of the only model of a run without `--sglang-config`, as in THUDM/slime."""
+
+
+def make_plan(
+    args: Args, *, device: Device, num_gpus_visible: int = 0, origins: Mapping[str, Origin] | None = None
+) -> LaunchPlan:
+    """What would be started.
+
+    Args:
+        args: The run's settings.
+        device: What servers run on.
+        num_gpus_visible: GPUs that there are, over all nodes; not looked at on CPU.
+        origins: Where settings came from, for messages.
+
+    Raises:
+        ConfigError: It cannot work.
+    """
+    cite = Cited(args, origins)
+    _check_exclusions(args, cite)
+    if args.rollout_external_engine_addrs:
+        return _plan_of_running(args, device, cite)
+    entries = _from_file(args, cite) if args.sglang_config else None
+    listed = sum(g.num_gpus for e in entries for g in e.server_groups) if entries is not None else None
+    room, warnings = find_room(args, device, num_gpus_visible, listed, cite)
+    if entries is None:
+        entries = [_from_flags(args, room, cite)]
+    receiver = _receiver(args, entries, warnings)
+    models: list[ModelPlan] = []
+    reserved: list[Reservation] = []
+    start, rank = 0, 0
+    for entry in entries:
+        filler = Filler(args, room, cite, entry, start, rank)
+        model = filler.fill(updates_weights=entry is receiver)
+        if entry.serves or not entry.server_groups:
+            models.append(model)
+        reserved += filler.reserved
+        start, rank = filler.start, filler.rank
+    return LaunchPlan(tuple(_with_routers(args, models, cite)), device, tuple(reserved), tuple(warnings))
+
+
+def plan_of(settings: Settings, *, num_gpus: int | None = None) -> LaunchPlan:
+    """The plan of these settings: of this machine, or of a made-up one.
+
+    Args:
+        settings: Of the run.
+        num_gpus: Pretend that there are so many GPUs (0: none); by default those that are visible here.
+
+    Raises:
+        ConfigError: It cannot work.
+    """
+    args = settings.args
+    if not (args.hf_checkpoint or args.sglang_config):
+        raise ConfigError("--hf-checkpoint is required: a directory in Hugging Face layout.")
+    device, visible = find_device(args.device, num_gpus)
+    return make_plan(args, device=device, num_gpus_visible=visible, origins=settings.origins)
+
+
+def check(settings: Settings) -> list[str]:
+    """Warnings of the plan that a run on this machine would follow. Raises ConfigError when it cannot be followed.
+
+    Under Ray the cluster counts: its GPUs are in `CLUSTER_GPUS` once the launcher has seen it, which asks for the plan
+    before that itself.
+    """
+    cluster = _cluster_gpus()
+    trains = settings.command == "train" and not settings.args.debug_rollout_only
+    if trains and settings.args.launcher == "ray" and settings.args.device != "cpu" and cluster is None:
+        return []
+    plan = plan_of(settings, num_gpus=cluster)
+    if trains and not any(model.updates_weights for model in plan.models):
+        names = ", ".join(model.name for model in plan.models)
+        raise ConfigError(
+            f"{settings.cite('sglang_config')}: none of its models ({names}) receives the trainer's weights; set"
+            " update_weights: true for the one that is trained."
+        )
+    if plan.num_nodes > 1 if cluster is None else len({server.node for server in plan.servers}) > 1:
+        raise ConfigError(
+            f"the servers would lie on {plan.num_nodes} nodes of {settings.cite('num_gpus_per_node')}, and this run"
+            " starts them on this machine only; set --num-gpus-per-node to its number of GPUs, or start the others"
+            " yourself and name them with --rollout-external-engine-addrs."
+        )
+    warnings = list(plan.warnings)
+    if plan.device == "cpu" and any(model.is_disaggregated for model in plan.models):
+        warnings.append("SGLang's transfer from prefill to decode servers is made for GPUs; on CPU it may not start")
+    return warnings
+
+
+def find_device(setting: str, num_gpus: int | None = None) -> tuple[Device, int]:
+    """What servers run on under `--device`, and the GPUs that are visible here, or that the caller pretends to have."""
+    if setting == "cpu":
+        return "cpu", 0
+    if num_gpus is None:
+        num_gpus = _cluster_gpus()
+    if num_gpus is None:
+        import torch
+
+        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ("cuda" if num_gpus or setting == "cuda" else "cpu"), num_gpus
+
+
+def _cluster_gpus() -> int | None:
+    return int(os.environ[CLUSTER_GPUS]) if CLUSTER_GPUS in os.environ else None
+
+
+class Planned:
+    """Base of an engine that is started by the plan: what the launcher and `slime engines plan` ask its class."""
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> list[str]:
+        """Warnings. Raises ConfigError."""
+        return check(settings)
+
+    @classmethod
+    def launch_plan(cls, settings: Settings, num_gpus: int | None = None) -> LaunchPlan:
+        """What would be started, also for a cluster that is not there. Raises ConfigError."""
+        return plan_of(settings, num_gpus=num_gpus)
+
+
+# -- rules between flags -----------------------------------------------------------------------------------
+
+
+def _check_exclusions(args: Args, cite: Cited) -> None:
+    ways = ("rollout_external_engine_addrs", "sglang_config", "prefill_num_servers")
+    given = [name for name in ways if getattr(args, name)]
+    if len(given) > 1:
+        raise ConfigError(f"{cite(given[0])} and {cite(given[1])} exclude each other; use one.")
+    if args.sglang_router_ip and not args.sglang_router_port:
+        raise ConfigError(f"{cite('sglang_router_ip')} needs --sglang-router-port N.")
+    if not args.engine_router and args.sglang_router_port:
+        raise ConfigError(f"{cite('engine_router')} contradicts {cite('sglang_router_port')}; remove one.")
+    if args.rollout_num_gpus == 0 and not (args.engine_router or args.rollout_external_engine_addrs):
+        raise ConfigError(f"{cite('rollout_num_gpus')} with {cite('engine_router')} starts nothing; remove one.")
+    if args.rollout_num_gpus == 0 and args.prefill_num_servers:
+        raise ConfigError(f"{cite('rollout_num_gpus')} leaves nothing for {cite('prefill_num_servers')}; remove one.")
+
+
+# -- models ------------------------------------------------------------------------------------------------
+
+
+def _from_file(args: Args, cite: Cited) -> list[ModelEntry]:
+    assert args.sglang_config is not None, "who calls this has looked"
+    entries = read_models(args.sglang_config, cite("sglang_config"))
+    for entry in entries:
+        if entry.model_path is None and not args.hf_checkpoint:
+            raise ConfigError(f"{entry.where}: model {entry.name!r} needs 'model_path', or --hf-checkpoint DIR.")
+    return entries
+
+
+def _from_flags(args: Args, room: Room, cite: Cited) -> ModelEntry:
+    """One model of all GPUs; `--prefill-num-servers` engines of it only prefill, the others only decode."""
+    size, total = args.rollout_num_gpus_per_engine, room.total
+    entry = ModelEntry(name=DEFAULT_MODEL).at(cite("rollout_num_gpus_per_engine"))
+    if total % size:
+        asked = cite("rollout_num_gpus") if args.rollout_num_gpus is not None else f"{total} GPUs for inference"
+        raise ConfigError(
+            f"{asked} is no multiple of {cite('rollout_num_gpus_per_engine')}; {near_multiples(total, size)}."
+        )
+    prefill = (args.prefill_num_servers or 0) * size
+    if prefill and prefill >= total:
+        engines = total // size
+        fits = f"at most {engines - 1} fit, or" if engines > 1 else "it needs two, so"
+        raise ConfigError(
+            f"{cite('prefill_num_servers')}: there are {total} GPUs for engines of"
+            f" {cite('rollout_num_gpus_per_engine')}, and some must decode; {fits} give --rollout-num-gpus N more."
+        )
+    sizes: list[tuple[WorkerType, int]] = [("regular", total)]
+    if prefill:
+        sizes = [("prefill", prefill), ("decode", total - prefill)]
+    entry.server_groups = [
+        ServerGroup(worker_type=kind, num_gpus=gpus).at(cite("prefill_num_servers")) for kind, gpus in sizes if gpus
+    ]
+    return entry
+
+
+def _receiver(args: Args, entries: list[ModelEntry], warnings: list[str]) -> ModelEntry | None:
+    """The model that gets the trainer's weights: the first that may."""
+    may = [e for e in entries if _may_update(args, e)]
+    for entry in may[1:]:
+        warnings.append(
+            f"{entry.where}: model {entry.name!r} keeps its first weights: only {may[0].name!r}, the first model with"
+            " update_weights, receives the trainer's; update_weights: false says so."
+        )
+    return may[0] if may else None
+
+
+def _may_update(args: Args, entry: ModelEntry) -> bool:
+    if entry.server_groups and not entry.serves:
+        return False
+    if entry.update_weights is not None:
+        return entry.update_weights
+    return entry.model_path is None or os.path.normpath(entry.model_path) == os.path.normpath(args.hf_checkpoint or "")
+
+
+# -- routers -----------------------------------------------------------------------------------------------
+
+
+def _plan_of_running(args: Args, device: Device, cite: Cited) -> LaunchPlan:
+    """Servers that are running already, behind a router."""
+    warnings = []
+    if args.rollout_num_gpus:
+        warnings.append(f"{cite('rollout_num_gpus')} has no effect with {cite('rollout_external_engine_addrs')}")
+    addresses = tuple(args.rollout_external_engine_addrs or ())
+    model = ModelPlan(DEFAULT_MODEL, args.hf_checkpoint, True, (), None, external=addresses)
+    return LaunchPlan(tuple(_with_routers(args, [model], cite)), device, warnings=tuple(warnings))
+
+
+def _with_routers(args: Args, models: list[ModelPlan], cite: Cited) -> list[ModelPlan]:
+    """A router of its own for each model with servers; the one that is running already is for the main model."""
+    main = next((model for model in models if model.updates_weights), models[0])
+    routed = []
+    for model in models:
+        if model is main and args.sglang_router_ip:
+            assert args.sglang_router_port is not None, "checked by `_check_exclusions`"
+            model = replace(model, router_address=(args.sglang_router_ip, args.sglang_router_port))
+        elif args.engine_router:
+            fields = dict(router_arguments(args))
+            if model.is_disaggregated:
+                fields["pd_disaggregation"] = True
+            if model is main and args.sglang_router_port:
+                fields["port"] = args.sglang_router_port
+            model = replace(model, router=fields)
+        elif model.is_disaggregated:
+            raise ConfigError(
+                f"{cite('engine_router')}: only a router brings prefill and decode servers of model {model.name!r}"
+                " together; remove the flag."
+            )
+        routed.append(model)
+    return routed

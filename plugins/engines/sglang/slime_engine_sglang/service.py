@@ -1,0 +1,234 @@
+"""A kept process that answers HTTP at ports which are reserved for it: started, waited for, started again.
+
+`ServerProcess` and `RouterProcess` say what to run and what "ready" means. What a reader would get wrong: alive is not
+ready. A server is alive while its process runs, and ready when it does its work; waiting ends with the first of ready,
+dead and out of time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core.errors import EngineError
+from slime_core.ports import PortBlock, reserve, url_host
+from slime_engine_sglang.process import GRACE_S, KeptProcess
+
+if TYPE_CHECKING:
+    import aiohttp
+
+PORT_TRIES = 4
+"""Starts with new ports, when somebody else has taken one of ours."""
+_POLL_S = 0.1
+_REQUEST_S = 30.0
+_NOT_FOR_SERVERS = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    }
+)
+"""Set by torchrun for the trainer; torch in the server would take them for its own."""
+_OF_ELASTIC = "TORCHELASTIC_"
+"""With TORCHELASTIC_USE_AGENT_STORE a server would wait for ever for the agent to open a store at its own port."""
+
+
+class StrangerError(EngineError):
+    """Somebody else answers at our port."""
+
+
+def _is_trainers(variable: str) -> bool:
+    return variable in _NOT_FOR_SERVERS or variable.startswith(_OF_ELASTIC)
+
+
+class Service(ABC):
+    """One program that answers at `url` once it is ready."""
+
+    def __init__(
+        self,
+        name: str,
+        log: Path,
+        *,
+        label: str,
+        host: str,
+        ports: int,
+        timeout: float,
+        port: int | None = None,
+        grace: float = GRACE_S,
+    ) -> None:
+        """Reserves the ports, and starts nothing.
+
+        Args:
+            name: For events.
+            log: File for the output of all starts.
+            label: For messages.
+            host: Address that it listens at.
+            ports: How many ports it takes; it answers at the first.
+            timeout: Seconds until it must be ready.
+            port: The first port, where the user has chosen it.
+            grace: Seconds from TERM to KILL.
+
+        Raises:
+            EngineError: A port is taken.
+        """
+        self.name = name
+        """For events."""
+        self.host = host
+        self._label = label
+        self._timeout = timeout
+        self._process = KeptProcess(label, log, grace=grace)
+        self._reserve = partial(reserve, ports, first=port)
+        self._ports = self._reserve()
+        self._usurped = False
+        """Somebody else answers there."""
+
+    # -- what a subclass says ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def command(self, ports: PortBlock) -> list[str]:
+        """Program and arguments; it listens at `ports[0]` of `host`."""
+
+    @abstractmethod
+    def environment(self) -> Mapping[str, str]:
+        """Added to this process's environment."""
+
+    @abstractmethod
+    async def missing(self, session: aiohttp.ClientSession, left: float) -> str:
+        """What is not yet as it should be, for a message; "" when it is ready. Raises StrangerError.
+
+        Args:
+            session: For requests; connection errors and time-outs are the caller's to handle.
+            left: Seconds that this may take.
+        """
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """http://HOST:PORT, known before it is started; another one after a start that had to change ports."""
+        return f"http://{url_host(self.host)}:{self._ports[0]}"
+
+    @property
+    def port(self) -> int:
+        """The port it answers at."""
+        return self._ports[0]
+
+    @property
+    def log(self) -> Path:
+        """Output of all its starts."""
+        return self._process.log
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of its keeper."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended; a frozen one is alive."""
+        return self._process.alive
+
+    def last_words(self) -> str:
+        """How it ended, and the end of its log."""
+        tail = self._process.tail
+        said = f"; {tail.end()}" if self._process.was_killed else f": {tail.describe()}"
+        return self._process.ending() + said
+
+    def start(self) -> None:
+        """Start it, at the ports of before unless it ended because one was taken. Raises EngineError."""
+        if self._process.starts and not self.alive and (self._usurped or self._process.tail.address_in_use):
+            self._usurped = False
+            self._ports.close()
+            self._ports = self._reserve()
+        inherited = {name: value for name, value in os.environ.items() if not _is_trainers(name)}
+        # Servers call themselves while they start, which no proxy can do for them.
+        known = inherited.get("NO_PROXY") or inherited.get("no_proxy")
+        direct = ",".join(filter(None, [known, "localhost", self.host]))
+        ours = {"PYTHONUNBUFFERED": "1", "NO_PROXY": direct, "no_proxy": direct}
+        self._process.start(self.command(self._ports), inherited | ours | dict(self.environment()))
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        """Until it is ready.
+
+        Args:
+            timeout: Seconds; by default --engine-start-timeout.
+
+        Raises:
+            EngineError: It ended, or is not ready in time; says what was waited for and how its log ends.
+        """
+        import aiohttp
+
+        began, limit, waiting = time.monotonic(), self._timeout if timeout is None else timeout, "its first answer"
+        async with aiohttp.ClientSession() as session:
+            while True:
+                left = began + limit - time.monotonic()
+                if not self.alive:
+                    spent = time.monotonic() - began
+                    raise EngineError(f"{self._label} did not come up: after {spent:.0f} s it {self.last_words()}")
+                if left <= 0:
+                    raise EngineError(
+                        f"{self._label} is running, but not ready after {limit:.0f} s (--engine-start-timeout);"
+                        f" waited for {waiting}: {self._process.tail.describe()}"
+                    )
+                try:
+                    waiting = await self.missing(session, min(left, _REQUEST_S))
+                except aiohttp.ClientConnectorError:
+                    waiting = f"{self.url} to accept connections"
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    waiting = f"{self.url} to answer ({type(error).__name__})"
+                if not waiting:
+                    return
+                await asyncio.sleep(_POLL_S)
+
+    async def launch(self) -> None:
+        """`start` and `wait_ready`, with new ports when somebody has taken one. Raises EngineError."""
+        for attempt in range(1, PORT_TRIES + 1):
+            await asyncio.to_thread(self.start)
+            try:
+                return await self.wait_ready()
+            except StrangerError:
+                self._usurped = True
+                await asyncio.to_thread(self.kill)
+                if attempt == 2:  # at other ports, too: it is our own that is not what it should be
+                    raise
+            except EngineError:
+                if self.alive or not self._process.tail.address_in_use or attempt == PORT_TRIES:
+                    raise
+
+    async def restart(self) -> None:
+        """End what runs of it by force and launch it again, at the same address if that is free. Raises EngineError."""
+        await asyncio.to_thread(self.kill)
+        await self.launch()
+
+    def ask_to_stop(self) -> None:
+        """Begin to stop, so that several stop at the same time."""
+        self._process.ask_to_stop()
+
+    def stop(self) -> None:
+        """End it gently, by force if need be; returns when nothing of it runs. Safe twice. Raises EngineError."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """End it at once; returns when nothing of it runs. Raises EngineError."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """`stop`, and give its ports back; it is never started again."""
+        try:
+            self._process.retire()
+        finally:
+            self._ports.close()
+
+
+async def get_json(session: aiohttp.ClientSession, url: str, left: float) -> tuple[int, Any]:
+    """Status, and the body if it is JSON, else None."""
+    import aiohttp
+
+    async with session.get(url, timeout=aiohttp.ClientTimeout(total=left), allow_redirects=False) as answer:
+        body = await answer.json() if answer.content_type == "application/json" else await answer.read() and None
+        return answer.status, body

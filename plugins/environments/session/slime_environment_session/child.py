@@ -1,0 +1,77 @@
+"""What an environment's own process runs: build it, answer calls, until the other side is gone.
+
+`places.ProcessPlace` starts it as a fresh interpreter and talks to it over one socket. What a reader would get wrong:
+the environment is resolved here, from its spec; one that was registered by code in the run's process is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import signal
+import socket
+import sys
+from typing import Any
+
+from slime_core.errors import SlimeError
+from slime_core.plugins.boundary import raised_at
+from slime_core.plugins.resolve import resolve
+from slime_core.plugins.signatures import construct
+from slime_core.plugins.workers.calls import changes, restore, send, unpack_args
+from slime_core.plugins.workers.main import read_message, tie_to
+from slime_environment_session.places import PackedSample
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve one environment over the socket `descriptor` until it closes or process `parent` is gone."""
+    tie_to(parent)
+    os.set_inheritable(descriptor, False)
+    sock = socket.socket(fileno=descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    served = _Served()
+    while (message := read_message(sock)) is not None:
+        send(sock, served.answer(message))
+    os._exit(0)  # without the exit handlers of user code, which may hang
+
+
+class _Served:
+    """The environment, and an event loop for coroutines."""
+
+    def __init__(self) -> None:
+        self._environment: Any = None
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+
+    def answer(self, message: bytes) -> bytes:
+        """The pickled ("ok", answer) or ("error", text) to a pickled request."""
+        try:
+            verb, *rest = pickle.loads(message)
+            if verb == "build":
+                self.build(*rest)
+            return pickle.dumps(("ok", self.call(*rest) if verb == "call" else None))
+        except SlimeError as error:
+            return pickle.dumps(("error", str(error)))
+        except Exception as error:
+            return pickle.dumps(("error", f"raised {type(error).__name__}: {error} (at {raised_at(error)})"))
+
+    def build(self, spec: str, args: bytes) -> None:
+        """Resolve and construct."""
+        self._environment = construct(resolve("environments", spec).obj, unpack_args(args))
+
+    def call(self, method: str, args: list[Any], keywords: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
+        """The method's answer, and what it changed in each sample it was given."""
+        before = [pickle.dumps(dict(value)) for value in args if isinstance(value, PackedSample)]
+        given = [restore(dict(value)) if isinstance(value, PackedSample) else value for value in args]
+        answer = getattr(self._environment, method)(*given, **keywords)
+        if inspect.isawaitable(answer):
+            answer = self._loop.run_until_complete(_answered(answer))
+        samples = [value for value, sent in zip(given, args, strict=True) if isinstance(sent, PackedSample)]
+        return answer, [changes(pickle.loads(state), sample) for state, sample in zip(before, samples, strict=True)]
+
+
+async def _answered(answer: Any) -> Any:
+    return await answer  # the deadline is on the other side, which kills this process

@@ -1,0 +1,279 @@
+"""Where an environment runs, and what its deadline can do there.
+
+    LoopPlace      coroutines, in the event loop                   at a deadline: cancelled
+    ThreadPlace    plain methods, in a daemon thread of its own    at a deadline: left behind; it closes the
+                                                                   environment and ends once its call returns
+    ProcessPlace   anything, in a process of its own               at a deadline: killed, with all it started
+
+`EnvironmentSession` has one place per environment and keeps the deadlines. The threads of an event loop are at most
+`--environment-threads`, those left behind included, so environments that hang take places from others and never more
+memory. What a reader would get wrong: `abandon` never waits, and nothing may be called on the place after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from slime_core.config.sections.environment import EnvironmentArgs
+from slime_core.errors import PluginError
+from slime_core.plugins.resolve import Resolved
+from slime_core.plugins.signatures import construct
+from slime_core.plugins.workers.calls import HEADER, apply, pack_args, sample_state
+from slime_core.protocols import Args
+from slime_core.types import Sample
+from slime_core.waits import waiting
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_THREADS = EnvironmentArgs.model_fields["environment_threads"].default
+END_DEADLINE = 10.0
+"""Seconds a killed process gets to be gone."""
+_BOOT = (
+    "import sys; sys.path[:] = {path!r}; from slime_environment_session.child import main; main({descriptor}, {parent})"
+)
+
+
+class Place(Protocol):
+    """Where one environment lives. Calls come one at a time."""
+
+    async def build(self) -> None:
+        """Construct the environment; raises what its constructor raises."""
+
+    async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
+        """Call a method; raises what it raises."""
+
+    async def end(self) -> None:
+        """The environment is closed; free the place."""
+
+    def abandon(self) -> None:
+        """Its call has overrun, or nobody waits for it any more; the environment is closed there if it can be."""
+
+
+class LoopPlace:
+    """An environment whose methods are coroutines."""
+
+    def __init__(self, found: Resolved, args: Args) -> None:
+        self._found, self._args = found, args
+        self._environment: Any = None
+
+    async def build(self) -> None:
+        """Construct it."""
+        self._environment = construct(self._found.obj, self._args)
+
+    async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
+        """Await it."""
+        answer = getattr(self._environment, method)(*args, **keywords)
+        return await _answered(answer) if inspect.isawaitable(answer) else answer
+
+    async def end(self) -> None:
+        """Nothing is held."""
+
+    def abandon(self) -> None:
+        """Its call was cancelled; a task of its own closes it."""
+        if self._environment is not None:
+            task = asyncio.get_running_loop().create_task(self._close(), name="slime: close an environment")
+            _CLOSING.add(task)
+            task.add_done_callback(_CLOSING.discard)
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(END_DEADLINE):
+                await self.call("close")
+        except Exception as error:  # nobody waits for it; its sample has failed for another reason
+            logger.warning("%s: close: %s: %s", self._found.ref.label, type(error).__name__, error)
+
+
+_CLOSING: set[asyncio.Task[None]] = set()
+
+
+async def _answered(answer: Any) -> Any:
+    return await answer  # the deadline is the session's
+
+
+class ThreadPlace:
+    """An environment with plain methods, all called in one thread, its constructor too."""
+
+    def __init__(self, found: Resolved, args: Args) -> None:
+        self._found, self._args = found, args
+        self._environment: Any = None
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._abandoned = False
+        self._thread: threading.Thread | None = None
+
+    async def build(self) -> None:
+        """Wait for one of the places, start the thread, construct the environment in it."""
+        count = int(getattr(self._args, "environment_threads", _DEFAULT_THREADS))
+        release = await THREADS.take(count, self._found.ref.label)
+        self._thread = threading.Thread(
+            target=self._work, args=(release,), name=f"slime: {self._found.ref.label}", daemon=True
+        )
+        self._thread.start()
+
+        def made() -> None:
+            self._environment = construct(self._found.obj, self._args)
+
+        await self._in_thread(made)
+
+    async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
+        """In the thread; a coroutine that a method returns is awaited here."""
+        answer = await self._in_thread(lambda: getattr(self._environment, method)(*args, **keywords))
+        return await _answered(answer) if inspect.isawaitable(answer) else answer
+
+    async def end(self) -> None:
+        """The thread ends."""
+        self._queue.put(None)
+
+    def abandon(self) -> None:
+        """The thread ends when its call returns, having closed the environment."""
+        if self._thread is None:
+            return
+        self._abandoned = True
+        THREADS.left_behind.add(self._thread)
+        self._queue.put(None)
+
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+        future: Future[Any] = Future()
+        self._queue.put((future, call))
+        return await asyncio.wrap_future(future)
+
+    def _work(self, release: Callable[[], None]) -> None:
+        while (item := self._queue.get()) is not None:
+            future, call = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:  # whatever it is, it belongs to the caller
+                future.set_exception(error)
+        if self._abandoned and self._environment is not None:
+            try:
+                answer = self._environment.close()
+                if inspect.isawaitable(answer):
+                    asyncio.run(_answered(answer))
+            except Exception as error:
+                logger.warning("%s: close: %s: %s", self._found.ref.label, type(error).__name__, error)
+        THREADS.left_behind.discard(threading.current_thread())
+        release()
+
+
+class ThreadPlaces:
+    """At most so many threads with environments in each event loop."""
+
+    def __init__(self) -> None:
+        self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._of_loop = weakref.WeakKeyDictionary()
+        self.left_behind: set[threading.Thread] = set()
+        """Threads whose call was given up and has not returned."""
+
+    async def take(self, count: int, label: str) -> Callable[[], None]:
+        """Wait for one of `count` places (the first caller's number holds in an event loop); what gives it back.
+
+        It waits for samples that have deadlines, so it has none of its own: the sample's is around it.
+        """
+        loop = asyncio.get_running_loop()
+        if loop not in self._of_loop:
+            self._of_loop[loop] = asyncio.Semaphore(count)
+        semaphore = self._of_loop[loop]
+        then = f"--rollout-timeout; {len(self.left_behind)} hang, more places: --environment-threads"
+        with waiting(f"a thread for {label}", deadline=None, then=then):
+            await semaphore.acquire()
+
+        def release() -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, and its semaphore with it
+                loop.call_soon_threadsafe(semaphore.release)
+
+        return release
+
+
+THREADS = ThreadPlaces()
+"""Of this process."""
+
+
+class ProcessPlace:
+    """An environment in a process of its own, which leads its own session and dies with this one."""
+
+    def __init__(self, found: Resolved, args: Args, spec: str) -> None:
+        self._found, self._args, self._spec = found, args, spec
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def build(self) -> None:
+        """Start the process, which resolves the environment by its name and constructs it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            boot = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), parent=os.getpid())
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", boot],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        await self._ask("build", self._spec, pack_args(self._args))
+
+    async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
+        """In the process; samples travel there, and what it changed in them comes back."""
+        samples = [value for value in args if isinstance(value, Sample)]
+        sent = [PackedSample(sample_state(value)) if isinstance(value, Sample) else value for value in args]
+        answer, changed = await self._ask("call", method, sent, keywords)
+        for sample, fields in zip(samples, changed, strict=True):
+            apply(sample, fields)
+        return answer
+
+    async def end(self) -> None:
+        """Kill and reap."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Kill the process and its session; a thread reaps it."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        process, self._process = self._process, None
+        threading.Thread(target=_reap, args=(process,), name="slime: reap an environment", daemon=True).start()
+
+    async def _ask(self, *request: Any) -> Any:
+        assert self._reader is not None
+        assert self._writer is not None
+        message = pickle.dumps(request)
+        try:
+            self._writer.write(HEADER.pack(len(message)) + message)
+            await self._writer.drain()
+            (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+            answer = pickle.loads(await self._reader.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise PluginError(f"{self._found.ref.label}: its process has ended") from None
+        if answer[0] == "ok":
+            return answer[1]
+        raise PluginError(answer[1])
+
+
+class PackedSample(dict[str, Any]):
+    """A sample on its way to the process."""
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(timeout=END_DEADLINE)
+    except subprocess.TimeoutExpired:
+        logger.warning("process %d of an environment does not end though it was killed", process.pid)

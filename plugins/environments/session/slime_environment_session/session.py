@@ -1,0 +1,223 @@
+"""One environment of one sample, every call of it named and bounded, whatever its methods are.
+
+    open -> reset | restore -> step, snapshot ... -> score -> close
+
+Generators hold one session per sample. A call that overruns `--environment-step-timeout` raises
+EnvironmentTimeoutError, what the environment raises comes as PluginError with its place in the code, and after either
+nothing more is called: `close` then gives the environment up where it runs (`places.py`). What a reader would get
+wrong: `close` never raises, so that a sample that is finished stays finished; it returns what went wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+from slime_core.config.sections.environment import EnvironmentArgs
+from slime_core.errors import ConfigError, EnvironmentTimeoutError, PluginError, SlimeError
+from slime_core.plugins.boundary import raised_at
+from slime_core.plugins.resolve import Resolved, absolute_spec, resolve
+from slime_core.plugins.signatures import declared, is_async
+from slime_core.protocols import Args, Observation, Reward, Step, Turn
+from slime_core.types import Sample
+from slime_core.waits import loop_turn, within
+from slime_environment_session.places import LoopPlace, Place, ProcessPlace, ThreadPlace
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+THEN = "the environment is given up"
+_EXECUTION = ("loop", "thread", "process")
+
+
+def environment_spec(args: Args, sample: Sample) -> str:
+    """Which environment a sample acts in: its metadata's `environment_path`, else `--environment-path`.
+
+    Raises:
+        ConfigError: Neither names one.
+    """
+    spec = sample.metadata.get("environment_path") or getattr(args, "environment_path", None)
+    if not spec:
+        raise ConfigError(
+            f"sample {sample.index} has no environment: set --environment-path NAME (`slime plugins list environments`"
+            " shows the names), or environment_path in the row's metadata"
+        )
+    return absolute_spec(str(spec))
+
+
+def can_resume(found: Resolved) -> bool:
+    """Whether the environment tells its state and can be put into one."""
+    return all(callable(getattr(found.obj, name, None)) for name in ("snapshot", "restore"))
+
+
+class EnvironmentSession:
+    """See the module. Made by `open`; not shared between samples."""
+
+    def __init__(self, found: Resolved, place: Place, name: str, step_timeout: float) -> None:
+        self.label = found.ref.label
+        """As messages name it: `environment 'guess' (...)`."""
+        self.resumable = can_resume(found)
+        self.scores = callable(getattr(found.obj, "score", None))
+        """Whether it has a reward of its own for the trajectory."""
+        self._takes_turn = bool(declared(found.obj.step, ("turn",)))
+        self._place, self._name, self._step_timeout = place, name, step_timeout
+        self._broken = self._closed = False
+        self._steps = 0
+
+    @classmethod
+    async def open(cls, args: Args, sample: Sample) -> EnvironmentSession:
+        """The environment of a sample, constructed and not yet reset.
+
+        Raises:
+            ConfigError: No environment is named.
+            PluginError: It cannot be found, loaded or constructed.
+            EnvironmentTimeoutError: Constructing it took too long.
+        """
+        spec = environment_spec(args, sample)
+        found = _resolved(spec)
+        timeout = getattr(args, "environment_step_timeout", None)
+        if timeout is None:
+            timeout = EnvironmentArgs.model_fields["environment_step_timeout"].default
+        session = cls(found, _place(found, args, spec), f"sample {sample.index}", float(timeout))
+        try:
+            await session._bounded(session._place.build(), "its constructor")
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def reset(self, sample: Sample) -> Observation | None:
+        """Begin. What is seen first: text or messages, or None. Raises PluginError, EnvironmentTimeoutError."""
+        return _checked_observation(await self._call("reset", "reset", sample), f"{self.label}: reset", none=True)
+
+    async def restore(self, sample: Sample, state: Any, steps: int) -> None:
+        """Begin in a state that `snapshot` returned after `steps` steps. Raises as `reset`."""
+        await self._call("restore", "restore", sample, state)
+        self._steps = steps
+
+    async def step(self, action: str, turn: Turn) -> Step:
+        """Act. Raises as `reset`."""
+        keywords = {"turn": turn} if self._takes_turn else {}
+        self._steps += 1
+        answer = await self._call("step", f"step {self._steps}", action, **keywords)
+        return _checked_step(answer, f"{self.label}: step")
+
+    async def snapshot(self) -> Any:
+        """Its state, as JSON holds it; None for an environment that has none. Raises as `reset`."""
+        if not self.resumable:
+            return None
+        state = await self._call("snapshot", "snapshot")
+        return _plain(state, f"{self.label}: snapshot")
+
+    async def score(self, sample: Sample) -> Reward:
+        """The environment's own reward of the trajectory; the rollout checks it. Raises as `reset`."""
+        reward: Reward = await self._call("score", "score", sample)
+        return reward
+
+    async def limited(self, playing: Awaitable[T], seconds: float | None) -> T:
+        """The episode as a whole, which `playing` plays, under a deadline. Raises EnvironmentTimeoutError at it."""
+        return await within(
+            playing, f"{self.label}: the episode of {self._name}", deadline=seconds, then=THEN,
+            error=EnvironmentTimeoutError,
+        )  # fmt: skip
+
+    async def close(self) -> str | None:
+        """Close it, however the episode ended; safe to call twice. What went wrong, for the record."""
+        if self._closed:
+            return None
+        self._closed = True
+        if self._broken:
+            self._place.abandon()
+            return None
+        try:
+            await self._call("close", "close")
+        except (EnvironmentTimeoutError, PluginError) as error:
+            logger.warning("%s: %s", self._name, error)
+            self._place.abandon()
+            return str(error)
+        except BaseException:
+            self._place.abandon()
+            raise
+        await self._place.end()
+        return None
+
+    async def _call(self, method: str, what: str, *args: Any, **keywords: Any) -> Any:
+        if self._broken:
+            raise PluginError(f"{self.label}: {what} after a call that failed")
+        return await self._bounded(self._place.call(method, *args, **keywords), what)
+
+    async def _bounded(self, call: Any, what: str) -> Any:
+        """Await under the deadline; whatever goes wrong, the environment is not called again, but for its close."""
+        name = f"{self.label}: {what} for {self._name}"
+        try:
+            answer = await within(
+                call, name, deadline=self._step_timeout, then=THEN,
+                error=lambda told: EnvironmentTimeoutError(f"{told} (--environment-step-timeout)"),
+            )  # fmt: skip
+            await loop_turn()
+            return answer
+        except SlimeError:
+            self._broken = True
+            raise
+        except Exception as error:
+            self._broken = what != "close" and not what.startswith("step")
+            raise PluginError(
+                f"{self.label}: {what} raised {type(error).__name__}: {error} (at {raised_at(error)})"
+            ) from error
+        except BaseException:
+            self._broken = True
+            raise
+
+
+@functools.lru_cache(maxsize=256)
+def _resolved(spec: str) -> Resolved:
+    return resolve("environments", spec)
+
+
+def _place(found: Resolved, args: Args, spec: str) -> Place:
+    """By the class attribute `execution`; without one, coroutines run in the event loop and plain methods in a thread.
+
+    Raises:
+        PluginError: It declares another word, or "loop" for plain methods.
+    """
+    all_async = is_async(found.obj.step) and is_async(found.obj.reset)
+    execution = getattr(found.obj, "execution", "loop" if all_async else "thread")
+    if execution not in _EXECUTION or (execution == "loop" and not all_async):
+        raise PluginError(
+            f"{found.ref.label}: execution = {execution!r}; one of 'thread', 'process', and for an environment whose"
+            " reset and step are `async def`, 'loop'"
+        )
+    if execution == "process":
+        return ProcessPlace(found, args, spec)
+    return LoopPlace(found, args) if execution == "loop" else ThreadPlace(found, args)
+
+
+def _checked_observation(value: Any, where: str, *, none: bool = False) -> Observation | None:
+    if isinstance(value, str) or (none and value is None):
+        return value
+    if isinstance(value, list | tuple) and all(
+        isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in value
+    ):
+        return [dict(message) for message in value]
+    raise PluginError(f"{where} returned {value!r:.80}; expected text or chat messages{' or None' if none else ''}")
+
+
+def _checked_step(value: Any, where: str) -> Step:
+    if not isinstance(value, Step):
+        raise PluginError(f"{where} returned {type(value).__name__}; expected slime_core.Step")
+    observation = _checked_observation(value.observation, f"{where}: observation")
+    if isinstance(value.reward, bool | int | float) and value.reward == value.reward:
+        info = _plain(dict(value.info), f"{where}: info")
+        return Step(observation or "", float(value.reward), bool(value.done), info)
+    raise PluginError(f"{where}: reward {value.reward!r}; expected a number")
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A copy as JSON holds it: it goes into checkpoints with the sample."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"{where} is nothing that JSON can hold: {error}") from error

@@ -1,0 +1,181 @@
+"""The engine's class in a process of its own; `engine_proxy` in the rollout actor is what the stage sees of it.
+
+An asynchronous actor: its methods share one event loop, in which the engine lives, so requests run side by side. An
+engine that `notify` can wake makes a step only when the proxy allows it, as it does inline when every live sample
+waits: `advance` adds the waiting requests and lets it step until one of them ends. What a reader would get wrong:
+Ray neither begins calls nor returns their results in order, and the stage's order of events follows both, so calls
+are numbered (`turns`), and results by the order in which the engine finished them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from slime_core.errors import EngineError
+from slime_core.types import GenerationOutput
+from slime_launcher_ray.receiver import Streams
+from slime_launcher_ray.shell import Shell
+from slime_launcher_ray.turns import Turns
+from slime_launcher_ray.wait import EngineGone, as_known
+
+Request: TypeAlias = tuple[int, list[int], Mapping[str, Any], Mapping[str, Any]]
+"""Number, prompt ids, sampling parameters, and what the engine's `generate` takes by name: `rid`, `session_id`, and
+where there are images `image_data`, which not every engine takes."""
+Finished: TypeAlias = list[tuple[int, int, GenerationOutput | EngineError]]
+"""(Place in the order of finishing, counted from the start of the engine; the request's number; its result)."""
+
+
+class EngineActor(Shell):
+    """The engine of the run's settings."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._engine: Any = None
+        self._may_step = False
+        self._finished: Finished = []
+        self._places = itertools.count()
+        self._news = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._patience = self.order.settings.args.distributed_timeout_minutes * 60.0
+        self._streams = Streams(self._patience)
+        self._turns = Turns(self._patience)
+        self._life: int | None = None
+
+    async def start(self, life: int) -> tuple[str, ...]:
+        """Bring it up; the transports it takes weights by. `life`: the caller's count of starts."""
+        self._life, self._turns, self._places = life, Turns(self._patience), itertools.count()
+        self._engine = self.prepared.parts.engine(self.prepared.args)
+        try:
+            await self._engine.start()
+        except Exception as error:
+            raise as_known(error) from error
+        return tuple(self._engine.weight_transports)
+
+    async def stop(self) -> None:
+        """Abort what runs and free everything; safe to call twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.stop()
+
+    async def in_turn(self, life: int, number: int, method: str, *args: Any) -> Any:
+        """A call of the proxy, which begins when those before it have begun.
+
+        Raises:
+            EngineGone: It was meant for the actor that was here before.
+        """
+        if life != self._life:
+            raise EngineGone("the engine has been started again since it was called")
+        turns = self._turns
+        await turns.come(number)
+        call = asyncio.ensure_future(getattr(self, method)(*args))
+        await asyncio.sleep(0)  # it has come to its first wait
+        turns.begun()
+        return await call
+
+    @property
+    def _started(self) -> Any:
+        """The engine. Raises EngineGone in a process that Ray has started anew."""
+        if self._engine is None:
+            raise EngineGone("the engine has not been started")
+        return self._engine
+
+    # -- generating ----------------------------------------------------------------------------------------
+
+    async def generate(
+        self, input_ids: Sequence[int], params: Mapping[str, Any], named: Mapping[str, Any]
+    ) -> GenerationOutput:
+        """As the engine's, for requests that it may step on at once."""
+        try:
+            output: GenerationOutput = await self._engine.generate(input_ids, params, **named)
+        except Exception as error:
+            raise as_known(error) from error
+        return output
+
+    async def submit(self, requests: list[Request]) -> None:
+        """Add requests without a step; from the first of them on the engine steps only in `advance`."""
+        self._engine.may_step = self._allowed
+        for request in requests:
+            task = asyncio.create_task(self._one(*request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await asyncio.sleep(0)  # every one of them has now told the engine
+
+    async def advance(self, requests: list[Request]) -> Finished:
+        """Add requests, then step until at least one ends; those that ended."""
+        await self.submit(requests)
+        self._may_step = True
+        try:
+            while not self._finished:
+                self._news.clear()
+                self._engine.notify()
+                await self._news.wait()
+        finally:
+            self._may_step = False
+        return self.take()
+
+    def _allowed(self) -> bool:
+        return self._may_step and not self._finished
+
+    async def _one(
+        self, number: int, input_ids: list[int], params: Mapping[str, Any], named: Mapping[str, Any]
+    ) -> None:
+        result: GenerationOutput | EngineError
+        try:
+            result = await self._engine.generate(input_ids, params, **named)
+        except EngineError as error:
+            result = error
+        except Exception as error:
+            result = EngineError(f"{type(error).__name__}: {error}")
+        # No await since the engine finished it, so that it makes no further step before it is seen.
+        self._finished.append((next(self._places), number, result))
+        self._news.set()
+
+    def take(self) -> Finished:
+        """Those that ended and have not been told."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    async def control(self, method: str, *args: Any) -> tuple[Any, Finished]:
+        """Any other method of the engine: its result, and the requests that it ended."""
+        try:
+            result = await getattr(self._engine, method)(*args)
+        except Exception as error:
+            raise as_known(error) from error
+        await asyncio.sleep(0)  # those who waited for requests that this ended have been told
+        return result, self.take()
+
+    # -- weights -------------------------------------------------------------------------------------------
+
+    async def open_stream(self, number: str) -> None:
+        """Weights are about to come."""
+        self._streams.open(number, "the rollout actor")
+
+    async def bucket(self, number: str, what: Any) -> None:
+        """Some of them; runs in an event loop of its own, since the engine's is busy with the ones before."""
+        self._streams.put(number, what)
+
+    async def take_weights(self, number: str, method: str, *rest: Any) -> Any:
+        """The engine's method with the pairs that come."""
+        engine = self._started
+        try:
+            return await getattr(engine, method)(self._streams.take(number), *rest)
+        except Exception as error:
+            raise as_known(error) from error
+        finally:
+            self._streams.close(number)
+
+    async def load_files(self, method: str, path: Path, version: int) -> Any:
+        """The engine's method for weights in a directory."""
+        engine = self._started
+        try:
+            return await getattr(engine, method)(path, version)
+        except Exception as error:
+            raise as_known(error) from error
+
+    def compares_weights(self) -> bool:
+        """Whether it tells differing weights itself."""
+        return hasattr(self._engine, "differing_weights")

@@ -1,0 +1,83 @@
+"""Which GPUs the rollout actor shows to the servers that its engine starts: those of the run's bundles on its node.
+
+Ray gives the rollout actor none, as it computes nothing itself. Its engine numbers GPUs as the plan does, by ordinal
+on the node (`engines/sglang/placement.py`), so CUDA_VISIBLE_DEVICES lists those of all the run's bundles there, the
+trainer's included, in the order of the plan. Called by `Crew.assemble`. What a reader would get wrong: trainer ranks
+hold their GPU whole, so they are asked themselves; an empty bundle is asked by a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray
+
+from slime_core.errors import ConfigError
+from slime_core.launch.placement import SMALLEST_SHARE, Placement
+from slime_core.waits import waiting
+from slime_launcher_ray.placing import Reserved
+
+_DEADLINE = 60.0
+"""Seconds for a task that only looks."""
+
+
+@dataclass(frozen=True)
+class SeenGpu:
+    """The GPU of one bundle."""
+
+    node: str
+    """Ray's id of the node."""
+    gpu: str
+    """As CUDA_VISIBLE_DEVICES names it."""
+
+
+def gpu_here() -> tuple[str, list[str]]:
+    """This node, and the GPUs that Ray has given to this process."""
+    return ray.get_runtime_context().get_node_id(), [str(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def seen_by_tasks(placement: Placement, reserved: Reserved) -> dict[int, SeenGpu]:
+    """Bundle -> its GPU, of the bundles without a trainer rank.
+
+    Raises:
+        ConfigError: Ray did not run the tasks in time.
+    """
+    taken = {trainer.bundle for trainer in placement.trainers}
+    look = ray.remote(gpu_here)
+    found = {
+        bundle.index: look.options(**reserved.options(bundle.index, 0.0, SMALLEST_SHARE)).remote()
+        for bundle in placement.bundles
+        if bundle.gpus and bundle.index not in taken
+    }
+    with waiting("tasks that look at GPUs", deadline=_DEADLINE, then="the run stops"):
+        try:
+            answers = ray.get(list(found.values()), timeout=_DEADLINE)
+        except ray.exceptions.RayError as error:
+            raise ConfigError(
+                f"the GPUs of the engines could not be looked at within {_DEADLINE:.0f} s: {error}"
+            ) from error
+    return {bundle: SeenGpu(node, gpus[0]) for bundle, (node, gpus) in zip(found, answers)}
+
+
+def visible_to_servers(placement: Placement, seen: Mapping[int, SeenGpu], node: str) -> str:
+    """CUDA_VISIBLE_DEVICES of the rollout actor, for servers that it starts.
+
+    Args:
+        placement: The plan.
+        seen: GPU of every bundle.
+        node: Ray's id of the rollout actor's node.
+
+    Raises:
+        ConfigError: Bundles that the plan has on one node are on several, or the engines are elsewhere.
+    """
+    numbers = {number for engine in placement.engines for number in engine.nodes}
+    bundles = [bundle.index for bundle in placement.bundles if bundle.node in numbers]
+    astray = [bundle for bundle in bundles if seen[bundle].node != node]
+    if astray:
+        raise ConfigError(
+            f"Ray has places {', '.join(map(str, astray))} of the run on another node than the rollout, which starts"
+            " the servers; --num-gpus-per-node must be what a node of the cluster has, and other runs must"
+            " leave nodes whole"
+        )
+    return ",".join(seen[bundle].gpu for bundle in bundles)

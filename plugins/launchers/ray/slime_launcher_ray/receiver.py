@@ -1,0 +1,256 @@
+"""Weights between actors: in buckets through the object store, one call on the way at a time.
+
+    rank 0's actor     RemoteReceiver: WeightSync's receiver   --bucket refs-->   rollout actor   BucketStream
+    rollout actor      engine_proxy, the same refs             --bucket refs-->   engine actor    BucketStream
+
+`BucketStream` is what an engine iterates: (HF name, tensor) pairs like those of a trainer in the same process. Its
+tensors lie in shared memory that must not be written to; engines copy what they are given. What a reader would get
+wrong: Ray may run two calls of one caller in another order, so each bucket, and the end, is sent once the one before
+has been accepted; meanwhile the receiver reads, and the sender fills the next one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from slime_core.errors import WeightSyncError
+from slime_core.waits import waiting
+from slime_launcher_ray.wait import BUCKETS, WEIGHTS, Member
+
+if TYPE_CHECKING:
+    import torch
+
+END, BROKEN = "end", "broken"
+
+
+def pack(pairs: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[list[tuple[str, str, list[int], Any]]]:
+    """Tensors as lists of (name, dtype, shape, bytes as a numpy array), each list of about `limit` bytes."""
+    bucket: list[tuple[str, str, list[int], Any]] = []
+    size = 0
+    for name, tensor in pairs:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        length = flat.numel() * flat.element_size()
+        if bucket and size + length > limit:
+            yield bucket
+            bucket, size = [], 0
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        bucket.append((name, dtype, list(tensor.shape), flat.view(_bytes()).numpy()))
+        size += length
+    if bucket:
+        yield bucket
+
+
+def unpack(bucket: list[tuple[str, str, list[int], Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Inverse of `pack`, without a copy."""
+    import torch
+
+    for name, dtype, shape, raw in bucket:
+        kind: torch.dtype = getattr(torch, dtype)
+        flat = torch.from_numpy(raw).view(kind) if raw.size else torch.empty(0, dtype=kind)
+        yield name, flat.reshape(shape)
+
+
+class BucketStream:
+    """The receiving end of one transfer; iterated once, while another thread `put`s."""
+
+    def __init__(self, sender: str, patience: float) -> None:
+        self._sender = sender
+        self._patience = patience
+        self._change = threading.Condition()
+        self._next: list[Any] = []
+        """What has come and has not been taken; one at most."""
+        self._over = False
+
+    def put(self, what: Any) -> None:
+        """The next bucket's [reference], END or BROKEN. Waits until the one before has been taken.
+
+        Raises:
+            WeightSyncError: Nobody takes it.
+        """
+        with self._change, waiting("room for weights", deadline=self._patience, then="the weight update fails"):
+            if not self._change.wait_for(lambda: self._over or not self._next, timeout=self._patience):
+                raise WeightSyncError("nobody takes the weights; the update is given up")
+            if what == BROKEN:
+                self._over = True
+            self._next.append(what)
+            self._change.notify_all()
+
+    def give_up(self) -> None:
+        """The sender or the reader is gone: whoever reads or puts ends at once."""
+        with self._change:
+            self._over = True
+            self._change.notify_all()
+
+    def references(self) -> Iterator[Any]:
+        """The buckets as they came. Raises WeightSyncError when none comes any more."""
+        while True:
+            with (
+                self._change,
+                waiting(f"weights from {self._sender}", deadline=self._patience, then="the update fails"),
+            ):
+                if not self._change.wait_for(lambda: self._over or self._next, timeout=self._patience):
+                    raise WeightSyncError(
+                        f"no weights came from {self._sender} for {self._patience:.0f} s; the update is given up"
+                    )
+                if self._over:
+                    raise WeightSyncError(f"{self._sender} could not go on with the weights; its own error says why")
+                content = self._next.pop()
+                self._change.notify_all()
+            if content == END:
+                return
+            yield content
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for (reference,) in self.references():
+            yield from unpack(ray.get(reference, timeout=self._patience))
+
+
+class Streams:
+    """The transfers that an actor receives, by number: calls of two concurrency groups meet here."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._open: dict[str, BucketStream] = {}
+
+    def open(self, number: str, sender: str) -> BucketStream:
+        """A transfer; told by whoever sends it before its first bucket."""
+        self._open[number] = BucketStream(sender, self._patience)
+        return self._open[number]
+
+    def take(self, number: str) -> BucketStream:
+        """For the call that reads it, once."""
+        return self._open[number]
+
+    def close(self, number: str) -> None:
+        """It has been read, or nobody will: a bucket that still waits to be taken ends its wait."""
+        stream = self._open.pop(number, None)
+        if stream is not None:
+            stream.give_up()
+
+    def give_up(self) -> None:
+        """All of them: their sender is gone."""
+        for stream in list(self._open.values()):
+            stream.give_up()
+
+    def put(self, number: str, what: Any) -> None:
+        """Deliver; what comes after the transfer was given up is dropped."""
+        stream = self._open.get(number)
+        if stream is not None:
+            stream.put(what)
+
+
+def send(member: Member, method: str, references: Iterable[Any], *rest: Any) -> Any:
+    """Call `method(number, *rest)` of the actor, which reads the buckets while they are sent; its result.
+
+    Args:
+        member: Has `open_stream`, `bucket` and the method.
+        method: Gets the name of the transfer first.
+        references: [reference] of one bucket each; read as far as the receiver wants them.
+        rest: Further arguments.
+    """
+    # Of all senders, an actor in the place of a dead one among them.
+    number = uuid.uuid4().hex
+    member.call("open_stream", number, group=BUCKETS)
+    answer = member.submit(method, number, *rest, group=WEIGHTS)
+    what, accepted = f"taking weights ({method})", None
+    try:
+        for content in itertools.chain(references, [END]):
+            if accepted is not None and not member.first_of(accepted, answer, what):
+                break  # it failed, or has all it wants
+            accepted = member.submit("bucket", number, content, group=BUCKETS)
+    except BaseException:
+        member.submit("bucket", number, BROKEN, group=BUCKETS)
+        raise
+    return member.get(answer, method)
+
+
+class RemoteReceiver:
+    """`weights.sync.WeightReceiver` for a rollout stage in another actor.
+
+    Args:
+        rollout: That actor.
+        bucket_bytes: About how much goes through the object store at once.
+    """
+
+    def __init__(self, rollout: Member, bucket_bytes: int) -> None:
+        self._rollout = rollout
+        self._bucket_bytes = bucket_bytes
+
+    @property
+    def weight_transports(self) -> tuple[str, ...]:
+        """As the engine offers them now."""
+        return tuple(self._rollout.call("weight_transports", group=WEIGHTS))
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Mapping[str, float] | None:
+        """To the engine's transport `tensor`."""
+        return self._sent("tensor", weights, version)
+
+    def update_weights_from_distributed(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> Mapping[str, float] | None:
+        """To the engine's transport `distributed`, which begins in the rollout actor."""
+        return self._sent("distributed", weights, version)
+
+    def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
+        """Every node must see the directory."""
+        return self._measured("update_weights_from_files", "disk", path.absolute(), version)
+
+    def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
+        """As `update_weights_from_disk`."""
+        return self._measured("update_weights_from_files", "delta", root.absolute(), version)
+
+    @property
+    def engines(self) -> list[RemoteEngine]:
+        """For the user's function."""
+        return [RemoteEngine(self._rollout)] if self.weight_transports else []
+
+    def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str] | None:
+        """As the stage's; tensors travel only to an engine that compares them."""
+        if not self._rollout.call("compares_weights", group=WEIGHTS):
+            return None
+        found: list[str] | None = self._send("differing_weights", weights)
+        return found
+
+    def weight_checksums(self) -> dict[str, str]:
+        """As the stage's."""
+        found: dict[str, str] = self._rollout.call("weight_checksums", group=WEIGHTS)
+        return found
+
+    def _sent(
+        self, transport: str, weights: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> Mapping[str, float] | None:
+        measured: Mapping[str, float] | None = self._send("update_weights", weights, transport, version)
+        return measured
+
+    def _send(self, method: str, weights: Iterable[tuple[str, torch.Tensor]], *rest: Any) -> Any:
+        references = ([ray.put(bucket)] for bucket in pack(weights, self._bucket_bytes))
+        return send(self._rollout, method, references, *rest)
+
+    def _measured(self, method: str, *rest: Any) -> Mapping[str, float] | None:
+        measured: Mapping[str, float] | None = self._rollout.call(method, *rest, group=WEIGHTS)
+        return measured
+
+
+class RemoteEngine:
+    """The engine, for `--custom-update-weight-post-write-path`; its methods are awaited in the rollout actor."""
+
+    def __init__(self, rollout: Member) -> None:
+        self._rollout = rollout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: self._rollout.call("call_engine", name, *args, group=WEIGHTS)
+
+
+def _bytes() -> torch.dtype:
+    import torch
+
+    return torch.uint8

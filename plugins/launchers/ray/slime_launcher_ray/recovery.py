@@ -1,0 +1,84 @@
+"""A trainer's actor died: new ranks from the last commit, while rollout, rewards and engines stay up.
+
+The driver's `launch.lead.lead` calls `Recovery.recover` after a `TrainerDied`, and runs the loop again::
+
+    rollout actor: abandon     what is generated, evaluated or handed over ends; the engine keeps running
+    old ranks: killed          those that live wait in collective calls with the dead one
+    new ranks: build           in the same places, with the same checks as at the start
+    restarts.rewind            trainer, data, ledger, metrics and commits as they were; the loop begins with a push
+
+What a reader would get wrong: the dead rank may have been amid a weight update, so the engines may serve anything
+until that first push, and nothing is generated before it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from slime_core.checkpoint.store import read_state
+from slime_core.launch.journal import Journal
+from slime_core.launch.restarts import Restarts, rewind
+from slime_core.observability.events import EventLog
+from slime_launcher_ray.crew import Crew
+from slime_launcher_ray.stand_ins import RemoteLearner, RemoteRollout, RemoteTrainers, RemoteWeights
+from slime_launcher_ray.wait import CONTROL, TrainerDied
+
+
+class Recovery:
+    """Restarts of one run's trainer.
+
+    Args:
+        limit: `--max-trainer-restarts`.
+        crew: The actors.
+        stage: Stand-in of the rollout stage; `learner` and `weights` those of the trainer's ranks.
+        replace_ranks: Makes the crew's ranks anew, to go on with the rollout of that number.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        crew: Crew,
+        stage: RemoteRollout,
+        learner: RemoteLearner,
+        weights: RemoteWeights,
+        replace_ranks: Callable[[int], None],
+    ) -> None:
+        self._limit = limit
+        self._crew = crew
+        self._stage, self._learner, self._weights = stage, learner, weights
+        self._replace_ranks = replace_ranks
+        self._restarts: Restarts | None = None
+
+    def recover(self, error: Exception, journal: Journal) -> int:
+        """After a death: the run as it was at the last commit, with a living trainer; the rollout to go on with.
+
+        Raises:
+            TrainError: It is given up, with the reason and the end of the dead actor's log.
+            SlimeError: Rollout or engine are not well either.
+        """
+        if self._restarts is None:
+            self._restarts = Restarts(self._limit, journal.store, EventLog(journal.run_dir))
+        while True:
+            restart = self._restarts.after(error, self._learner.rollout_id)
+            print(f"slime: {_first_line(error)}; {restart}", file=sys.stderr, flush=True)
+            restart.pause(threading.Event())
+            try:
+                # The ranks first: one that lives may be amid a weight update, which the rollout actor then ends.
+                self._crew.end_ranks()
+                self._crew.rollout.call("abandon", group=CONTROL)
+                self._replace_ranks(_first(restart.commit))
+                trainers = RemoteTrainers(self._crew.ranks)
+                return rewind(restart, trainer=trainers, stage=self._stage, weights=self._weights, journal=journal)
+            except TrainerDied as another:
+                error = another
+
+
+def _first(commit: Path) -> int:
+    return int(read_state(commit)["rollout_id"]) + 1
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(":;")

@@ -1,0 +1,141 @@
+"""The connection to Ray: a local cluster of this run, which ends with it, or one that is running already.
+
+`connected` is the whole interface. What a reader would get wrong: a cluster that happens to run on this machine is
+joined only when `--ray-address` or RAY_ADDRESS names it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import services
+
+from slime_core.errors import ConfigError
+from slime_core.launch.launchers import ray_address
+from slime_core.procs.leftovers import Keeper
+from slime_core.protocols import Args
+from slime_core.waits import waiting
+
+START_DEADLINE = 60.0
+"""Seconds for a local cluster to come up, or to join one that runs."""
+STOP_DEADLINE = 30.0
+_REACH = 5.0
+_STORE = (128 << 20, 16 << 30)
+"""Bytes of the object store of a local cluster: at least, at most."""
+_PRELOADED = ("slime_core.launch", "torch")
+"""Modules that the processes of a local cluster load while it starts; the first one says how OpenMP waits."""
+_FEW_CORES = 8
+"""Ray starts a process per core ahead of need: with more cores there is time enough to load modules later."""
+_STORE_SHARE = 0.25
+"""Of what is free in shared memory and of the machine's memory."""
+
+
+def joins_another(args: Args) -> bool:
+    """Whether `connected` will join a cluster that runs already, so that files can go to its nodes."""
+    return not ray.is_initialized() and ray_address(args) is not None
+
+
+@contextmanager
+def connected(args: Args, package: Path | None = None) -> Iterator[None]:
+    """Joined to Ray inside; a process that has joined before stays joined.
+
+    Args:
+        args: The run's settings.
+        package: A folder that every actor finds on its `sys.path`, under its name.
+
+    Raises:
+        ConfigError: The cluster does not answer, or its Ray or Python is another version.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    address = ray_address(args)
+    if address and ":" in address and "//" not in address:
+        _check_reachable(address)
+    _join(address, package)
+    keeper = None if address else Keeper()
+    try:
+        yield
+    finally:
+        with waiting("leaving Ray", deadline=STOP_DEADLINE, then="the process ends as it is", stop=True):
+            ray.shutdown()
+        if keeper is not None:
+            keeper.close()
+
+
+def _join(address: str | None, package: Path | None) -> None:
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    keywords: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "configure_logging": False}
+    if not address:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray's workers are nice to its daemons by default; here they are the run, and starve beside other work.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        keywords |= {"include_dashboard": False, "object_store_memory": store_size()}
+        if (os.cpu_count() or 1) <= _FEW_CORES:
+            keywords["_system_config"] = {"preload_python_modules": list(_PRELOADED)}
+    if package is not None:
+        keywords["runtime_env"] = {"py_modules": [str(package)]}
+    where = f"--ray-address {address}" if address else "a local Ray cluster"
+    handlers = _handlers()
+    try:
+        # In this thread: the kernel ends the cluster's processes with the thread that started them.
+        with waiting(f"joining {where}", deadline=START_DEADLINE, then="the run stops", stop=True), _apart():
+            ray.init(**keywords)
+    except Exception as error:  # Ray raises that class itself where its processes do not come up in time
+        raise ConfigError(f"{where}: {error}") from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """What Ray starts meanwhile is in process groups of its own.
+
+    A scheduler, `timeout` and `kill %1` send SIGTERM to all of the command's group. Ray's daemons would end at once
+    (services.py: only SIGINT is kept from them), and the command could not make its last commit.
+    """
+    module: Any = services
+    start = module.ConsolePopen
+    module.ConsolePopen = functools.partial(start, process_group=0)
+    try:
+        yield
+    finally:
+        module.ConsolePopen = start
+
+
+def _handlers() -> dict[int, Any]:
+    """Signal handlers that Ray may replace; only the main thread has any."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--ray-address {address}: no Ray cluster answers there ({error}); `ray start --head --port {port}` starts"
+            " one, and without --ray-address a local one is started for this run"
+        ) from error
+
+
+def store_size() -> int:
+    """Bytes of shared memory for a local cluster: weights in buckets and batches go through it."""
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 1 << 62
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    least, most = _STORE
+    return max(least, min(most, int(_STORE_SHARE * min(free, memory))))

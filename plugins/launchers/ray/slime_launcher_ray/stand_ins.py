@@ -1,0 +1,259 @@
+"""The stages as the driver's loop sees them: each passes its calls on to actors.
+
+`loop.train` runs over `RemoteRollout`, `RemoteLearner` and `RemoteWeights`, `loop_async.train` over the same with
+`RemoteAsyncRollout`; journal, hooks and run directory are the driver's own. What a reader would get wrong:
+`RemoteBatch` is a reference; the batch itself goes from the rollout actor to the trainer's actors and is never here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import RolloutInterrupted
+from slime_core.waits import waiting
+from slime_launcher_ray.shell import end_quietly
+from slime_launcher_ray.wait import CONTROL, EVALUATION, TURNS, WORK, Member, awaited, gather
+
+STOP_DEADLINE = 30.0
+"""Seconds an actor gets to end what it has started, engines and workers, before it is killed."""
+
+_LAST_WORDS = 10.0
+
+
+@dataclass
+class RemoteBatch:
+    """A train batch in the object store."""
+
+    reference: Any
+    num_samples: int
+    num_tokens: int
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+@dataclass
+class RemoteResult:
+    """One rollout."""
+
+    batch: RemoteBatch
+    metrics: dict[str, float]
+
+
+def evaluated(metrics: dict[str, float] | None) -> dict[str, float]:
+    """What the actor's `evaluate` gave. Raises RolloutInterrupted."""
+    if metrics is None:
+        raise RolloutInterrupted(drew=False)
+    return metrics
+
+
+class RemoteRollout:
+    """`loop.Rollout`, and the stage for checkpoints; `hooks` are the run's."""
+
+    def __init__(self, member: Member, hooks: Any, tells_groups: bool) -> None:
+        self._member = member
+        self._hooks = hooks
+        self._tells_groups = tells_groups
+
+    def start(self) -> None:
+        """Bring the engine up."""
+        self._member.call("start")
+
+    def generate(self, rollout_id: int) -> RemoteResult:
+        """One rollout. Raises what the stage raises, and RolloutInterrupted after `interrupt`."""
+        batch, told, groups = self._member.submit("generate", rollout_id, num_returns=3)
+        return self.result(rollout_id, batch, self._member.get(told, f"rollout {rollout_id}"), groups)
+
+    def result(self, rollout_id: int, batch: Any, found: dict[str, Any], groups: Any) -> RemoteResult:
+        """What `generate` of the actor gave, with the hooks told. `batch` and `groups` are references."""
+        relay([self._member])
+        if "interrupted" in found:
+            raise RolloutInterrupted(drew=found["interrupted"])
+        metrics: dict[str, float] = found["metrics"]
+        if self._tells_groups:
+            samples = self._member.get(groups, f"samples of rollout {rollout_id}")
+            if samples is not None:  # else a commit held it, and the hooks were told when it was generated
+                self._hooks.slime_rollout_end(rollout_id=rollout_id, groups=samples, metrics=metrics)
+        return RemoteResult(RemoteBatch(batch, *found["size"]), metrics)
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """`eval/...` metrics. Raises RolloutInterrupted after `interrupt`."""
+        metrics = self._member.get(self._member.submit("evaluate", rollout_id), "evaluation")
+        relay([self._member])
+        return evaluated(metrics)
+
+    def release_memory(self) -> None:
+        """Have the engine give up its memory."""
+        self._member.call("release_memory")
+
+    def resume_memory(self, tags: tuple[str, ...]) -> None:
+        """Have it take a part of that again."""
+        self._member.call("resume_memory", tags)
+
+    def save(self, directory: Path, rollout_id: int) -> None:
+        """What a commit holds of the generation side."""
+        self._member.call("save", directory.absolute(), rollout_id)
+
+    def load(self, directory: Path, rollout_id: int) -> str:
+        """Inverse of `save`."""
+        return str(self._member.call("load", directory.absolute(), rollout_id))
+
+    def interrupt(self) -> None:
+        """End the rollout in progress. A signal handler may call it, so the call is made in a thread."""
+        threading.Thread(
+            target=lambda: self._member.submit("interrupt", group=CONTROL), name="interrupts the rollout", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        """Free engine and workers; safe to call twice, and when the actor is dead."""
+        end_quietly(lambda: stopped([self._member], "stop"))
+
+
+class RemoteAsyncRollout:
+    """`loop_async.AsyncRollout`: the actor has what generates ahead, and this awaits it.
+
+    Args:
+        member: The rollout actor.
+        stage: The stand-in for checkpoints, which also tells the hooks.
+    """
+
+    def __init__(self, member: Member, stage: RemoteRollout) -> None:
+        self._member = member
+        self._stage = stage
+
+    async def start(self) -> None:
+        """Bring the engines up."""
+        await self._call("start", WORK)
+
+    async def take(self, rollout_id: int) -> RemoteResult:
+        """The rollout's batch and metrics. Raises RolloutError, RolloutInterrupted."""
+        batch, told, groups = self._member.submit("generate", rollout_id, num_returns=3)
+        found = await awaited(self._member, told, f"rollout {rollout_id}")
+        return self._stage.result(rollout_id, batch, found, groups)
+
+    async def before_push(self) -> None:
+        """Wait until the engines may take new weights."""
+        await self._call("before_push", TURNS)
+
+    async def before_save(self) -> None:
+        """Wait until what has been generated ahead can be part of a commit."""
+        await self._call("before_save", TURNS)
+
+    async def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """`eval/...` metrics. Raises RolloutInterrupted after `interrupt`."""
+        return evaluated(await self._call("evaluate", EVALUATION, rollout_id))
+
+    async def stop(self) -> None:
+        """Interrupt what is generated, and free the engines; safe to call twice, and when the actor is dead."""
+        self._stage.stop()
+
+    async def _call(self, method: str, group: str, *args: Any) -> Any:
+        return await awaited(self._member, self._member.submit(method, *args, group=group), method)
+
+
+class RemoteLearner:
+    """`loop.Learning` over all ranks."""
+
+    def __init__(self, ranks: Sequence[Member]) -> None:
+        self._ranks = ranks
+        self.rollout_id = -1
+        """Trained on last, or now; -1: none yet."""
+
+    def train(self, rollout_id: int, batch: RemoteBatch) -> dict[str, float]:
+        """All optimizer steps of one rollout, on every rank; rank 0's metrics."""
+        self.rollout_id = rollout_id
+        references = [rank.submit("train", rollout_id, batch.reference) for rank in self._ranks]
+        metrics: dict[str, float] = gather(self._ranks, references, f"training on rollout {rollout_id}")[0]
+        relay(self._ranks)
+        return metrics
+
+
+class RemoteWeights:
+    """`loop.Weights`: rank 0 pushes, the others take part; `on_update` is told each version once it is served."""
+
+    def __init__(self, ranks: Sequence[Member], on_update: Callable[[int], object]) -> None:
+        self._ranks = ranks
+        self._on_update = on_update
+        self._version: int = ranks[0].call("version")
+
+    @property
+    def version(self) -> int:
+        """Served last."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._ranks[0].call("set_version", version)
+        self._version = version
+
+    def push(self) -> dict[str, float]:
+        """Make the engines serve the newest weights."""
+        references = [rank.submit("push") for rank in self._ranks]
+        metrics, version = gather(self._ranks, references, "the weight update")[0]
+        relay(self._ranks)
+        if version != self._version:
+            self._version = version
+            self._on_update(version)
+        return dict(metrics)
+
+
+class RemoteTrainers:
+    """All ranks, for checkpoints and for what they give up while the engines work."""
+
+    def __init__(self, ranks: Sequence[Member]) -> None:
+        self._ranks = ranks
+
+    def save(self, directory: Path) -> None:
+        """All ranks' part of a checkpoint."""
+        self._everywhere("save", directory)
+
+    def load(self, directory: Path) -> None:
+        """Inverse of `save`."""
+        self._everywhere("load", directory)
+
+    def offload(self) -> None:
+        """All ranks; returns when every one has."""
+        self._everywhere("offload")
+
+    def onload(self) -> None:
+        """All ranks."""
+        self._everywhere("onload")
+
+    def _everywhere(self, method: str, *paths: Path) -> None:
+        references = [rank.submit(method, *(path.absolute() for path in paths)) for rank in self._ranks]
+        gather(self._ranks, references, " ".join([method, *map(str, paths)]))
+
+
+def relay(members: Sequence[Member]) -> None:
+    """Say here what actors have warned of since the last time."""
+    references = [member.submit("take_messages", group=CONTROL) for member in members]
+    for messages in gather(members, references, "warnings"):
+        _say(messages)
+
+
+def relay_last(members: Sequence[Member]) -> None:
+    """`relay` on the way out: from those that answer at once."""
+    import ray
+
+    references = [member.submit("take_messages", group=CONTROL) for member in members]
+    with waiting("the actors' last warnings", deadline=_LAST_WORDS, then="they stay in the actors' logs"):
+        for reference in ray.wait(references, num_returns=len(references), timeout=_LAST_WORDS)[0]:
+            end_quietly(lambda reference=reference: _say(ray.get(reference, timeout=_LAST_WORDS)))  # type: ignore[misc]
+
+
+def _say(messages: list[tuple[str, int, str]]) -> None:
+    for name, level, text in messages:
+        logging.getLogger(name).log(level, "%s", text)
+
+
+def stopped(members: Sequence[Member], method: str) -> None:
+    """Call on the way out: beside whatever an actor is busy with, and not for longer than `STOP_DEADLINE`."""
+    import ray
+
+    references = [member.submit(method, group=CONTROL) for member in members]
+    ray.wait(references, num_returns=len(references), timeout=STOP_DEADLINE)

@@ -1,0 +1,175 @@
+"""A job on a cluster that runs: what it needs in one folder, its submission, and its output followed here.
+
+    `make_job`   settings -> folder: run.yaml, job.json, the files that the settings name (`carried`)
+    `submit`     folder -> Ray's job server, as the job's working directory
+    `follow`     the job's output, until it ends; its exit status
+
+Called by `slime submit`; on the cluster `cli/job.py` reads the folder. What a reader would get wrong: the job does not
+run in its folder but in the directory that the command was typed in, which the nodes must see, as for relative paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import re
+import secrets
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+import yaml
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from slime_core.config.eval_config import located_deep
+from slime_core.config.spec import flag_specs
+from slime_core.errors import ConfigError, SlimeError
+from slime_core.waits import gave_up, waiting
+from slime_launcher_ray.carried import find, stage
+from slime_launcher_ray.shell import environment_to_carry
+
+if TYPE_CHECKING:
+    from slime_core.config import Settings
+
+RUN, ORDER = "run.yaml", "job.json"
+HERE = "/@the-job-s-folder@"
+"""Stands for the folder's place on the cluster, which only the job knows; `cli/job.py` puts it in."""
+STOPPED_STATUS = 143
+"""Of `slime submit` when somebody stopped the job; as of a process ended by SIGTERM."""
+_PASSING = re.compile(r"No available agent|status code 5\d\d")
+"""What the job server says of a cluster that is still coming up, or is too busy."""
+_LOOK = 0.5
+_PATIENCE = 60.0
+"""Seconds for the job server to answer again."""
+
+
+def make_job(settings: Settings, folder: Path, directory: str) -> None:
+    """Write what the job reads into a new folder.
+
+    Args:
+        settings: Of the command that is to run.
+        folder: Exists, and is empty.
+        directory: To run in, on the cluster.
+
+    Raises:
+        ConfigError: Files that the settings name are too large.
+    """
+    args, found = settings.args, find(settings.args)
+    if found:
+        carried, root = stage(found, folder)
+        there = Path(HERE, root.name)
+        args = carried.localized(args, there)
+        for file in root.rglob("*.y*ml"):  # an --eval-config may name plugins of its own, and data
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            evaluates = args.eval_config == str(there / file.relative_to(root))
+            named_from = os.path.dirname(str(settings.args.eval_config))
+            changed = carried.localized(located_deep(content, named_from) if evaluates else content, there)
+            changed = located_deep(changed, directory) if evaluates else changed
+            if changed != content:
+                file.write_text(yaml.safe_dump(changed, sort_keys=False), encoding="utf-8")
+    text = dataclasses.replace(settings, args=args).to_yaml(changed=True, directory=directory)
+    (folder / RUN).write_text(text, encoding="utf-8")
+    order = {"command": settings.command, "directory": directory}
+    (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
+
+
+def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple[JobSubmissionClient, str]:
+    """Hand the job over; the client that it was done with, and the job's id.
+
+    Raises:
+        ConfigError: Nobody answers there, or the server refuses.
+    """
+    known = flag_specs()
+    # Settings are in run.yaml; as variables they would lie above it.
+    variables = {k: v for k, v in environment_to_carry().items() if k.removeprefix("SLIME_").lower() not in known}
+    environment = {"working_dir": str(folder), "env_vars": variables}
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    entry = f"exec {shlex.quote(python)} -m slime_core.cli.job"
+    name, tried = job_id or f"raysubmit_{secrets.token_hex(8)}", False
+    until = time.monotonic() + _PATIENCE
+    with waiting(f"the job server at {address}", deadline=_PATIENCE, then="the command ends"):
+        while True:
+            try:
+                client = JobSubmissionClient(address)
+                client.submit_job(entrypoint=entry, runtime_env=environment, submission_id=name)
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                if tried and f"{name} already exists" in str(error):
+                    return client, name  # a try that seemed to fail came through
+                if _PASSING.search(str(error)) and time.monotonic() < until:
+                    tried = True
+                    time.sleep(_LOOK)
+                    continue
+                said = str(error).rstrip(". \n")
+                raise ConfigError(
+                    f"--address {address}: {said}. It must be the address of the cluster's dashboard, such as"
+                    " http://10.0.0.1:8265"
+                ) from error
+            return client, name
+
+
+def follow(client: JobSubmissionClient, job_id: str) -> int:
+    """Print what the job prints until it ends; its exit status.
+
+    Raises:
+        SlimeError: The job server does not answer any more.
+    """
+    output, since = _Output(client, job_id), time.monotonic()
+    with waiting(f"job {job_id}", deadline=None, then="as long as the job server answers"):
+        while True:
+            try:
+                details = client.get_job_info(job_id)
+                if details.status.is_terminal():
+                    output.print_rest()
+                    return _exit_status(job_id, details)
+                if details.status != JobStatus.PENDING:
+                    asyncio.run(output.print_on())
+                since = time.monotonic()
+            except (ConnectionError, RuntimeError, OSError, aiohttp.ClientError) as error:
+                if time.monotonic() - since > _PATIENCE:
+                    note = gave_up(f"job {job_id}", _PATIENCE, "the command ends, and the job may go on")
+                    raise SlimeError(f"job {job_id}: the job server does not answer ({error}): {note}") from error
+            time.sleep(_LOOK)
+
+
+def _exit_status(job_id: str, details: JobDetails) -> int:
+    if details.status == JobStatus.SUCCEEDED:
+        return 0
+    if details.status == JobStatus.STOPPED:
+        print(f"slime: job {job_id} was stopped", file=sys.stderr)
+        return STOPPED_STATUS
+    if details.driver_exit_code is None:  # it did not come to run
+        raise SlimeError(f"job {job_id} failed: {details.message}")
+    return int(details.driver_exit_code)
+
+
+class _Output:
+    """Of a job: each call prints what no call before has printed, also where one was cut short."""
+
+    def __init__(self, client: JobSubmissionClient, job_id: str) -> None:
+        self._client, self._job_id = client, job_id
+        self._printed = 0
+        """Characters."""
+
+    async def print_on(self) -> None:
+        """As it comes, until the job ends, or the connection does: Ray's server closes it alike."""
+        seen = 0
+        async for text in self._client.tail_job_logs(self._job_id):
+            self._print(text, seen)
+            seen += len(text)
+
+    def print_rest(self) -> None:
+        """Of a job that has ended."""
+        self._print(self._client.get_job_logs(self._job_id), 0)
+
+    def _print(self, text: str, start: int) -> None:
+        """A part of the output, from that character."""
+        if new := text[max(0, self._printed - start) :]:
+            sys.stdout.write(new)
+            sys.stdout.flush()
+            self._printed = start + len(text)

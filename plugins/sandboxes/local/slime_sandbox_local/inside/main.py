@@ -1,0 +1,213 @@
+"""The keeper: a small process outside of the sandbox that makes it, starts its first process, and outlives nobody.
+
+::
+
+    slime --Popen--> keeper (waits for slime's end and the first process's) --fork--> first process (jobs.py) --> jobs
+      |                                                                                  ^
+      +---------------------------- socket: requests, answers ---------------------------+
+
+`keeper.py` starts it: `main(control, parent)` in a fresh interpreter. Whatever ends, the rest ends: slime's death wakes
+the keeper (a pidfd, which does not depend on the thread that started it), the keeper's death kills the first process,
+and with it goes its pid namespace. What a reader would get wrong: `hello` is the first answer, and says what could not
+be isolated; whether that is enough is decided by the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+from typing import Any
+
+from slime_sandbox_local.inside import forward, kernel, landlock, messages, namespaces, processes, root_dir
+from slime_sandbox_local.inside.jobs import Server
+from slime_sandbox_local.inside.rights import Confinement
+from slime_sandbox_local.inside.syscall_filter import filter_program
+
+
+def main(control_number: int, parent: int) -> None:
+    """Never returns."""
+    parent_end = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        os._exit(1)
+    control = socket.socket(fileno=control_number)
+    settings = _settings(control)
+    limits = settings["limits"]
+    endpoints = {int(port): (host, int(number)) for port, (host, number) in limits["endpoints"].items()}
+    carrier, carrier_pid = _carrier(endpoints, control) if endpoints else (None, 0)
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    outer_user = os.geteuid()
+    missing, alone = namespaces.separate(network=limits["network"])
+    temporary = "" if _has_mounts(missing) else _temporary(settings)
+    first = os.fork()
+    if first == 0:
+        _first(control, settings, missing, temporary, carrier, (outer_user, alone))
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    control.close()
+    if carrier is not None:
+        carrier.close()
+    first_end = os.pidfd_open(first)
+    select.select([parent_end, first_end], [], [])
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    if carrier_pid:
+        os.kill(carrier_pid, signal.SIGKILL)
+    if "pid namespace" in missing or "user namespace" in missing:
+        processes.end_all()
+    if temporary:
+        shutil.rmtree(temporary, ignore_errors=True)
+    os._exit(0)
+
+
+def _settings(control: socket.socket) -> dict[str, Any]:
+    buffer = bytearray()
+    while (message := messages.take(buffer)) is None:
+        part = control.recv(65_536)
+        if not part:
+            os._exit(1)
+        buffer += part
+    return message[0]
+
+
+def _has_mounts(missing: dict[str, str]) -> bool:
+    return not {"user namespace", "mount namespace", "pid namespace"} & missing.keys()
+
+
+def _carrier(endpoints: dict[int, tuple[str, int]], control: socket.socket) -> tuple[socket.socket, int]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            control.close()
+            forward.carry(theirs, endpoints)
+        finally:
+            os._exit(1)
+    theirs.close()
+    return ours, pid
+
+
+def _temporary(settings: dict[str, Any]) -> str:
+    """A working directory on the host's disk, for want of mounts."""
+    return tempfile.mkdtemp(prefix="slime-sandbox-", dir=settings["temporary"])
+
+
+def _first(
+    control: socket.socket,
+    settings: dict[str, Any],
+    missing: dict[str, str],
+    temporary: str,
+    carrier: socket.socket | None,
+    who: tuple[int, bool],
+) -> None:
+    """In the sandbox's first process: see to what is left, say hello, serve. Never returns."""
+    keeper = os.getppid()
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper:
+        os._exit(1)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    limits = settings["limits"]
+    try:
+        if _has_mounts(missing):
+            missing |= _root(settings)
+        work = root_dir.WORK if "mounts" not in missing and not temporary else temporary or _temporary(settings)
+        confinement = _confinement(settings, missing, work, *who)
+        server = Server(control, confinement, {**settings["env"], "HOME": work, "TMPDIR": _tmp(work)}, work)
+        if "network namespace" not in missing and "user namespace" not in missing and not limits["network"]:
+            forward.raise_loopback()
+            if carrier is not None:
+                ports = [int(port) for port in limits["endpoints"]]
+                server.serve_ports(forward.listen(ports), carrier)
+        control.sendall(messages.pack({"missing": missing, "work": work}))
+    except Exception as error:
+        control.sendall(messages.pack({"failed": f"{type(error).__name__}: {error}", "missing": missing}))
+        os._exit(1)
+    server.serve()
+    if work != root_dir.WORK:
+        processes.end_all()
+        shutil.rmtree(work, ignore_errors=True)
+    os._exit(0)
+
+
+def _tmp(work: str) -> str:
+    return "/tmp" if work == root_dir.WORK else work
+
+
+def _root(settings: dict[str, Any]) -> dict[str, str]:
+    limits = settings["limits"]
+    try:
+        return root_dir.enter_root(
+            settings["readable"], user=namespaces.USER, disk_mb=limits["disk_mb"], network=limits["network"]
+        )
+    except OSError as error:
+        return {"mounts": str(error)}
+
+
+def _confinement(
+    settings: dict[str, Any], missing: dict[str, str], work: str, outer_user: int, alone: bool
+) -> Confinement:
+    """What jobs run under; adds to `missing`."""
+    limits = settings["limits"]
+    try:
+        own_network = not {"user namespace", "network namespace"} & missing.keys()
+        program = filter_program(ip_sockets=own_network or limits["network"])
+    except OSError as error:
+        program, missing["filter of system calls"] = b"", str(error)
+    writable = "" if work == root_dir.WORK else work
+    if writable:
+        try:
+            landlock.version()
+        except OSError as error:
+            missing["landlock"] = str(error)
+    user: int | None = namespaces.USER
+    if "user namespace" in missing:
+        user = None
+        if outer_user == 0 and all(map(_everybody_reads, settings["readable"])):
+            user = 1_000_000 + int.from_bytes(os.urandom(3), "big")
+    if writable and user is not None:
+        os.chown(work, user, user)
+    if "user namespace" in missing or (_kernel() < (5, 14) and not alone):
+        counted = _processes_of_user() if user is None or user == namespaces.USER else 0
+    else:  # the keeper and the first process, where they have the only user that there is
+        counted = 0 if alone else 2
+    return Confinement(limits, program, tuple(settings["readable"]), writable, user, counted)
+
+
+def _kernel() -> tuple[int, int]:
+    """From this version on, processes are counted for each user namespace."""
+    major, minor = platform.release().split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
+
+
+def _everybody_reads(path: str) -> bool:
+    path = os.path.realpath(path)
+    while path != "/":
+        if not os.stat(path).st_mode & stat.S_IXOTH:
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
+def _processes_of_user() -> int:
+    found = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == os.getuid():
+                    found += len(os.listdir(f"/proc/{name}/task"))
+    return found
+
+
+def start() -> None:
+    """`python -I -S -c ... CONTROL PARENT`."""
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,75 @@
+"""A forked process -> one that has limits, no rights, and a filter of system calls; then it becomes the program.
+
+`jobs.py` calls `confine` after each fork. What a reader would get wrong: the order. Limits and the bounding set need
+rights that are given up after them, and a change of user forgets the signal at the parent's death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from slime_sandbox_local.inside import kernel, landlock
+from slime_sandbox_local.inside.root_dir import DEVICES, SYSTEM
+
+_MEGA = 1 << 20
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What every program of one sandbox runs under."""
+
+    limits: dict[str, Any]
+    """`SandboxLimits` as a mapping."""
+    filter: bytes
+    """Of system calls; empty where there is none."""
+    readable: tuple[str, ...]
+    """Directories that Landlock leaves readable; used where no mount namespace hides the others."""
+    writable: str
+    """Working directory; "" where the mount namespace confines files."""
+    user: int | None
+    """Who it becomes; None: who it is."""
+    processes_before: int = 0
+    """Processes that the kernel counts with the sandbox's, being of the same user."""
+
+
+def confine(given: Confinement) -> None:
+    """Confine this process for good."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # no /proc
+        file.write("1000")
+    _limit(given)
+    kernel.close_bounding_set()
+    if given.user is not None:
+        with contextlib.suppress(OSError):  # no right to, where the map of users has one line
+            os.setgroups([])
+        os.setresgid(given.user, given.user, given.user)
+        os.setresuid(given.user, given.user, given.user)
+    kernel.drop_capabilities()
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if given.writable:
+        with contextlib.suppress(OSError):  # said to be missing at the start
+            landlock.restrict(
+                (*SYSTEM, *given.readable, "/proc/self"), (given.writable, *DEVICES), network=given.limits["network"]
+            )
+    if given.filter:
+        kernel.seccomp(given.filter)
+
+
+def _limit(given: Confinement) -> None:
+    limits = given.limits
+    values = {
+        "RLIMIT_AS": limits["memory_mb"] * _MEGA, "RLIMIT_CPU": max(1, int(limits["cpu_seconds"])),
+        "RLIMIT_FSIZE": limits["file_mb"] * _MEGA, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": limits["open_files"],
+        "RLIMIT_STACK": min(limits["stack_mb"], limits["memory_mb"] // 2) * _MEGA, "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_MSGQUEUE": 0, "RLIMIT_SIGPENDING": 256, "RLIMIT_NPROC": limits["processes"] + given.processes_before,
+    }  # fmt: skip
+    for name, value in values.items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))

@@ -1,0 +1,81 @@
+"""What this machine can isolate, found out by trying, and refused clearly before a run where it is too little.
+
+`require_isolation` is what commands call before a run that needs sandboxes (`--sandbox-isolation`). What a reader would
+get wrong: the kernel's version or a container's name says nothing certain; a sandbox is made and asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import subprocess
+from dataclasses import dataclass
+
+from slime_sandbox_local.keeper import START_SECONDS, start_keeper
+from slime_sandbox_local.limits import SandboxLimits
+from slime_sandbox_local.protocol import SandboxError
+
+logger = logging.getLogger(__name__)
+
+MODES = ("require", "best-effort")
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What a sandbox on this machine is made of."""
+
+    missing: dict[str, str]
+    """What cannot be had -> why, as the kernel said."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that `LocalSandbox` promises holds."""
+        return not self.missing
+
+    def __str__(self) -> str:
+        return "; ".join(f"no {name} ({why})" for name, why in self.missing.items()) or "complete"
+
+
+def check_isolation(mode: str) -> str:
+    """The mode. Raises SandboxError: it is none."""
+    if mode not in MODES:
+        raise SandboxError(f"sandbox isolation {mode!r}: one of {', '.join(MODES)}")
+    return mode
+
+
+@functools.cache
+def isolation_here() -> Isolation:
+    """Make a sandbox and ask it; the answer is kept for this process. Raises SandboxError: none can be made at all."""
+    keeper = start_keeper(SandboxLimits(), {})
+    keeper.control.close()
+    try:
+        keeper.process.wait(timeout=START_SECONDS)
+    except subprocess.TimeoutExpired:
+        keeper.process.kill()
+        keeper.process.wait(timeout=START_SECONDS)
+    return Isolation(keeper.missing)
+
+
+def require_isolation(mode: str) -> Isolation:
+    """Act on `--sandbox-isolation`.
+
+    Raises:
+        SandboxError: `require`, and this machine cannot isolate everything: what is missing, and what to do.
+    """
+    here = isolation_here()
+    if check_isolation(mode) == "require" and not here.complete:
+        raise SandboxError(
+            f"this machine cannot isolate programs completely: {here}. Let processes make user namespaces (as root:"
+            " `sysctl -w user.max_user_namespaces=15000`, on Ubuntu also `sysctl -w"
+            " kernel.apparmor_restrict_unprivileged_userns=0`; in Docker: `--security-opt seccomp=unconfined"
+            " --security-opt systempaths=unconfined`; Linux 5.14 or later), or do without:"
+            " --sandbox-isolation best-effort"
+        )
+    if not here.complete:
+        _warn(str(here))
+    return here
+
+
+@functools.cache
+def _warn(missing: str) -> None:
+    logger.warning("sandboxes on this machine are not complete (--sandbox-isolation best-effort): %s", missing)

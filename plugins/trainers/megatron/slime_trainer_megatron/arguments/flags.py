@@ -1,0 +1,188 @@
+"""Megatron's own flags: what the entry point `slime.foreign_flags: megatron` returns, and the list behind it.
+
+Imported at the start of every command, so everything that costs anything waits until a flag is given. A field of
+megatron-core's configurations is a flag under its own name and under Megatron's; its attribute on `args` has the
+field's name. A truth value has three spellings: `--x`, `--no-x`, `--disable-x`. Names that are settings of slime's
+own (`--lr`, `--recompute-granularity`) are left out here; `config.py` hands their values to Megatron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from slime_core.config import ForeignFlags
+from slime_core.protocols import Args
+
+if TYPE_CHECKING:
+    from slime_core.config.origins import Entry
+    from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignKind
+    from slime_trainer_megatron.arguments.fields import ConfigField, FieldList
+    from slime_trainer_megatron.arguments.flag_names import Named
+
+USED_BY = ("megatron",)
+CHOSEN_BY = (
+    "actor_num_gpus_per_node",
+    "actor_num_nodes",
+    "custom_megatron_before_log_prob_hook_path",
+    "custom_megatron_before_train_step_hook_path",
+    "custom_megatron_init_path",
+    "custom_model_provider_path",
+)
+"""GPUs for training, and what this trainer alone acts on."""
+SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+
+
+def megatron_flags() -> ForeignFlags:
+    """The owner of Megatron's flags."""
+    return ForeignFlags(
+        owner="Megatron",
+        used_by=USED_BY,
+        chooses="train_backend",
+        chosen_by=tuple((name,) for name in CHOSEN_BY),
+        sizes=SIZES,
+        default_of=default_of,
+        listing=lambda _: flag_list(),
+        help_flag="help-megatron",
+        examples=("tensor-model-parallel-size", "pipeline-model-parallel-size", "sequence-parallel"),
+        check=check_flags,
+    )
+
+
+def default_of(args: Args, name: str) -> Any:
+    """Megatron's own value of an attribute that was not given. Raises LookupError when it has none."""
+    from slime_trainer_megatron.arguments import defaults
+
+    return defaults.default_of(args, name)
+
+
+@cache
+def flag_list() -> FlagList:
+    """Every flag of the installed megatron-core, or of the list slime ships. Raises ConfigError."""
+    from slime_trainer_megatron.arguments.fields import known_fields
+
+    return flags_of(known_fields())
+
+
+def flags_of(fields: FieldList) -> FlagList:
+    """The fields as flags, and the names of `flag_names`, without what is a setting of slime's own."""
+    from slime_core.config.passthrough import FlagList
+    from slime_core.config.spec import flag_specs
+    from slime_trainer_megatron.arguments.flag_names import without_field
+
+    flags = [_field_flag(field) for field in fields.fields.values()]
+    flags += [_named_flag(name, named) for name, named in without_field().items()]
+    return FlagList(tuple(flag for flag in flags if flag.attribute not in flag_specs()), fields.version)
+
+
+def _field_flag(field: ConfigField) -> ForeignFlag:
+    from slime_core.config.passthrough import ForeignFlag
+    from slime_trainer_megatron.arguments.flag_names import ALIASES
+
+    own, others = field.name.replace("_", "-"), [name for name, target in ALIASES.items() if target == field.name]
+    is_off = field.kind == "bool" and field.default is True
+    names = [*(() if is_off else field.names), own, *others]
+    off: list[str] = []
+    kind: ForeignKind = "any"
+    if field.kind == "bool":
+        kind = "toggle"
+        off = [*(field.names if is_off else ()), *(f"{word}-{name}" for name in names for word in ("no", "disable"))]
+    elif field.shape != "either":
+        kind = field.kind
+    return ForeignFlag(
+        names[0],
+        kind,
+        is_list=field.shape == "list",
+        aliases=tuple(names[1:]),
+        off=tuple(off),
+        stored_as=field.name,
+        choices=field.choices,
+        default=field.default,
+        help=_field_help(field),
+    )
+
+
+def _field_help(field: ConfigField) -> str:
+    """Megatron's own words, and what slime says to them."""
+    from slime_trainer_megatron.arguments.owned import NO_EFFECT, OWNED
+
+    if field.name in OWNED:
+        return f"Slime's to set: {OWNED[field.name][1]}."
+    note = f" (Without effect: {NO_EFFECT[field.name]}.)" if field.name in NO_EFFECT else ""
+    return field.help + note
+
+
+def _named_flag(name: str, named: Named) -> ForeignFlag:
+    from slime_core.config.passthrough import ForeignFlag
+    from slime_trainer_megatron.arguments.flag_names import GRANTED, REFUSED, STATED
+
+    text = named.text
+    if name in STATED:
+        text += " Compared with config.json."
+    elif name in GRANTED:
+        text = f"Without effect: {text}."
+    elif name in REFUSED:
+        text = f"Refused: {text}."
+    off = (f"no-{name}",) if named.kind == "toggle" else ()
+    return ForeignFlag(
+        name, named.kind, named.is_list, off=off, choices=named.choices, default=named.default, help=text
+    )
+
+
+def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
+    """What is to say about the flags that were given, without looking at the model.
+
+    Args:
+        args: The run's settings.
+        given: Megatron's flags, by attribute.
+
+    Returns:
+        One warning for those without effect; nothing when another trainer is chosen, which takes none of them.
+
+    Raises:
+        ConfigError: Flags that slime sets by itself or refuses, with all of them in one message, or values that a
+            field cannot have.
+    """
+    from slime_core.errors import ConfigError
+    from slime_trainer_megatron.arguments.values import check_values
+
+    if args.train_backend not in USED_BY:
+        return []
+    check_values({name: entry.value for name, entry in given.items()}, {n: str(e.origin) for n, e in given.items()})
+    refused: list[str] = []
+    idle: list[str] = []
+    for name, entry in given.items():
+        cited = f"{flag_list().by_name[name].show(entry.value)} ({entry.origin})"
+        for is_refused, reason in _reasons(name, entry.value):
+            (refused if is_refused else idle).append(f"{cited}: {reason}")
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return [f"without effect: {'; '.join(idle)}"] if idle else []
+
+
+def _reasons(name: str, value: Any) -> Iterator[tuple[bool, str]]:
+    """(Whether it is an error, why) when a flag does not simply do what it says."""
+    from slime_trainer_megatron.arguments.flag_names import GRANTED, REFUSED, TAKEN_SPECS
+    from slime_trainer_megatron.arguments.owned import NO_EFFECT, OWNED
+
+    dashed = name.replace("_", "-")
+    if value is None or (value is False and (dashed in GRANTED or dashed in REFUSED)):
+        return
+    if name in OWNED:
+        always, reason = OWNED[name]
+        yield value != always, f"slime sets it: {reason}" if value != always else "slime sets the same by itself"
+    elif name in NO_EFFECT:
+        yield False, NO_EFFECT[name]
+    elif dashed in GRANTED:
+        yield False, GRANTED[dashed].text
+    elif name == "spec" and value and str(value[0]).startswith(TAKEN_SPECS):
+        yield False, REFUSED[dashed].text
+    elif dashed in REFUSED:
+        yield value not in REFUSED[dashed].same, REFUSED[dashed].text

@@ -1,0 +1,172 @@
+"""Hidden states of the last layer -> what a loss sees: log-probs, entropy, logits or values of whole responses.
+
+Called by `forward.py`; the only place that looks inside a `GPTModel`. Only the rows that predict a response token go
+through the output layer: under sequence parallelism hidden states are gathered first, then rows are taken. What a
+reader would get wrong: `hidden_states` calls the innermost model. The wrapper for 16-bit weights would make the last
+stage's whole logits float32, and the model itself would send every row through the output layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slime_core.protocols import MicroBatchOutput
+from slime_trainer_megatron.process_groups import ProcessGroups
+from slime_trainer_megatron.step.context_parallel import gather_places
+from slime_trainer_megatron.step.packed import PackedBatch
+from slime_trainer_megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
+from slime_trainer_megatron.weights.parameters import unwrapped
+
+
+def hidden_states(chunk: Any, micro: PackedBatch) -> torch.Tensor:
+    """[T, 1, hidden] of the chunk's last layer ([T / tp, 1, hidden] under sequence parallelism)."""
+    model = unwrapped(chunk)
+    with _without_output_layer(model):
+        hidden: torch.Tensor = model(
+            input_ids=micro.token_ids,
+            position_ids=micro.position_ids,
+            attention_mask=None,
+            packed_seq_params=micro.sequence_params(),
+            **_router_padding(model, micro),
+        )
+    return hidden
+
+
+@contextmanager
+def _without_output_layer(model: Any) -> Iterator[None]:
+    """`GPTModel.forward` ends with the hidden states where it believes that another stage follows."""
+    before = model.post_process
+    model.post_process = False
+    try:
+        yield
+    finally:
+        model.post_process = before
+
+
+def has_router_losses(config: Any) -> bool:
+    """Whether a loss of the routers' own has a coefficient."""
+    coefficients = [config.moe_z_loss_coeff, config.moe_aux_loss_coeff]
+    return bool(config.num_moe_experts) and any(any(c) if isinstance(c, list | tuple) else c for c in coefficients)
+
+
+def _router_padding(model: Any, micro: PackedBatch) -> dict[str, torch.Tensor]:
+    """Padding is kept out of the routers' own losses and of the counts that move their biases.
+
+    Only the first stage splits the mask over sequence-parallel ranks (models/gpt/gpt_model.py `_preprocess`).
+    """
+    config = model.config
+    if not has_router_losses(config) and not config.moe_router_bias_update_rate:
+        return {}
+    padding = micro.padding
+    if config.sequence_parallel and not model.pre_process:
+        rank, size = model.pg_collection.tp.rank(), model.pg_collection.tp.size()
+        padding = padding.chunk(size, dim=1)[rank]
+    return {"padding_mask": padding}
+
+
+@dataclass(frozen=True)
+class Head:
+    """What follows the last layer, on the last stage's last chunk."""
+
+    chunk: Any
+    """The chunk that holds the output layer; on other stages any."""
+    groups: ProcessGroups
+    vocab_size: int
+    """Tokens, without padding of the vocabulary."""
+    temperature: float
+    chunk_size: int
+    """`--log-probs-chunk-size`."""
+
+    def log_probs(
+        self, hidden: torch.Tensor, micro: PackedBatch, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[R] float32 log-probs of the response tokens of the temperature-scaled distribution, and entropies."""
+        logits = self._output_layer(self._whole(hidden).index_select(0, micro.rows))
+        return self._from_logits(logits, micro, with_entropy, overwrite=True)
+
+    def values(self, hidden: torch.Tensor, micro: PackedBatch) -> torch.Tensor:
+        """[R] float32 values of the states before the response tokens."""
+        # The value head takes its part of the rows under sequence parallelism and gathers the values (`ValueHead`).
+        values, _ = unwrapped(self.chunk).output_layer(hidden)
+        values = values.reshape(-1).float().index_select(0, micro.rows)
+        return gather_places(values, micro.places, micro.num_responses, self.groups.context_group)
+
+    def output(self, hidden: torch.Tensor, micro: PackedBatch, with_entropy: bool) -> MicroBatchOutput:
+        """What an actor's loss function gets."""
+        log_probs, entropy = self.log_probs(hidden, micro, with_entropy)
+        return MicroBatchOutput(micro.positions, log_probs, entropy)
+
+    def output_with_logits(self, hidden: torch.Tensor, micro: PackedBatch, with_entropy: bool) -> MicroBatchOutput:
+        """The same and the logits of all tokens of the samples, gathered whole on every rank."""
+        from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+        logits = self._output_layer(self._whole(hidden))
+        log_probs, entropy = self._from_logits(logits.index_select(0, micro.rows), micro, with_entropy, overwrite=False)
+        own = gather_from_tensor_model_parallel_region(logits.index_select(0, micro.token_rows))
+        own = own[:, : self.vocab_size].float()
+        whole = gather_places(own, micro.token_places, micro.num_tokens, self.groups.context_group)
+        return MicroBatchOutput(micro.positions, log_probs, entropy, logits=whole[None])
+
+    def value_output(self, hidden: torch.Tensor, micro: PackedBatch) -> MicroBatchOutput:
+        """What a critic's loss function gets."""
+        values = self.values(hidden, micro)
+        return MicroBatchOutput(micro.positions, values.new_empty(0), values=values)
+
+    def _from_logits(
+        self, logits: torch.Tensor, micro: PackedBatch, with_entropy: bool, *, overwrite: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        groups = self.groups
+        part = VocabularyPart.of_rank(groups.tensor_rank, logits.shape[1], self.vocab_size, groups.tensor_group)
+        found = vocab_parallel_log_probs(
+            logits,
+            micro.targets,
+            part,
+            temperature=self.temperature,
+            chunk_size=self.chunk_size,
+            with_entropy=with_entropy,
+            overwrite=overwrite,
+        )
+        log_probs, entropy = (
+            None if t is None else gather_places(t, micro.places, micro.num_responses, groups.context_group)
+            for t in found
+        )
+        assert log_probs is not None
+        return log_probs, entropy
+
+    def _whole(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, 1, hidden] of all rows of this context-parallel rank."""
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        if not unwrapped(self.chunk).config.sequence_parallel:
+            return hidden
+        # Every tensor-parallel rank gets the whole gradient (the output layer sums it over them), so each keeps its
+        # rows of it and nothing is reduced.
+        whole: torch.Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return whole
+
+    def _output_layer(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, 1, hidden] of whole rows -> [n, this rank's columns]."""
+        model = unwrapped(self.chunk)
+        weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
+        with _on_whole_rows(model.output_layer):
+            found: tuple[torch.Tensor, Any] = model.output_layer(hidden, weight=weight)
+        return found[0].squeeze(1)
+
+
+@contextmanager
+def _on_whole_rows(layer: Any) -> Iterator[None]:
+    """The output layer would gather its input over sequence-parallel ranks; here it has been gathered."""
+    if not getattr(layer, "sequence_parallel", False):
+        yield
+        return
+    before = layer.allreduce_dgrad
+    layer.sequence_parallel, layer.allreduce_dgrad = False, True
+    try:
+        yield
+    finally:
+        layer.sequence_parallel, layer.allreduce_dgrad = True, before

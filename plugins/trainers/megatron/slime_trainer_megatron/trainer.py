@@ -1,0 +1,376 @@
+"""The trainer that scales: a decoder in megatron-core, split over tensor, pipeline, context, expert and data ranks.
+
+The launcher builds it from `args` on every rank, once for the actor and once for a critic, and calls it through
+`protocols.Trainer`: the same calls in the same order everywhere. It assembles the parts of this package and holds no
+arithmetic of its own. What a reader would get wrong: `rank` and `world_size` are data-parallel ones; all tensor,
+pipeline and context peers of a data-parallel rank get the same batch and return the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from slime_core.errors import TrainError
+from slime_core.models.config import read_hf_config
+from slime_core.models.megatron_family import load_megatron_model
+from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
+from slime_core.trainers.embedded.schedule import LearningRateSchedule
+from slime_core.trainers.settings import Role, value_of
+from slime_core.types import TrainBatch
+from slime_trainer_megatron.arguments.architecture import check_architecture
+from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config
+from slime_trainer_megatron.checkpoints import checkpoint
+from slime_trainer_megatron.checks import check_run
+from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.hooks import HOOK_SETTINGS, Hooks
+from slime_trainer_megatron.installed import missing
+from slime_trainer_megatron.layout import Layout
+from slime_trainer_megatron.process_groups import ProcessGroups
+from slime_trainer_megatron.roles import Models
+from slime_trainer_megatron.settings import MegatronSettings
+from slime_trainer_megatron.step.balancing import expert_biases
+from slime_trainer_megatron.step.heads import Head
+from slime_trainer_megatron.step.optimizer import MegatronAdam, wrap_for_training
+from slime_trainer_megatron.step.packed import PackedBatch
+from slime_trainer_megatron.step.routing import RoutingReplay
+from slime_trainer_megatron.weights.weights_out import hf_weights
+
+
+class MegatronTrainer:
+    """Implements `protocols.Trainer`.
+
+    Args:
+        args: The run's settings; `settings.py`, `layout.py` and `config.py` say which are read.
+        role: "actor", or "critic" for the value model.
+
+    Raises:
+        ConfigError: A setting cannot be honoured here.
+        CheckpointError: The weights do not fit their `config.json`.
+    """
+
+    traits = TrainerTraits(
+        collective_weights=True,
+        reads_megatron=True,
+        routing_replay=True,
+        uses=frozenset(
+            {
+                "actor_num_gpus_per_node",
+                "actor_num_nodes",
+                "data_pad_size_multiplier",
+                "keep_old_actor",
+                "lora_alpha",
+                "lora_dropout",
+                "lora_rank",
+                "lora_target_modules",
+                "offload_train",
+                "padded_vocab_size",
+                "recompute_granularity",
+                *HOOK_SETTINGS,
+            }
+        ),
+    )
+
+    def __init__(self, args: Args, *, role: Role = "actor") -> None:
+        self.args, self.role = args, role
+        # Settings are read before any process group is joined, so a mistake ends the run at once.
+        self.settings = settings = _laid_out(args, MegatronSettings.from_args(args, role))
+        schedule = LearningRateSchedule.from_args(args, critic=role == "critic")
+        self._hooks = Hooks.from_args(args)
+        self.groups = ProcessGroups(
+            settings.layout,
+            settings.device,
+            settings.timeout_minutes,
+            settings.distributed_backend,
+            seed=int(value_of(args, "seed", 1234)),
+        )
+        self.device = self.groups.device
+        self.rank, self.world_size = self.groups.data_rank, self.groups.data_size
+        self.micro_batch_multiple = settings.layout.micro_batch_multiple
+        self.context_parallel_size = settings.layout.context
+        try:
+            with self._on_device():
+                self._build(schedule)
+        except BaseException:
+            self.groups.close()
+            raise
+        self._last_rollout: int | None = None
+        self._step_of_rollout = 0
+        self.reference_moved = False
+        """The reference is no longer what `--ref-load` names, so checkpoints hold it."""
+
+    def _build(self, schedule: LearningRateSchedule) -> None:
+        args, role = self.args, self.role
+        if role == "actor":
+            self._hooks.started(args)
+        self.models = Models(args, self.settings, self.groups, role, self._hooks.model_provider)
+        self._replay: RoutingReplay | None = None
+        if role == "actor" and self.models.config.num_moe_experts:
+            self._replay = RoutingReplay(self.models.chunks, self.groups)
+        ddp = ddp_config(args, role=role, device=self.device)
+        self.chunks: list[Any] = wrap_for_training(self.models.chunks, self.models.config, ddp)
+        """What is trained, as Megatron's wrappers; hooks get these."""
+        optimizer = optimizer_config(args, role=role, device=self.device)
+        stateless = bool(value_of(args, "use_stateless_adam", False))
+        self.optimizer = MegatronAdam(self.chunks, optimizer, schedule, stateless=stateless)
+        self._schedule = self.models.schedule(self.chunks)
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        return on_device(self.device)
+
+    # -- settings --------------------------------------------------------------------------------------
+
+    @classmethod
+    def missing(cls, args: Args) -> str:
+        """What is not installed and what to type; empty when Megatron is there."""
+        return missing()
+
+    @classmethod
+    def check_settings(cls, settings: Any) -> list[str]:
+        """Warnings. Raises ConfigError, and PluginError for hooks, for what would fail later."""
+        Hooks.from_args(settings.args)
+        return check_run(settings.args)
+
+    @classmethod
+    def processes(cls, settings: Any) -> int | None:
+        """How many processes the run needs: the GPUs that were asked for, else those of one copy of the model.
+
+        Raises:
+            ConfigError: The GPUs cannot be split into copies of the model.
+        """
+        args = settings.args
+        layout = Layout.from_args(args)
+        if settings.is_given("actor_num_nodes") or settings.is_given("actor_num_gpus_per_node"):
+            asked = int(value_of(args, "actor_num_nodes", 1)) * int(value_of(args, "actor_num_gpus_per_node", 1))
+            layout.data_size(asked)
+            return asked
+        return layout.model_size
+
+    # -- forward ---------------------------------------------------------------------------------------
+
+    def log_probs(
+        self,
+        batch: TrainBatch,
+        micro_batches: Sequence[Sequence[int]],
+        *,
+        role: Literal["actor", "ref", "teacher", "old_actor"] = "actor",
+    ) -> list[torch.Tensor]:
+        """[response_length] float32 log-probs per sample of the batch, no gradient.
+
+        Raises:
+            TrainError: The role has no model here, or the micro-batches leave a sample out.
+        """
+
+        def run(head: Head, hidden: torch.Tensor, micro: PackedBatch) -> tuple[torch.Tensor, ...]:
+            return head.log_probs(hidden, micro, False)[:1]
+
+        return self._pass(batch, micro_batches, run, 1, role)[0]
+
+    def log_probs_and_entropy(
+        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The actor's `log_probs` and, in the same shapes, entropies in nats. Raises TrainError as `log_probs` does."""
+
+        def run(head: Head, hidden: torch.Tensor, micro: PackedBatch) -> tuple[torch.Tensor, ...]:
+            log_probs, entropy = head.log_probs(hidden, micro, True)
+            assert entropy is not None
+            return log_probs, entropy
+
+        log_probs, entropies = self._pass(batch, micro_batches, run, 2, "actor")
+        return log_probs, entropies
+
+    def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """[response_length] float32 values per sample of the batch, no gradient.
+
+        Raises:
+            TrainError: This trainer has no critic, or the micro-batches leave a sample out.
+        """
+        if self.role != "critic":
+            raise TrainError("this trainer has no 'critic' model; it is built with role='critic'")
+
+        def run(head: Head, hidden: torch.Tensor, micro: PackedBatch) -> tuple[torch.Tensor, ...]:
+            return (head.values(hidden, micro),)
+
+        with self._on_device():
+            return self._schedule.results(batch, micro_batches, run, 1)[0]
+
+    def _pass(
+        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], run: Any, columns: int, role: str
+    ) -> list[list[torch.Tensor]]:
+        with self._on_device():
+            self.optimizer.sync_parameters()
+            with self.models.of_role(role, self._schedule) as schedule:
+                self._hooks.log_probs(self.args, schedule.chunks, role)
+                replay = self._replay_of(batch) if role in ("actor", "old_actor") else None
+                return schedule.results(batch, micro_batches, run, columns, replay)
+
+    def _replay_of(self, batch: TrainBatch) -> RoutingReplay | None:
+        """None where the batch names no experts, or the model has none."""
+        return None if batch.routed_experts is None else self._replay
+
+    # -- step ------------------------------------------------------------------------------------------
+
+    def train_step(
+        self,
+        batch: TrainBatch,
+        micro_batches: Sequence[Sequence[int]],
+        loss_fn: LossFn,
+        *,
+        with_entropy: bool = False,
+        with_logits: bool = False,
+    ) -> StepResult:
+        """One optimizer step over all micro-batches of all ranks.
+
+        Args:
+            batch: This data-parallel rank's samples.
+            micro_batches: Positions in the batch; those not named take no part in the step. Every rank needs at least
+                one.
+            loss_fn: Called once per micro-batch on the ranks of the last pipeline stage; must return the same metric
+                names in every micro-batch.
+            with_entropy: Fill `MicroBatchOutput.entropy`, differentiable.
+            with_logits: Fill `MicroBatchOutput.logits`, differentiable: as much memory as tokens x vocabulary on every
+                rank of the last stage.
+
+        Returns:
+            The metrics of `loss_fn` summed over micro-batches and data-parallel ranks, `grad_norm` before clipping,
+            `lr`, `skipped_steps` (1 when the gradients were not finite and nothing was changed), with routing replay
+            `routing_mismatch` (see `routing.py`), and the log-probs that the forward pass gave.
+
+        Raises:
+            TrainError: No micro-batch, or gradients not finite in several steps in a row.
+        """
+        if not micro_batches:
+            raise TrainError(f"rollout {batch.rollout_id}: an optimizer step without micro-batches on rank {self.rank}")
+        with self._on_device():
+            self._begin_step(batch)
+            biases = expert_biases(self.models.chunks)
+            kept = [bias.clone() for bias in biases]
+
+            def output(head: Head, hidden: torch.Tensor, micro: PackedBatch) -> MicroBatchOutput:
+                if self.role == "critic":
+                    return head.value_output(hidden, micro)
+                make = head.output_with_logits if with_logits else head.output
+                return make(hidden, micro, with_entropy)
+
+            found = self._schedule.accumulate(batch, micro_batches, loss_fn, output, self._replay_of(batch))
+            done = self.optimizer.step()
+            if done["skipped_steps"]:
+                for bias, before in zip(biases, kept, strict=True):
+                    bias.copy_(before)
+            return StepResult({**found.metrics, **done}, found.log_probs)
+
+    def _begin_step(self, batch: TrainBatch) -> None:
+        if batch.rollout_id != self._last_rollout:
+            self._last_rollout, self._step_of_rollout = batch.rollout_id, 0
+            if self.settings.reset_optimizer_states:
+                self.optimizer.reset_moments()
+        self.optimizer.zero_grad()
+        self._hooks.train_step(
+            self.args,
+            batch.rollout_id,
+            self._step_of_rollout,
+            self.chunks,
+            self.optimizer.optimizer,
+            self.optimizer.scheduler,
+        )
+        self._step_of_rollout += 1
+
+    # -- peers -----------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over data-parallel ranks, as a new tensor."""
+        return self.groups.all_reduce(tensor)
+
+    def broadcast(self, payload: bytes | None) -> bytes:
+        """The bytes of torch's rank 0 on every process; the others pass None."""
+        return self.groups.broadcast(payload)
+
+    # -- weights ---------------------------------------------------------------------------------------
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """HF names and tensors, with adapters merged, in the dtype of the parameters. Collective: every process
+        iterates to the end, and only that of torch's rank 0 gets pairs.
+
+        The tensors may be views of the live parameters: copy what must outlast the next step.
+        """
+        weights = self._hf_weights()
+        while True:
+            with self._on_device():
+                pair = next(weights, None)
+            if pair is None:
+                return
+            yield pair
+
+    def _hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self.optimizer.sync_parameters()
+        yield from hf_weights(self.models.chunks, self.models.family, what=self.models.exported)
+
+    def update_reference(self) -> None:
+        """Copy the actor's weights into the reference. Raises TrainError when the run has no reference."""
+        self._keep("ref")
+        self.reference_moved = True
+
+    def update_old_actor(self) -> None:
+        """Copy the actor's weights into the old actor. Raises TrainError without `--keep-old-actor`."""
+        self._keep("old_actor")
+
+    def _keep(self, name: str) -> None:
+        if name not in self.models.sets:
+            raise TrainError(self.models.absent(name))
+        with self._on_device():
+            self.optimizer.sync_parameters()
+            self.models.sets.keep(name)
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def save(self, directory: Path) -> None:
+        """Write the HF-layout model and, under `directory/trainer`, all that `load` needs; returns on all ranks
+        when every rank has written. The directory must be one that all ranks see."""
+        with self._on_device(), self.optimizer.moments_on_device():
+            self.optimizer.sync_parameters()
+            checkpoint.save_checkpoint(self, Path(directory))
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote, bit for bit in the same layout; `--finetune` takes the weights only.
+
+        Raises:
+            CheckpointError: The checkpoint is not whole or does not fit this run.
+        """
+        with self._on_device(), self.optimizer.moments_on_device():
+            checkpoint.load_checkpoint(self, Path(directory))
+
+    def offload(self) -> None:
+        """Free the gradient buffers and, on a GPU, move the moments to the host; returns when every process has.
+
+        Parameters and the optimizer's float32 copies of them stay. A checkpoint takes the moments back for its time.
+        """
+        with self._on_device():
+            self.optimizer.offload()
+            self.groups.barrier()
+
+    def onload(self) -> None:
+        """Take that memory again, and the moments back."""
+        with self._on_device():
+            self.optimizer.onload()
+
+    def close(self) -> None:
+        """Leave the process groups; safe to call twice. The trainer takes no steps afterwards."""
+        self.groups.close()
+
+
+def _laid_out(args: Args, settings: MegatronSettings) -> MegatronSettings:
+    """The settings with the model's layers counted out over pipeline stages.
+
+    Raises:
+        ConfigError: Flags contradict `config.json`, or the model cannot be split like this.
+    """
+    architecture = load_megatron_model(settings.hf_checkpoint).architecture
+    check_architecture(args, read_hf_config(settings.hf_checkpoint), architecture)
+    layout = Layout.from_args(args, architecture.num_layers)
+    layout.check_model(architecture.transformer)
+    return replace(settings, layout=layout)

@@ -1,0 +1,213 @@
+"""The parameters of all ranks -> HF names and whole tensors on rank 0, a bucket at a time.
+
+    every rank            what it holds and speaks for: names, parts, shapes, dtypes (one small collective)
+                          -> the same list of buckets on every rank, in the order of `places`
+    owners of a bucket    their parts, large ones as they are, the others together    --send-->  rank 0
+    rank 0                receives a bucket, merges one parameter after the other, yields HF tensors
+
+`named_weights`, checkpoints in HF's layout and the tests of gradients call it. Of data- and context-parallel replicas
+only the first sends. Parts go straight to rank 0, since nobody else needs them: an all-gather among tensor-parallel
+ranks would move every part to all of them first. No rank ever holds more than a few buckets. What a reader would get
+wrong: senders wait until rank 0 asks for their bucket, so all ranks must iterate, and to the end; the deadline of that
+wait is the process group's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime_core.errors import ConfigError
+from slime_core.models.megatron_family import MegatronModel, Place, places
+from slime_trainer_megatron.weights.parameters import NamedParameter, checked_parameters, gathered, part_of
+
+What = Callable[[torch.Tensor], torch.Tensor | None]
+ALONE = 1 << 20
+"""Bytes from which a part is a message of its own: it is sent from where it is, without a copy."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One rank's part of one parameter."""
+
+    owner: int
+    """Global rank."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass
+class _Message:
+    """What one rank sends at a time."""
+
+    owner: int
+    dtype: torch.dtype
+    pieces: list[tuple[str, _Piece]] = field(default_factory=list)
+    """With the names of their parameters."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One parameter of the whole model, its parts in order."""
+
+    place: Place
+    pieces: tuple[_Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+@dataclass
+class _Bucket:
+    """Parameters that travel together."""
+
+    entries: list[_Entry] = field(default_factory=list)
+    nbytes: int = 0
+
+    def messages(self) -> list[_Message]:
+        """In an order that senders and receiver share."""
+        found: list[_Message] = []
+        together: dict[tuple[int, torch.dtype], _Message] = {}
+        for entry in self.entries:
+            for piece in entry.pieces:
+                key = (piece.owner, piece.dtype)
+                message = _Message(*key)
+                if piece.nbytes < ALONE:
+                    message = together.setdefault(key, message)
+                if not message.pieces:
+                    found.append(message)
+                message.pieces.append((entry.place.megatron, piece))
+        return found
+
+
+def hf_weights(
+    chunks: Sequence[Any],
+    model: MegatronModel,
+    *,
+    bucket_bytes: int = 512 << 20,
+    what: What = lambda parameter: parameter.data,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Collective: every rank iterates it to its end; only global rank 0 gets pairs.
+
+    Args:
+        chunks: The model of this rank, one per virtual pipeline stage; wrapped or not.
+        model: The family's map; of a critic, `weight_map.critic_of` it.
+        bucket_bytes: Of Megatron's parameters that are under way at a time; a larger parameter goes alone.
+        what: Parameter -> what is exported in its place and is of its shape: gradients, a CPU copy; None leaves it out,
+            on every rank that has it. Called when the tensor is sent, and once before for shape and dtype. Also called
+            with buffers that are weights, which have no gradient.
+
+    Yields:
+        HF name and whole tensor, in the order of `places`, in the dtype of `what`, on the parameters' device. Tensors
+        may be views of the model or of a bucket: copy what outlives the next step, and never write to them. A tied
+        output layer is left out, as the embedded trainer does.
+
+    Raises:
+        ConfigError: The map does not fit the model; on every rank when on one.
+    """
+    here = dist.get_rank() if dist.is_initialized() else 0
+    named = checked_parameters(chunks, model)
+    own = {parameter.name: parameter.parameter for parameter in named if not parameter.copy}
+    for bucket in _buckets(_entries(named, model, what), bucket_bytes):
+        if here:
+            _send(bucket, own, here, what)
+        else:
+            yield from _merged(bucket, _receive(bucket, own, what), model.architecture.vocab_size)
+
+
+def _entries(named: Sequence[NamedParameter], model: MegatronModel, what: What) -> list[_Entry]:
+    """What is exported, alike on every rank."""
+    offers: list[tuple[str, int, int, tuple[int, ...], torch.dtype]] = []
+    for parameter in named:
+        part = part_of(parameter.row)
+        if parameter.copy or not part.speaks:
+            continue
+        tensor = what(parameter.parameter)
+        if tensor is not None:
+            offers.append((parameter.name, part.rank, part.size, tuple(tensor.shape), tensor.dtype))
+    pieces: dict[str, dict[int, _Piece]] = {}
+    sizes: dict[str, int] = {}
+    for owner, offered in enumerate(gathered(offers)):
+        for name, rank, size, shape, dtype in offered:
+            pieces.setdefault(name, {})[rank] = _Piece(owner, shape, dtype)
+            sizes[name] = size
+    entries = []
+    for place in places(model):
+        if found := pieces.get(place.megatron):
+            if len(found) != sizes[place.megatron]:
+                raise ConfigError(
+                    f"{place.megatron}: parts {sorted(found)} of {sizes[place.megatron]} are there to be exported; "
+                    "what is exported must be there on every rank or on none"
+                )
+            entries.append(_Entry(place, tuple(found[rank] for rank in sorted(found))))
+    return entries
+
+
+def _buckets(entries: Sequence[_Entry], bucket_bytes: int) -> Iterator[_Bucket]:
+    bucket = _Bucket()
+    for entry in entries:
+        if bucket.entries and bucket.nbytes + entry.nbytes > bucket_bytes:
+            yield bucket
+            bucket = _Bucket()
+        bucket.entries.append(entry)
+        bucket.nbytes += entry.nbytes
+    if bucket.entries:
+        yield bucket
+
+
+def _value(own: dict[str, torch.Tensor], name: str, what: What) -> torch.Tensor:
+    tensor = what(own[name])
+    assert tensor is not None, f"{name}: there when announced"
+    return tensor.detach().to(own[name].device)
+
+
+def _send(bucket: _Bucket, own: dict[str, torch.Tensor], here: int, what: What) -> None:
+    for message in bucket.messages():
+        if message.owner == here:
+            parts = [_value(own, name, what).reshape(-1) for name, _ in message.pieces]
+            dist.send(parts[0] if len(parts) == 1 else torch.cat(parts), dst=0)
+
+
+def _receive(bucket: _Bucket, own: dict[str, torch.Tensor], what: What) -> dict[tuple[str, int], torch.Tensor]:
+    """(name, owner) -> part; all owners send at the same time."""
+    device = next(iter(own.values())).device
+    parts: dict[tuple[str, int], torch.Tensor] = {}
+    arriving = []
+    for message in bucket.messages():
+        if message.owner == 0:
+            parts |= {(name, 0): _value(own, name, what) for name, _ in message.pieces}
+        else:
+            flat = torch.empty(sum(piece.numel for _, piece in message.pieces), dtype=message.dtype, device=device)
+            arriving.append((dist.irecv(flat, src=message.owner), flat, message))
+    for work, flat, message in arriving:
+        assert work is not None, "this rank is in the group of all ranks"
+        work.wait()
+        start = 0
+        for name, piece in message.pieces:
+            parts[name, message.owner] = flat.narrow(0, start, piece.numel).view(piece.shape)
+            start += piece.numel
+    return parts
+
+
+def _merged(
+    bucket: _Bucket, parts: dict[tuple[str, int], torch.Tensor], vocab_size: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for entry in bucket.entries:
+        row, name = entry.place.row, entry.place.megatron
+        found = row.merge.to_hf([parts.pop((name, piece.owner)) for piece in entry.pieces])
+        if row.vocabulary:
+            found = [tensor[:vocab_size] for tensor in found]
+        yield from zip(entry.place.hf, found)

@@ -1,0 +1,135 @@
+"""Writes what follows from `plugins/<kind>/<name>/pyproject.toml`: the bundle's metadata and requirements.txt.
+
+`plugins/pyproject.toml` is the distribution slime-rl: the packages and the entry points of all folders in one wheel.
+A folder with `[tool.slime] published = true` is a distribution of its own, which the bundle requires. What a folder
+requires is required by the bundle, its extras are the bundle's, so what is heavy belongs in an extra. `--check` writes
+nothing and exits 1 when a file is out of step. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+REQUIREMENTS = """# Written by scripts/sync_packages.py: slime, its plugins and slime-compat, editable.
+#   pip install -r requirements.txt
+# A looser torch than the one that is tested may pull gigabytes of CUDA libraries.
+torch==2.13.0
+"""
+BUNDLE = """# Written by scripts/sync_packages.py from */*/pyproject.toml: every first-party plugin in one distribution.
+[build-system]
+requires = ["hatchling>=1.27"]
+build-backend = "hatchling.build"
+
+[project]
+name = "slime-rl"
+version = "{version}"
+description = "Reinforcement-learning post-training of language models: slime-rl-core and its first-party plugins"
+readme = "README.md"
+requires-python = ">=3.11"
+license = "Apache-2.0"
+dependencies = {dependencies}
+
+[project.optional-dependencies]
+{extras}
+{entry_points}
+[tool.hatch.build.targets.wheel]
+packages = {packages}
+dev-mode-dirs = {folders}
+"""
+
+
+class Folders:
+    """The distributions under `plugins/*/*`, by folder relative to `plugins`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        files = sorted(root.glob("plugins/*/*/pyproject.toml"))
+        read = {file.parent: tomllib.loads(file.read_text(encoding="utf-8")) for file in files}
+        self.all = {folder.relative_to(root / "plugins").as_posix(): facts for folder, facts in read.items()}
+        self.published = [f for f, facts in self.all.items() if facts.get("tool", {}).get("slime", {}).get("published")]
+        self.bundled = {folder: facts for folder, facts in self.all.items() if folder not in self.published}
+
+    def requirements(self) -> str:
+        """requirements.txt: core, bundle, what is published alone, slime-compat."""
+        folders = [".", "./plugins", *(f"./plugins/{folder}" for folder in self.published)]
+        if (self.root / "compat" / "pyproject.toml").is_file():
+            folders.append("./compat")
+        return REQUIREMENTS + "".join(f"-e {folder}\n" for folder in folders)
+
+    def bundle(self) -> str:
+        """plugins/pyproject.toml."""
+        init = (self.root / "slime_core" / "__init__.py").read_text(encoding="utf-8")
+        version = re.findall(r'^__version__ = "(.+)"$', init, re.MULTILINE)[0]
+        alone = [self.all[folder]["project"]["name"] for folder in self.published]
+        required = {text for facts in self.bundled.values() for text in facts["project"].get("dependencies", ())}
+        third = sorted(text for text in required if not text.startswith("slime-"))
+        packages = [
+            f"{folder}/{package}"
+            for folder, facts in self.bundled.items()
+            for package in facts["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+        ]
+        return BUNDLE.format(
+            version=version,
+            dependencies=_array([f"slime-rl-core=={version}", *alone, *third]),
+            extras="".join(f"{name} = {json.dumps(wanted)}\n" for name, wanted in self._extras()),
+            entry_points="".join(_table(group, entries) for group, entries in self._entry_points()),
+            packages=_array(packages),
+            folders=_array(list(self.bundled)),
+        )
+
+    def _extras(self) -> Iterator[tuple[str, list[str]]]:
+        """The core's under the bundle's name, and those of the folders."""
+        core = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        found = {name: [f"slime-rl-core[{name}]"] for name in core.get("optional-dependencies", {}) if name != "dev"}
+        for facts in self.bundled.values():
+            for name, wanted in facts["project"].get("optional-dependencies", {}).items():
+                found.setdefault(name, []).extend(wanted)
+        yield from sorted(found.items())
+
+    def _entry_points(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        tables: dict[str, dict[str, str]] = {}
+        for folder, facts in self.bundled.items():
+            for group, entries in facts["project"].get("entry-points", {}).items():
+                table = tables.setdefault(group, {})
+                if twice := table.keys() & entries.keys():
+                    raise SystemExit(f"plugins/{folder}/pyproject.toml: {group} has {sorted(twice)} already")
+                table.update(entries)
+        yield from sorted(tables.items())
+
+
+def _array(words: Sequence[str]) -> str:
+    return "[\n" + "".join(f"    {json.dumps(word)},\n" for word in words) + "]"
+
+
+def _table(group: str, entries: Mapping[str, Any]) -> str:
+    lines = "".join(f"{name} = {json.dumps(target)}\n" for name, target in sorted(entries.items()))
+    return f'\n[project.entry-points."{group}"]\n{lines}'
+
+
+def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Write or check; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is out of step")
+    check = parser.parse_args(argv).check
+    folders = Folders(root)
+    wanted = {root / "requirements.txt": folders.requirements(), root / "plugins" / "pyproject.toml": folders.bundle()}
+    stale = [file for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
+    for file in stale:
+        if check:
+            print(f"{file} is out of step with plugins/; run: python scripts/sync_packages.py", file=sys.stderr)
+        else:
+            file.write_text(wanted[file], encoding="utf-8")
+            print(f"wrote {file}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

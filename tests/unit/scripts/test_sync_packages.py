@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sync_packages", ROOT / "scripts" / "sync_packages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def checkout(root: Path, **bodies: str) -> Path:
+    (root / "slime_core").mkdir()
+    (root / "slime_core" / "__init__.py").write_text('__version__ = "2.3.4"\n')
+    (root / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["numpy>=1"]\n[project.optional-dependencies]\nparquet = ["pyarrow"]\n'
+    )
+    for name, body in bodies.items():
+        folder = root / "plugins" / "rewards" / name
+        folder.mkdir(parents=True)
+        (folder / "pyproject.toml").write_text(
+            f'[project]\nname = "slime-reward-{name}"\n{body}\n'
+            f'[tool.hatch.build.targets.wheel]\npackages = ["slime_reward_{name}"]\n'
+        )
+    return root
+
+
+def test_the_files_are_in_step(script: ModuleType) -> None:
+    assert script.main(["--check"]) == 0, "run: python scripts/sync_packages.py"
+
+
+def test_check_notices_a_new_plugin_and_writing_mends_it(script: ModuleType, tmp_path: Path) -> None:
+    entry = '[project.entry-points."slime.rewards"]\n'
+    root = checkout(
+        tmp_path,
+        a=f'dependencies = ["slime-rl-core", "numpy"]\n{entry}a = "slime_reward_a:reward"\n',
+        b=f'[project.optional-dependencies]\nfast = ["orjson"]\n{entry}b = "slime_reward_b:reward"\n',
+        math=f'{entry}math = "slime_reward_math:reward"\n[tool.slime]\npublished = true\n',
+    )
+    assert script.main(["--check"], root) == 1
+    assert not (root / "requirements.txt").exists()
+    assert script.main([], root) == 0
+    lines = (root / "requirements.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "torch==2.13.0",
+        "-e .",
+        "-e ./plugins",
+        "-e ./plugins/rewards/math",
+    ]
+    bundle = tomllib.loads((root / "plugins" / "pyproject.toml").read_text())
+    assert bundle["project"]["dependencies"] == ["slime-rl-core==2.3.4", "slime-reward-math", "numpy"]
+    assert bundle["project"]["optional-dependencies"] == {"fast": ["orjson"], "parquet": ["slime-rl-core[parquet]"]}
+    assert bundle["project"]["entry-points"] == {
+        "slime.rewards": {"a": "slime_reward_a:reward", "b": "slime_reward_b:reward"}
+    }
+    packages = bundle["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert packages == ["rewards/a/slime_reward_a", "rewards/b/slime_reward_b"]
+    assert script.main(["--check"], root) == 0
+
+
+def test_a_name_that_two_folders_offer_is_refused(script: ModuleType, tmp_path: Path) -> None:
+    same = dict.fromkeys("ab", '[project.entry-points."slime.rewards"]\nsame = "x:y"')
+    with pytest.raises(SystemExit, match=r"rewards/b/pyproject.toml: slime.rewards has \['same'\] already"):
+        script.main([], checkout(tmp_path, **same))
