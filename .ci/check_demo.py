@@ -11,7 +11,7 @@ if not before <= 0.4:
     problems.append(f"held-out accuracy before training is {before}, expected at most 0.4")
 if not after >= 0.9:
     problems.append(f"held-out accuracy after training is {after}, expected at least 0.9")
-if not summary["versions"].get("slime-rl") or not summary["plugins"]:
+if not {"slime-rl-core", "slime-rl"} <= summary["versions"].keys() or not summary["plugins"]:
     problems.append("versions of core and plugins are missing")
 print(f"demo: {before} -> {after} in {seconds} s")
 sys.exit("\n".join(problems) or 0)

@@ -5,7 +5,7 @@
 
 Lengths of responses belong to the sample, so every mode generates and trains the same work. `run_case` runs it in real
 time (timers, no arithmetic: the processor is idle most of the time), or under the virtual clock of
-`slime_core.testing.simulation`, where the framework itself takes no time at all. What a reader would get wrong: a
+`tests.simulation`, where the framework itself takes no time at all. What a reader would get wrong: a
 request is slowed down by nothing, so so many slots are so many workers; `--sglang-server-concurrency` is their number.
 """
 
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from slime_core import loop, loop_async
@@ -29,10 +31,12 @@ from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.testing.simulation.engine import SimulatedEngine, SimulatedGenerator
-from slime_core.testing.simulation.loop import SimulatedLoop, VirtualClock
-from slime_core.testing.simulation.threads import Runner, Threads
 from slime_core.types import Group, Sample, TrainBatch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own folder is there instead
+from tests.simulation.engine import SimulatedEngine, SimulatedGenerator
+from tests.simulation.loop import SimulatedLoop, VirtualClock
+from tests.simulation.threads import Runner, Threads
 
 
 def long_tail(num_samples: int, median: float, sigma: float, cap: float, seed: int) -> list[int]:
@@ -164,7 +168,7 @@ class _World:
         runner: Any = None
         if clock is not None:
             self.simulated = SimulatedLoop(random.Random(0), clock, max_turns=1 << 30)
-            runner = Runner(self.simulated)
+            runner = Runner(self.simulated, Threads(self.simulated))
         elif self.args.async_training:
             runner = LoopThread()
         self.stage = RolloutStage(self.args, self._parts(), runner)
@@ -227,24 +231,17 @@ class _World:
             finally:
                 self.stage.stop()
         elif self.simulated is None:
-            asyncio.run(_Async(self, async_stage._in_thread).run())
+            asyncio.run(_Async(self).run())
         else:
-            threads = Threads(self.simulated)
-            with threads.in_place_of(async_stage, "_in_thread"):
-                self.simulated.run(_Async(self, threads.call).run())
+            self.simulated.run(_Async(self).run())
         return self.trace
 
 
 class _Async:
-    """The stages of `loop_async`: a world's, while other things go on.
+    """The stages of `loop_async`: a world's, while other things go on."""
 
-    Args:
-        world: Whose.
-        in_thread: Calls what blocks.
-    """
-
-    def __init__(self, world: _World, in_thread: Callable[[Callable[[], Any]], Any]) -> None:
-        self._world, self._in_thread = world, in_thread
+    def __init__(self, world: _World) -> None:
+        self._world = world
 
     async def run(self) -> None:
         world = self._world
@@ -262,7 +259,7 @@ class _Async:
         return {}
 
     async def push(self) -> dict[str, float]:
-        return await self._in_thread(self._world.push)  # type: ignore[no-any-return]
+        return await self._world.stage.loop_thread().in_thread(self._world.push)
 
     async def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:
         self._world.step_end(rollout_id, metrics)

@@ -1,5 +1,5 @@
-"""Write `docs/reference/flags.md`, `megatron-flags.md`, `modules.md` and the tables of `docs/migrating-from-slime.md`;
-`--check` only says whether they are up to date.
+"""Write `docs/reference/flags.md`, `megatron-flags.md`, `modules.md`, and the generated parts of
+`docs/reference/hooks.md` and `docs/migrating-from-slime.md`; `--check` only says whether they are up to date.
 
 python scripts/generate_docs.py [--check]
 """
@@ -7,9 +7,10 @@ python scripts/generate_docs.py [--check]
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slime_trainer_megatron.arguments.fields import shipped_fields
@@ -20,8 +21,11 @@ from slime_trainer_megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED,
 from slime_core.config.foreign import find_owners
 from slime_core.config.passthrough import ForeignFlag, ForeignFlags
 from slime_core.config.spec import FlagSpec, flag_specs
-from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack
+from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack, has_effect
 from slime_core.config.yaml_file import dump_value
+from slime_core.plugins.hooks import hook_flags, hook_specs
+from slime_core.plugins.kind import Kind
+from slime_core.plugins.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the verdicts stand beside the tests that hold them to account
@@ -36,6 +40,13 @@ MIGRATING_PAGE = ROOT / "docs" / "migrating-from-slime.md"
 FLAGS_PAGE = REFERENCE / "flags.md"
 MEGATRON_PAGE = REFERENCE / "megatron-flags.md"
 MODULES_PAGE = REFERENCE / "modules.md"
+HOOKS_PAGE = REFERENCE / "hooks.md"
+
+NOT_CALLED = (
+    "--prepare-path", "--tools-path", "--custom-config-path", "--megatron-config-path", "--environment-path",
+    "--eval-answer-path",
+)  # fmt: skip
+"""Flags that end like one of a function: a recipe and tools (docs/plugins/index.md), and files of settings."""
 
 HEAD = """# Flags
 
@@ -182,6 +193,48 @@ def verdict_table(head: str, verdicts: Mapping[str, Verdict]) -> str:
     return "\n".join([*table, *(["", f"Works: {works}."] if works else [])])
 
 
+def example_of(names: tuple[str, ...]) -> str:
+    """A link to the example that defines one of these names."""
+    for file in [*sorted((ROOT / "examples" / "hooks").glob("*.py")), *sorted((ROOT / "examples").glob("custom_*.py"))]:
+        if re.search(
+            rf"^(?:async )?(?:def|class) (?:{'|'.join(names)})\b", file.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            return f"[{file.name}](../../{file.relative_to(ROOT)})"
+    raise AssertionError(f"no example of {names}")
+
+
+def hook_section(name: str, spec: Callable[..., object]) -> str:
+    """One hook: what it is called with, when, and the flag whose function implements it."""
+    lines = [f"### `{name}({', '.join(inspect.signature(spec).parameters)})`", "", inspect.getdoc(spec) or ""]
+    if row := hook_flags().get(name):
+        called = f"`{row.flags[0]}`, called as `{row.calls[0].shown}`"
+        lines += ["", f"Flag: {called}. Example: {example_of(row.canonical)}."]
+    return "\n".join(lines)
+
+
+def component_rows() -> list[str]:
+    """Flags of functions that take the place of a stage; every flag of a function is here or belongs to a hook."""
+    kinds = {flag: kind for kind in KINDS.values() for flag in kind.flags if flag.endswith("-path")}
+    called = [s.flag for s in flag_specs().values() if s.flag.endswith("-path") and has_effect(s.name)]
+    of_hooks = {row.flags[0] for row in hook_flags().values()}
+    return [component_row(flag, kinds[flag]) for flag in called if flag not in of_hooks and flag not in NOT_CALLED]
+
+
+def component_row(flag: str, kind: Kind) -> str:
+    """One line of the table."""
+    calls = [*kind.calls, *([kind.construct] if kind.construct else [])]
+    # Of rewards the plain form, which comes after that of batches.
+    shown = next((call for call in calls if call.marker is None), calls[0]).shown.replace("|", chr(92) + "|")
+    return f"| `{flag}` | `{kind.name}` | `{shown}` | {example_of(kind.canonical)} |"
+
+
+def hooks_page() -> str:
+    """The page as it is, with its generated parts made anew."""
+    table = ["| flag | kind | call | example |", "|---|---|---|---|", *component_rows()]
+    sections = "\n\n".join(hook_section(name, spec) for name, spec in hook_specs().items())
+    return filled(HOOKS_PAGE, {"hooks": sections, "components": "\n".join(table)})
+
+
 def migrating_page() -> str:
     """The page as it is, with its generated parts made anew."""
     newer = {flag: Verdict("refused", why) for flag, why in thudm_flags.NEWER.items()}
@@ -191,13 +244,18 @@ def migrating_page() -> str:
         "names": "## Names\n\n" + verdict_table("name", NAMES),
         "newer": verdict_table("flag", newer),
     }
-    text = MIGRATING_PAGE.read_text(encoding="utf-8")
+    return filled(MIGRATING_PAGE, parts)
+
+
+def filled(page: Path, parts: Mapping[str, str]) -> str:
+    """The text of a page with other text in its generated parts."""
+    text = page.read_text(encoding="utf-8")
     for part, made in parts.items():
         begin, end = f"<!-- generated: {part} -->\n", "<!-- end -->"
         pattern = re.escape(begin) + ".*?" + re.escape(end)
-        assert re.search(pattern, text, re.DOTALL), f"{MIGRATING_PAGE}: no part {part!r}"
-        filled = begin + (f"\n{made}\n\n" if made else "") + end
-        text = re.sub(pattern, lambda _: filled, text, count=1, flags=re.DOTALL)  # noqa: B023 - called at once
+        assert re.search(pattern, text, re.DOTALL), f"{page}: no part {part!r}"
+        whole = begin + (f"\n{made}\n\n" if made else "") + end
+        text = re.sub(pattern, lambda _: whole, text, count=1, flags=re.DOTALL)  # noqa: B023 - called at once
     return text
 
 
@@ -227,6 +285,7 @@ def main(argv: list[str]) -> int:
     for page, text in (
         (FLAGS_PAGE, flags_page()),
         (MEGATRON_PAGE, megatron_page()),
+        (HOOKS_PAGE, hooks_page()),
         (MIGRATING_PAGE, migrating_page()),
         (MODULES_PAGE, modules_page()),
     ):

@@ -146,8 +146,8 @@ def simulated(simulation: Any, seed: int, mode: str) -> str:
 
 
 def find_simulation(root: Path) -> Any:
-    """The package `simulation` of a checkout; commits up to 2026 have it below `slime_core.testing`."""
-    old = (root / "slime_core" / "testing" / "simulation").is_dir()
+    """The package `simulation` of a checkout; older ones have it below `slime_core.testing`."""
+    old = (root / "slime_core" / "testing" / "simulation" / "__init__.py").is_file()
     sys.path.insert(0, str(root))
     return importlib.import_module("slime_core.testing.simulation" if old else "tests.simulation")
 

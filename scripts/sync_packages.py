@@ -1,9 +1,10 @@
-"""Writes what follows from `plugins/<kind>/<name>/pyproject.toml`: the bundle's metadata and requirements.txt.
+"""Writes what follows from `plugins/<kind>/<name>/pyproject.toml`: the bundle's metadata, requirements.txt, licences.
 
 `plugins/pyproject.toml` is the distribution slime-rl: the packages and the entry points of all folders in one wheel.
 A folder with `[tool.slime] published = true` is a distribution of its own, which the bundle requires. What a folder
-requires is required by the bundle, its extras are the bundle's, so what is heavy belongs in an extra. `--check` writes
-nothing and exits 1 when a file is out of step. Standard library only.
+requires is required by the bundle, its extras are the bundle's, so what is heavy belongs in an extra. A wheel takes no
+file from outside its folder, so whatever is published has a copy of LICENSE. `--check` writes nothing and exits 1 when
+a file is out of step. Standard library only.
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ class Folders:
         self.bundled = {folder: facts for folder, facts in self.all.items() if folder not in self.published}
 
     def requirements(self) -> str:
-        """requirements.txt: core, bundle, what is published alone, slime-compat."""
-        folders = [".", "./plugins", *(f"./plugins/{folder}" for folder in self.published)]
-        if (self.root / "compat" / "pyproject.toml").is_file():
-            folders.append("./compat")
-        return REQUIREMENTS + "".join(f"-e {folder}\n" for folder in folders)
+        """requirements.txt: all that is published."""
+        return REQUIREMENTS + "-e .\n" + "".join(f"-e ./{folder}\n" for folder in self.distributions())
+
+    def distributions(self) -> list[str]:
+        """Folders of what is published besides the core: bundle, what is published alone, slime-compat."""
+        folders = ["plugins", *(f"plugins/{folder}" for folder in self.published)]
+        return [*folders, "compat"] if (self.root / "compat" / "pyproject.toml").is_file() else folders
 
     def bundle(self) -> str:
         """plugins/pyproject.toml."""
@@ -120,7 +123,9 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is out of step")
     check = parser.parse_args(argv).check
     folders = Folders(root)
+    licence = (root / "LICENSE").read_text(encoding="utf-8")
     wanted = {root / "requirements.txt": folders.requirements(), root / "plugins" / "pyproject.toml": folders.bundle()}
+    wanted |= {root / folder / "LICENSE": licence for folder in folders.distributions()}
     stale = [file for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     for file in stale:
         if check:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slime_core.data.turns import turn_delta
     from slime_core.engines.model_urls import get_model_url, planned_models
     from slime_core.errors import SlimeError
-    from slime_core.estimator import EstimatorBase, GroupEstimator
+    from slime_core.estimator import EstimatorBase
     from slime_core.fan_out import execution_rewards, executions
     from slime_core.learning.corrections import CorrectionInputs, CorrectionOutputs
     from slime_core.plugins.adapters import RewardCaller
@@ -86,7 +86,6 @@ _EXPORTS = {
     "GenerateTraits": "slime_core.protocols",
     "GenerationOutput": "slime_core.types",
     "Group": "slime_core.types",
-    "GroupEstimator": "slime_core.estimator",
     "JsonClient": "slime_core.plugins.json_client",
     "LossInputs": "slime_core.protocols",
     "LossOutputs": "slime_core.protocols",
@@ -149,7 +148,6 @@ __all__ = [
     "GenerateTraits",
     "GenerationOutput",
     "Group",
-    "GroupEstimator",
     "JsonClient",
     "LossInputs",
     "LossOutputs",

@@ -19,19 +19,43 @@ def normalized(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
+def installed(distribution: str) -> metadata.Distribution | None:
+    """Its metadata; None where it is not installed."""
+    try:
+        return metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 @cache
 def own_distributions() -> frozenset[str]:
-    """slime's own, by normalized name: core, bundle, what the bundle requires without an extra, and the checkout's."""
+    """slime's own, by normalized name: core, bundle, the slime-* the bundle requires, and the checkout's folders."""
     own = {CORE, BUNDLE}
-    try:
-        requires = metadata.requires(BUNDLE) or ()
-    except metadata.PackageNotFoundError:
-        requires = ()
-    for text in requires:
-        if "extra" not in text.partition(";")[2] and (match := re.match(r"[A-Za-z0-9._-]+", text)):
+    bundle = installed(BUNDLE)
+    for text in (bundle and bundle.requires) or ():
+        if "extra" not in text.partition(";")[2] and (match := re.match(r"slime[-_.][A-Za-z0-9._-]+", text, re.I)):
             own.add(normalized(match[0]))
     own.update(_checkout_names(Path(__file__).resolve().parents[1]))
     return frozenset(own)
+
+
+def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:
+    """(name, entry point, distribution) of a group, slime's own first, then by distribution and name.
+
+    A distribution whose metadata cannot be read has none here; discovery reports it.
+    """
+    found: dict[tuple[str, str], metadata.EntryPoint] = {}
+    for dist in metadata.distributions():
+        try:
+            if group not in (dist.read_text("entry_points.txt") or ""):
+                continue  # most: parsing them all would take longer than everything else at start-up
+            for entry in dist.entry_points:
+                if entry.group == group:
+                    found.setdefault((str(dist.name), entry.name), entry)
+        except Exception:
+            continue
+    order = sorted(found, key=lambda key: (normalized(key[0]) not in (CORE, BUNDLE), key))
+    return [(name, found[dist, name], dist) for dist, name in order]
 
 
 def _checkout_names(root: Path) -> list[str]:

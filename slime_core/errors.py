@@ -41,7 +41,7 @@ class PluginSignatureError(PluginError, TypeError):
 
 
 class PluginIncompatibleError(PluginError, RuntimeError):
-    """The plugin's distribution requires another version of slime."""
+    """The plugin is written for another version of its kind's API."""
 
 
 class EnvironmentTimeoutError(PluginError, TimeoutError):

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from slime_core.errors import PluginError
-from slime_core.ops.groups import group_normalize
 from slime_core.ops.ratios import sequence_kl, token_kl
 from slime_core.ops.surrogate import clipped_surrogate
 from slime_core.protocols import (
@@ -27,7 +26,7 @@ from slime_core.protocols import (
     RewardInputs,
 )
 
-__all__ = ["AdvantageFn", "CustomAdvantages", "EstimatorBase", "GroupEstimator", "group_normalize"]
+__all__ = ["AdvantageFn", "CustomAdvantages", "EstimatorBase"]
 
 AdvantageFn = Callable[[Args, dict[str, Any]], None]
 """`--custom-advantage-function-path`: sets `rollout_data["advantages"]` and `rollout_data["returns"]`."""
@@ -78,22 +77,6 @@ class EstimatorBase:
         if self.ratio_level == "sequence":
             return sequence_kl(inputs.log_probs, inputs.old_log_probs, inputs.loss_mask, inputs.sample_lengths)
         return token_kl(inputs.log_probs, inputs.old_log_probs)
-
-
-class GroupEstimator(EstimatorBase):
-    """A response's reward counts relative to the other responses to the same prompt (GRPO and its relatives).
-
-    (r - mean(group)) / (std(group) + 1e-6), unbiased; `--disable-grpo-std-normalization` leaves out the division,
-    `--disable-rewards-normalization` both. Fan-out siblings are one member; a group of one gets 0.
-    """
-
-    compares_group = True
-
-    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
-        """[n] rewards normalised within each `group_index`."""
-        if not args.rewards_normalization:
-            return [float(reward) for reward in inputs.rewards]
-        return group_normalize(inputs.rewards, inputs.group_indices, args.grpo_std_normalization, inputs.rollout_ids)
 
 
 class CustomAdvantages(EstimatorBase):

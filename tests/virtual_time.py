@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Coroutine, MutableSequence
 from typing import Any
 
-from slime_core.testing.simulation.loop import SimulatedLoop
+from tests.simulation.loop import SimulatedLoop
 
 
 class _InOrder(random.Random):

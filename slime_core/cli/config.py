@@ -63,11 +63,11 @@ def _load_components(settings: Settings) -> None:
     """Find and import what the given settings name, as the run would. Raises PluginError for the first that fails."""
     from slime_core.config.spec import flag_specs
     from slime_core.plugins.discovery import search_as
-    from slime_core.plugins.kinds import KINDS
+    from slime_core.plugins.kinds import flag_rows
     from slime_core.plugins.resolve import resolve
 
     search_as(settings.args)
-    for kind in KINDS.values():
+    for kind in flag_rows():
         for name in (flag.removeprefix("--").replace("-", "_") for flag in kind.flags):
             if name not in settings.origins or not settings.is_given(name):
                 continue

@@ -28,7 +28,7 @@ def print_options(argv: Sequence[str]) -> None:
 def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:
     from slime_core.config import load_settings
     from slime_core.plugins.discovery import search_as
-    from slime_core.plugins.kinds import KINDS
+    from slime_core.plugins.kinds import flag_rows
     from slime_core.plugins.options import option_name, option_rows, options_model
     from slime_core.plugins.resolve import resolve
 
@@ -38,7 +38,7 @@ def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:
     except SlimeError as error:
         yield f"not known: {error}"
         return
-    for kind in KINDS.values():
+    for kind in flag_rows():
         for flag in kind.flags:
             spec = _given(settings, flag)
             if not spec:

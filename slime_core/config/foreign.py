@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from slime_core.config.foreign_values import convert, convert_words
 from slime_core.config.origins import Entry, Origin
 from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignFlags, find_foreign
 from slime_core.config.spec import did_you_mean, flag_specs
-from slime_core.distributions import BUNDLE, normalized, own_distributions
+from slime_core.distributions import entry_points, normalized, own_distributions
 from slime_core.errors import ConfigError
 
 GROUP = "slime.foreign_flags"
@@ -57,7 +56,7 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
     """
     owners, warnings = list[ForeignFlags](), list[str]()
     allowed = _allowed(argv, env)
-    for name, entry, distribution in _entry_points():
+    for name, entry, distribution in entry_points(GROUP):
         words = (name, distribution, f"{distribution}:{name}")
         if allowed is not None and allowed.isdisjoint(words) and normalized(distribution) not in own_distributions():
             continue
@@ -72,22 +71,6 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
             continue
         owners.append(owner)
     return tuple(owners), warnings
-
-
-def _entry_points() -> list[tuple[str, metadata.EntryPoint, str]]:
-    """(name, entry point, distribution), slime's own first, then by distribution and name."""
-    found: dict[tuple[str, str], metadata.EntryPoint] = {}
-    for dist in metadata.distributions():
-        try:
-            if GROUP not in (dist.read_text("entry_points.txt") or ""):
-                continue  # most: parsing them all would take longer than everything else at start-up
-            for entry in dist.entry_points:
-                if entry.group == GROUP:
-                    found.setdefault((str(dist.name), entry.name), entry)
-        except Exception:
-            continue
-    order = sorted(found, key=lambda key: (normalized(key[0]) != BUNDLE, key))
-    return [(name, found[dist, name], dist) for dist, name in order]
 
 
 def _allowed(argv: Sequence[str], env: Mapping[str, str]) -> set[str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slime_core.config.schema import Given
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
 
@@ -64,7 +65,7 @@ def context_of(checkpoint: str | None) -> int | None:
 
 def response_is_bounded(s: Settings) -> None:
     """Without a limit an untrained model may never stop; the context is one, too."""
-    a = s.args
+    a: Given = s.args
     if a.rollout_max_response_len is None and a.rollout_max_context_len is not None:
         s.derive("rollout_max_response_len", a.rollout_max_context_len - 1, "rollout_max_context_len - 1")
     if s.command == "eval" and not a.eval_function_path:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pluggy
+
 from slime_core.config import Settings
 from slime_core.config.role_settings import role_overrides
 from slime_core.config.spec import flag_specs
@@ -26,12 +28,13 @@ from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.answers import named_extractor
+from slime_core.plugins.hooks import Hooks, bare_manager, nobody
 from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import Resolved, absolute_spec
 from slime_core.plugins.signatures import construct, declared
 from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
 from slime_core.rollout.evaluate import dataset_args
-from slime_core.rollout.hooks import RolloutHooks, SampleHook
+from slime_core.rollout.hooks import RolloutHooks
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +58,12 @@ class Components:
     """The loss and what it is built with."""
     engine: Any = None
     trainer: Any = None
-    data_postprocess: Callable[..., Any] | None = None
-    """`--rollout-data-postprocess-path`."""
-    weight_post_write: Callable[..., Any] | None = None
-    """`--custom-update-weight-post-write-path`."""
     post_process_rewards: Callable[..., Any] | None = None
     convert_samples: Callable[..., Any] | None = None
+    hooks: Hooks = field(default_factory=nobody)
+    """Those of installed plugins, and the functions that settings name."""
     user: RolloutHooks = field(default_factory=RolloutHooks)
-    """The functions around a rollout."""
+    """Those of a rollout."""
     needs_address: bool = False
     """A generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
     resolved: list[Resolved] = field(default_factory=list)
@@ -90,7 +91,7 @@ class Components:
     def build_trainers(self, args: Args) -> Trainers:
         """The actor's trainer, and the critic's where there is one."""
         needed = self.needs_critic and args.compute_advantages_and_returns
-        return Trainers(args, self.trainer, with_critic=needed)
+        return Trainers(args, self.trainer, with_critic=needed, hooks=self.hooks)
 
     def build_loss(self, args: Args, estimator: Any) -> Any:
         """The objective of the run."""
@@ -103,8 +104,12 @@ class Components:
         return [facts[key] for key in sorted(facts)]
 
 
-def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Components, Resolver]:
+def resolve_components(
+    settings: Settings, manager: pluggy.PluginManager | None = None, *, learn: bool = True
+) -> tuple[Components, Resolver]:
     """Resolve everything the run names; `learn=False` leaves out the training side.
+
+    `manager` has the installed hook plugins; it gets the functions that settings name for hooks.
 
     Raises:
         PluginError: Something cannot be found, loaded or called.
@@ -114,10 +119,12 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
     parts = Components(data_source=_data_source(r))
     parts.rollout_function = r.function("rollouts", "rollout_function_path")
     parts.eval_function = r.function("rollouts", "eval_function_path") or parts.rollout_function
-    parts.user = _rollout_hooks(r, parts.rollout_function)
+    parts.hooks = r.hooks(bare_manager() if manager is None else manager, learn=learn)
+    parts.user = RolloutHooks.of(parts.hooks)
+    _tell_of_unasked(r, parts.rollout_function)
     if r.args.load_debug_rollout_data:
         parts.data_source, parts.rollout_function, parts.eval_function = UnusedSource, SavedRollout(), None
-        parts.user = RolloutHooks(log_rollout=parts.user.log_rollout)
+        parts.user = RolloutHooks(told=parts.hooks, generates=False)
     r.setting("buffers", "buffer_filter_path")  # checked here; the data source resolves it again where it lives
     parts.post_process_rewards = r.function("reward_post_processes", "custom_reward_post_process_path")
     parts.convert_samples = r.function("sample_converters", "custom_convert_samples_to_train_data_path")
@@ -146,8 +153,6 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
                 f"{settings.cite('use_opd')}: --loss-type {r.args.loss_type!r} uses no advantages, which distillation"
                 " changes; it works with policy_loss"
             )
-        parts.data_postprocess = r.function("data_postprocesses", "rollout_data_postprocess_path")
-        parts.weight_post_write = r.function("weight_post_writes", "custom_update_weight_post_write_path")
         _check_same_bits(settings, parts)
     elif settings.command != "eval" and settings.is_given("advantage_estimator"):
         # Nothing is trained, but the samples may need its greedy baseline when they are trained on later.
@@ -165,23 +170,15 @@ def _data_source(r: Resolver) -> Callable[[Any], Any]:
     return functools.partial(construct, found, name=name) if inspect.isclass(found) else found
 
 
-def _rollout_hooks(r: Resolver, rollout_function: Any) -> RolloutHooks:
-    """The functions around a rollout; says so when the chosen rollout leaves the sample hooks out."""
+def _tell_of_unasked(r: Resolver, rollout_function: Any) -> None:
+    """Say so when the chosen rollout leaves the sample hooks of settings out."""
     name = "rollout_sample_hook_path"
-    hooks = RolloutHooks(
-        on_sample=[SampleHook(function, label) for function, label in r.each("sample_hooks", name)],
-        filter_samples=r.function("sample_filters", "rollout_sample_filter_path"),
-        process_all=r.function("all_samples_processes", "rollout_all_samples_process_path"),
-        log_rollout=r.function("rollout_logs", "custom_rollout_log_function_path"),
-        log_eval=r.function("eval_logs", "custom_eval_rollout_log_function_path"),
-    )
-    if hooks.on_sample and "context" not in inspect.signature(rollout_function).parameters:
+    if r.args.rollout_sample_hook_path and "context" not in inspect.signature(rollout_function).parameters:
         logger.warning(
             "%s: without effect, since %s generates by itself, unless it calls them as slime-compat's generate_and_rm"
             " does; a rollout function that declares the keyword `context` has them called by context.runner.run_group",
             r.origin(name), getattr(rollout_function, "__name__", rollout_function),
         )  # fmt: skip
-    return hooks
 
 
 def _resolve_generation(parts: Components, r: Resolver) -> list[GenerateCaller]:

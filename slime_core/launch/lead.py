@@ -140,7 +140,7 @@ def build_weights(
     run: Prepared, trainers: Trainers, receiver: WeightReceiver, on_update: Callable[[int], object]
 ) -> WeightSync:
     """What pushes weights, in the process of rank 0; `on_update` is told each version once it is served."""
-    return WeightSync(run.args, trainers.actor, receiver, on_update, run.parts.weight_post_write)
+    return WeightSync(run.args, trainers.actor, receiver, on_update, run.hooks.caller("slime_weights_written"))
 
 
 def build_learner(run: Prepared, trainers: Trainers) -> Any:
@@ -155,7 +155,7 @@ def build_learner(run: Prepared, trainers: Trainers) -> Any:
         estimator,
         loss,
         critic=trainers.critic,
-        postprocess=run.parts.data_postprocess,
+        postprocess=run.hooks.caller("slime_train_data"),
     )
 
 

@@ -26,7 +26,7 @@ from slime_core.launch.resolver import Resolver
 from slime_core.launch.rollout_factory import build_rollout
 from slime_core.launch.starting_points import check_starting_points
 from slime_core.models.config import read_hf_config
-from slime_core.plugins.boundary import GuardedHooks
+from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins, hook_provenance
 from slime_core.plugins.options import Used, check_plugin_options
 from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
@@ -44,8 +44,8 @@ class Prepared:
     settings: Settings
     parts: Components
     resolver: Resolver
-    hooks: Any
-    """pluggy's hook relay."""
+    hooks: Hooks
+    """Those of installed plugins, and the functions that settings name."""
     processes: int
     """That train together; more than there are now where the launcher has yet to start them."""
     plugins: list[dict[str, Any]]
@@ -86,12 +86,10 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     args = settings.args
     set_up_process(args)
     manager = build_manager(args)
-    parts, resolver = resolve_components(settings, learn=learn)
-    _check_options(
-        settings, [*(Used(r.ref, r.obj) for r in resolver.used), *(Used(*pair) for pair in hook_plugins(manager))]
-    )
-    hooks = GuardedHooks(manager.hook)
-    hooks.slime_configure(args=args)
+    parts, resolver = resolve_components(settings, manager, learn=learn)
+    used = [Used(r.ref, r.obj) for r in resolver.used] + [Used(*pair) for pair in hook_plugins(manager)]
+    _check_options(settings, used)
+    parts.hooks.slime_configure(args=args)
     check_component_settings(settings, parts)
     settle_offload(settings, parts)
     _inputs(settings, resolver, make)  # from here on, files that the settings name are there
@@ -100,7 +98,7 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     check_routing_replay(settings, parts)
     processes = processes_of(settings, parts.trainer)
     plugins = [*parts.provenance(), *hook_provenance(manager)]
-    return Prepared(settings, parts, resolver, hooks, processes, plugins, told)
+    return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, told)
 
 
 def _check_options(settings: Settings, used: Sequence[Used]) -> None:

@@ -204,8 +204,8 @@ PROBES: Mapping[str, Callable[[Bench, Resolved], None]] = {
     "buffers": _buffer,
     "reward_post_processes": _post_process,
     "sample_converters": _converter,
-    "sample_hooks": _sample_hook,
-    "sample_filters": _sample_filter,
+    "slime_sample_generated": _sample_hook,
+    "slime_filter_samples": _sample_filter,
     "estimators": _estimator,
     "advantages": _estimator,
 }

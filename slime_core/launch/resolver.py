@@ -7,11 +7,14 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import pluggy
+
 from slime_core.config import Settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.boundary import guarded
-from slime_core.plugins.kind import BUILT_BY_NAME
+from slime_core.plugins.hooks import Hooks, hook_flags, implement
+from slime_core.plugins.kind import BUILT_BY_NAME, HookFlag
 from slime_core.plugins.kinds import kind_of
 from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import Resolved, absolute_spec, resolve, with_list_function
@@ -66,6 +69,20 @@ class Resolver:
         specs = [absolute_spec(spec) for spec in getattr(self.args, name)]
         setattr(self.args, name, specs)
         return [(self.spec(kind, spec, self.origin(name)).obj, f"{self.origin(name)} {spec!r}") for spec in specs]
+
+    def hooks(self, manager: pluggy.PluginManager, *, learn: bool) -> Hooks:
+        """Those of the process, with the functions that settings name; without `learn` not those of training."""
+        for row in hook_flags().values():
+            if learn or not row.trains:
+                repeated = isinstance(getattr(self.args, row.setting), list)
+                found = self.each(row.name, row.setting) if repeated else self._one(row)
+                for function, label in found:
+                    implement(manager, row, function, label)
+        return Hooks(manager)
+
+    def _one(self, row: HookFlag) -> list[tuple[Any, str]]:
+        spec, origin = self.named(row.setting), self.origin(row.setting)
+        return [] if spec is None else [(self.spec(row.name, spec, origin).obj, f"{origin} {spec!r}")]
 
     def named(self, name: str) -> str | None:
         """The spec that setting `name` holds, its file path made absolute for other processes; or the default's."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from slime_core.config.role_settings import role_args
 from slime_core.errors import CheckpointError
+from slime_core.plugins.hooks import Hooks
+from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args, Trainer
 
 CRITIC = "critic"
@@ -24,15 +26,19 @@ class Trainers:
         args: The run's settings; each role's trainer gets them with its own of `--megatron-config-path`.
         make: Trainer class or factory, called as `make(args)` and `make(args, role="critic")`.
         with_critic: Whether the estimator needs values.
+        hooks: Those of the process, for a class that takes the keyword `hooks`, since it has hooks of its own.
     """
 
-    def __init__(self, args: Args, make: Callable[..., Trainer], *, with_critic: bool) -> None:
+    def __init__(
+        self, args: Args, make: Callable[..., Trainer], *, with_critic: bool, hooks: Hooks | None = None
+    ) -> None:
         self.args = args
-        self.actor = make(role_args(args, "actor"))
+        offered = {"hooks": hooks} if declared(make, ("hooks",)) else {}
+        self.actor = make(role_args(args, "actor"), **offered)
         self.critic: Trainer | None = None
         if with_critic:
             try:
-                self.critic = make(role_args(args, "critic"), role=CRITIC)
+                self.critic = make(role_args(args, "critic"), role=CRITIC, **offered)
             except BaseException:
                 self.actor.close()
                 raise

@@ -44,7 +44,7 @@ class Learner:
         estimator: None for losses that need no advantages.
         loss: The objective of the actor.
         critic: This rank's trainer of the critic, where the estimator `needs_values`.
-        postprocess: `--rollout-data-postprocess-path`.
+        postprocess: Tells the hook `slime_train_data`.
 
     Raises:
         ConfigError: The loss needs advantages but nothing may compute them.

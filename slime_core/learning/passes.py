@@ -3,7 +3,7 @@
 Called by the learner once per rollout, on every rank. What a reader would get wrong: the "old" log-probs. Samples of
 the first optimizer step use that step's own, detached, which costs no extra pass; those of later steps' samples are
 recomputed here. Estimators that need them beforehand (KL in the reward, `needs_log_probs`), distillation,
-`--use-rollout-entropy`, `--rollout-data-postprocess-path` and `--use-routing-replay` (without the engine's routing) get
+`--use-rollout-entropy`, the hook `slime_train_data` and `--use-routing-replay` (without the engine's routing) get
 recomputed ones for all. With `--use-rollout-logprobs` they are the engine's, with `--keep-old-actor` those of the
 weights that were served last; off-policy corrections take recomputed ones for all, or (`--proximal-policy interpolate`)
 none.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -28,8 +27,8 @@ from slime_core.learning.tensors import Column, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, Trainer
 from slime_core.types import TrainBatch
 
-DataPostprocess = Callable[[Args, int, dict[str, Any]], None]
-"""`--rollout-data-postprocess-path`: changes `rollout_data` in place."""
+DataPostprocess = Callable[..., object]
+"""Tells the hook `slime_train_data`: (*, args, rollout_id, rollout_data), which is changed in place."""
 
 
 @dataclass
@@ -103,8 +102,9 @@ class Passes:
                     tensors.old_log_probs = self._later_log_probs(local, share)
         if self.postprocess is not None:
             data = rollout_data(local, tensors)
-            self.postprocess(self.args, local.rollout_id, data)
-            tensors = taken_over(data, tensors, f"--rollout-data-postprocess-path, rollout {local.rollout_id}")
+            self.postprocess(args=self.args, rollout_id=local.rollout_id, rollout_data=data)
+            where = f"slime_train_data (--rollout-data-postprocess-path), rollout {local.rollout_id}"
+            tensors = taken_over(data, tensors, where)
         return tensors
 
     def _old_log_probs(

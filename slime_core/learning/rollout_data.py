@@ -1,6 +1,6 @@
 """A rank's batch and tensors <-> THUDM/slime's dictionary, which users' functions on the training side read.
 
-Two of them do: `--rollout-data-postprocess-path` gets the whole local batch and may change it, a custom loss gets one
+Two of them do: the hook `slime_train_data` gets the whole local batch and may change it, a custom loss gets one
 micro-batch. What a reader would get wrong: the names. `log_probs` are the old policy's, `rollout_log_probs` the
 engine's, `raw_reward` the rewards before they were shaped.
 """

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_core.distributions import BUNDLE, CORE, installed
 from slime_core.errors import ConfigError, RecordError
 from slime_core.protocols import Args
 
@@ -86,8 +87,10 @@ def versions() -> dict[str, str]:
 
     from slime_core import __version__
 
+    bundle = installed(BUNDLE)
     return {
-        "slime-rl": __version__,
+        CORE: __version__,
+        **({BUNDLE: bundle.version} if bundle else {}),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -87,17 +87,3 @@ def guarded(function: Callable[..., Any], label: str, *, lasting: bool = False) 
             return function(*args, **keywords)
 
     return call
-
-
-class GuardedHooks:
-    """pluggy's hook relay with `user_code` around each hook call."""
-
-    def __init__(self, relay: Any) -> None:
-        self._relay = relay
-
-    def implemented(self, name: str) -> bool:
-        """Whether any plugin has this hook."""
-        return bool(getattr(self._relay, name).get_hookimpls())
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return guarded(getattr(self._relay, name), f"a plugin's hook {name}")

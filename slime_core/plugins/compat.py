@@ -1,71 +1,62 @@
-"""Does a plugin's distribution accept the slime that is running?
+"""Does a plugin fit the slime that is running?
 
-A plugin author declares nothing for this: the distribution's own requirement on one of `_SLIME` is tested.
-Requirements on anything else are not parsed here, since every command does this at its start (`missing_requirements`
-reads them all).
+Each kind has an API version, a number in its row of the table of kinds, raised when plugins of before it would break.
+A plugin says which one it was written for with `slime_api = 2`, in its class or in the module that the entry point
+names; without, it is 1. Which versions of slime a distribution wants is its requirement on slime-rl-core, and pip's to
+see to; `missing_requirements` tells what was installed past it.
 """
 
 from __future__ import annotations
 
-import re
+import logging
+from types import ModuleType
+from typing import Any
 
 import slime_core
-from slime_core.distributions import BUNDLE, CORE, normalized
+from slime_core.distributions import CORE, normalized
 from slime_core.errors import PluginIncompatibleError
 from slime_core.plugins.allow import install_hint
+from slime_core.plugins.kind import Kind
 from slime_core.plugins.registry import ComponentRef
 
-_SLIME = (CORE, BUNDLE)
-"""They have one version."""
-_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:[\[(<>=!~;@]|$)")
-"""What a requirement begins with (PEP 508)."""
+logger = logging.getLogger(__name__)
+
+DECLARED = "slime_api"
+"""The attribute of a component, or of its module."""
 
 
-def check_compatible(ref: ComponentRef, *, running: str | None = None, origin: str = "") -> None:
-    """Raise PluginIncompatibleError when `ref`'s distribution requires another slime-rl than `running`.
+def check_api(kind: Kind, obj: Any, module: ModuleType | None, ref: ComponentRef, origin: str = "") -> None:
+    """Whether the component is written for the API of its kind; one version too old is said and let pass.
 
-    `origin` is what asked for the plugin, for the message. The core's own components fit.
+    Args:
+        kind: Its row.
+        obj: The component.
+        module: What its entry point names; None for an object that was registered by code.
+        ref: Where it came from.
+        origin: What asked for it, for the message.
+
+    Raises:
+        PluginIncompatibleError: It is written for a newer API, or for one that is not loaded any more.
     """
-    if normalized(ref.distribution) == CORE:
+    written = getattr(obj, DECLARED, getattr(module, DECLARED, 1))
+    if written == kind.api:
         return
-    ours = [text for text in ref.requires if _name(text) in (*_SLIME, "")]
-    if not ours:
-        return
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    version = running or slime_core.__version__
-    asked = f"{origin}: " if origin else ""
-    for text in ours:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement as error:
-            raise PluginIncompatibleError(
-                f"{asked}{ref.label} has a malformed requirement {text!r}: {str(error).splitlines()[0]}. {_remedy(ref)}"
-            ) from error
-        if normalized(requirement.name) not in _SLIME:
-            continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            raise PluginIncompatibleError(
-                f"{asked}{ref.label} needs {requirement.name}{requirement.specifier}, but {requirement.name}"
-                f" {version} is running. {_remedy(ref)}, or: pip install '{requirement.name}{requirement.specifier}'"
-            )
-
-
-def _name(requirement: str) -> str:
-    """Whom a requirement is on, normalized; empty where it does not begin with a name."""
-    found = _NAME.match(requirement)
-    return normalized(found[1]) if found else ""
-
-
-def _remedy(ref: ComponentRef) -> str:
-    """What to do for another version of the plugin."""
-    return f"Edit {ref.folder / 'pyproject.toml'}" if ref.folder else f"To mend it: {install_hint(ref)}"
+    subject = f"{origin}: {ref.label}" if origin else ref.label
+    if type(written) is not int:
+        raise PluginIncompatibleError(f"{subject}: {DECLARED} is {written!r}; expected a number, such as {kind.api}")
+    what = f"{subject} is written for version {written} of the API of {kind.name}"
+    running = f"{CORE} {slime_core.__version__}"
+    if written > kind.api:
+        raise PluginIncompatibleError(f"{what}, {running} has {kind.api}. To have it: pip install --upgrade {CORE}")
+    newer = f"To mend it: {install_hint(ref)}" if ref.distribution else f"Edit {ref.target}"
+    remedy = f"{newer}; docs/plugins/index.md says what has changed, and {DECLARED} = {kind.api} that it is done"
+    if written not in kind.deprecated:
+        raise PluginIncompatibleError(f"{what}, {running} has {kind.api}. {remedy}")
+    logger.warning("%s, which goes in the next version; %s has %d. %s", what, running, kind.api, remedy)
 
 
 def missing_requirements(ref: ComponentRef) -> list[tuple[str, str]]:
-    """What the plugin's distribution requires, other than slime, and this environment lacks: (requirement, found).
+    """What the plugin's distribution requires and this environment lacks: (requirement, found).
 
     `found` is the installed version that does not do, or empty.
     """
@@ -79,12 +70,12 @@ def missing_requirements(ref: ComponentRef) -> list[tuple[str, str]]:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        if normalized(requirement.name) in _SLIME:
-            continue
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            found = metadata.version(requirement.name)
+            # The core may run from a checkout that is not installed.
+            core = normalized(requirement.name) == CORE
+            found = slime_core.__version__ if core else metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             found = ""
         if not found or not requirement.specifier.contains(found, prereleases=True):

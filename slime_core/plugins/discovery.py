@@ -20,7 +20,7 @@ from slime_core.distributions import CORE
 from slime_core.errors import ConfigError
 from slime_core.plugins.allow import enter_safe_mode, safe_mode
 from slime_core.plugins.hookspecs import hookimpl
-from slime_core.plugins.kinds import HOOK_GROUP, KINDS
+from slime_core.plugins.kinds import FORMER_KINDS, HOOK_GROUP, HOOKSPECS_GROUP, KINDS, told_of_hook
 from slime_core.plugins.registry import (
     RANK_CHECKOUT,
     RANK_EXPLICIT,
@@ -34,8 +34,8 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 """Directories, separated like PATH; `--plugin-dir` adds to it, so other processes see the same plugins."""
 
 GROUP_PREFIX = "slime."
-FOREIGN_FLAGS_GROUP = f"{GROUP_PREFIX}foreign_flags"
-"""Read by `slime_core.config.foreign`, before any setting is known; no component."""
+_ELSEWHERE = (f"{GROUP_PREFIX}foreign_flags", HOOKSPECS_GROUP)
+"""Groups of installed distributions that hold no component: `config/foreign.py` and `plugins/hooks.py` read them."""
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
 _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
 
@@ -57,7 +57,7 @@ class InstalledComponents:
                 registry.problems.append(Problem(where, f"unreadable metadata: {type(error).__name__}: {error}"))
                 continue
             for entry in entries:
-                if entry.group == FOREIGN_FLAGS_GROUP:
+                if entry.group in _ELSEWHERE:
                     continue
                 if entry.group not in _GROUPS:
                     registry.problems.append(_unknown_group(f"{name} {version}", entry.group))
@@ -97,21 +97,23 @@ class DirectoryComponents:
                     registry.add(ref)
                 groups = [g for g in project.get("entry-points", {}) if g.startswith(GROUP_PREFIX) and g not in _GROUPS]
                 registry.problems += [
-                    _needs_installation(file) if group == FOREIGN_FLAGS_GROUP else _unknown_group(str(file), group)
+                    _needs_installation(file, group) if group in _ELSEWHERE else _unknown_group(str(file), group)
                     for group in groups
-                    if not (group == FOREIGN_FLAGS_GROUP and self.rank == RANK_CHECKOUT)
+                    if not (group in _ELSEWHERE and self.rank == RANK_CHECKOUT)
                 ]
 
 
-def _needs_installation(file: Path) -> Problem:
+def _needs_installation(file: Path, group: str) -> Problem:
     return Problem(
         str(file),
-        f"entry points of {FOREIGN_FLAGS_GROUP!r} are found in installed distributions only; type: pip install -e"
-        f" {file.parent}",
+        f"entry points of {group!r} are found in installed distributions only; type: pip install -e {file.parent}",
     )
 
 
 def _unknown_group(where: str, group: str) -> Problem:
+    former = group.removeprefix(GROUP_PREFIX)
+    if former in FORMER_KINDS:
+        return Problem(where, f"entry-point group {group!r} is not read: {told_of_hook(former)}")
     close = difflib.get_close_matches(group, _GROUPS, n=1)
     hint = f"write {close[0]!r}" if close else f"kinds: {', '.join(KINDS)}"
     return Problem(where, f"entry-point group {group!r} is none of slime's; {hint}")

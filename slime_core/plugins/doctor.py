@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from slime_core.distributions import BUNDLE, CORE, installed
 from slime_core.errors import PluginError, PluginIncompatibleError, PluginLoadError, PluginSignatureError
 from slime_core.plugins.allow import ALLOW_VARIABLE, AllowList, install_hint, safe_mode
-from slime_core.plugins.compat import check_compatible, missing_requirements
+from slime_core.plugins.compat import missing_requirements
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE, DirectoryComponents
 from slime_core.plugins.editable import stale_installs
 from slime_core.plugins.kinds import HOOK_GROUP
@@ -54,6 +55,8 @@ def examine(registry: Registry) -> list[Finding]:
         *_shadowed_copies(registry),
         *_shadowed_modules(registry),
         *_stale(registry),
+        *_core_files(),
+        *_namesakes(),
     ]
     return sorted(dict.fromkeys(found), key=lambda finding: finding.level != "error")
 
@@ -149,12 +152,8 @@ def _distributions(registry: Registry) -> dict[str, ComponentRef]:
 
 
 def _requirements(registry: Registry) -> Iterator[Finding]:
-    """What a plugin's distribution needs besides slime and has not got."""
+    """What a plugin's distribution needs and has not got."""
     for distribution, ref in _distributions(registry).items():
-        try:
-            check_compatible(ref)
-        except PluginIncompatibleError:
-            continue  # reported where it is loaded
         for requirement, found in missing_requirements(ref):
             has = f"{found} is installed" if found else "it is not installed"
             yield Finding(
@@ -236,3 +235,37 @@ def _found_elsewhere(name: str, folder: Path, folders: Iterable[Path]) -> str:
 def _stale(registry: Registry) -> Iterator[Finding]:
     for distribution, reason, command in stale_installs():
         yield Finding("warning", "stale", f"{distribution} is installed editable, but {reason}", command)
+
+
+_NAMESAKES = {
+    "slime": "THUDM/slime's, or a stranger's of the package index",
+    "slime-core": "a stranger's of the package index",
+}
+"""Distributions that are taken for slime's own."""
+
+
+def _namesakes() -> Iterator[Finding]:
+    for name, whose in _NAMESAKES.items():
+        if (dist := installed(name)) is not None:
+            what = f"{name} {dist.version} is installed, which is {whose}; slime's are {CORE} and {BUNDLE}"
+            hides = " (it and slime-compat have the same import name)" if installed("slime-compat") else ""
+            yield Finding("warning", "namesake", what + hides, f"unless you want it: pip uninstall {name}")
+
+
+def _core_files() -> Iterator[Finding]:
+    """Files of slime_core that are gone, or that pip takes away with a slime-rl of before the core's own distribution.
+
+    Where all are gone, nothing of this runs: CHANGELOG.md and the README say what to type.
+    """
+    core, bundle = installed(CORE), installed(BUNDLE)
+    if core is None:
+        return
+    whole = f"pip install --force-reinstall --no-deps {CORE}=={core.version}"
+    files = [file for file in core.files or () if file.parts[0] == "slime_core" and file.suffix != ".pyc"]
+    gone = [file for file in files if not Path(str(file.locate())).is_file()]
+    if gone:
+        what = f"{len(gone)} of {len(files)} files of {CORE} {core.version} are gone, such as {gone[0]}"
+        yield Finding("error", "core", what, whole, "every run that needs them")
+    if bundle is not None and (shared := set(files) & set(bundle.files or ())):
+        what = f"{BUNDLE} {bundle.version} has {len(shared)} of {CORE}'s files, which pip deletes with it"
+        yield Finding("warning", "core", what, f"pip uninstall {BUNDLE}, then: {whole}, then: pip install {BUNDLE}")

@@ -1,6 +1,7 @@
 """What one row of the table of kinds says, and one accepted way to call a component.
 
-`kinds.py` is the table; its rows are in `kinds_generation.py` and `kinds_training.py`.
+`kinds.py` is the table; its rows are in `kinds_generation.py` and `kinds_training.py`. A `HookFlag` stands beside the
+hook that its function implements (`hookspecs.py`).
 """
 
 from __future__ import annotations
@@ -54,11 +55,33 @@ class Kind:
     """What a component of this kind may declare of itself."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
     """Prefix of a registered name -> `module:attr` of what wraps the component: `boxed_math` is `math` boxed."""
+    api: int = 1
+    """Raised when a component that fits would not fit any more (`compat.check_api`)."""
+    deprecated: tuple[int, ...] = ()
+    """Versions before `api` that are still loaded, with a warning: for one release."""
 
     @property
     def group(self) -> str:
         """Entry-point group."""
         return f"slime.{self.name}"
+
+
+@dataclass(frozen=True)
+class HookFlag(Kind):
+    """A flag whose function implements one hook, which `name` is; it is named by path, since it has no names."""
+
+    trains: bool = False
+    """The moment comes only where something is trained."""
+
+    @property
+    def setting(self) -> str:
+        """What holds the function's path, or a list of paths."""
+        return self.flags[0].removeprefix("--").replace("-", "_")
+
+    @property
+    def may_wait(self) -> bool:
+        """Whoever calls the hook awaits what it returns, and deals with what it raises."""
+        return not self.calls[0].plain
 
 
 BUILT_FROM_ARGS = Call(("args",), "(args)")

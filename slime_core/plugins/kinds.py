@@ -12,12 +12,15 @@ import difflib
 from collections.abc import Mapping
 
 from slime_core.errors import PluginNotFoundError
+from slime_core.plugins.hooks import hook_flags
 from slime_core.plugins.kind import Call, Kind
 from slime_core.plugins.kinds_generation import GENERATION
 from slime_core.plugins.kinds_training import TRAINING
 
-__all__ = ["HOOK_GROUP", "KINDS", "Call", "Kind", "kind_of"]
+__all__ = ["FORMER_KINDS", "HOOK_GROUP", "KINDS", "Call", "Kind", "flag_rows", "kind_of", "told_of_hook"]
 
+HOOKSPECS_GROUP = "slime.hookspecs"
+"""Entry-point group of modules that declare further hooks: read by `plugins/hooks.py`; no component."""
 HOOK_GROUP = "slime.plugins"
 """Entry-point group of hook modules: told to all, never selected by name."""
 
@@ -30,12 +33,42 @@ _KINDS = (
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 """Plural -> row."""
 
+FORMER_KINDS: Mapping[str, str] = {
+    "all_samples_processes": "slime_process_all_samples",
+    "data_postprocesses": "slime_train_data",
+    "eval_logs": "slime_log_eval",
+    "megatron_before_log_probs": "slime_megatron_before_log_prob",
+    "megatron_before_train_steps": "slime_megatron_before_train_step",
+    "megatron_inits": "slime_megatron_init",
+    "rollout_logs": "slime_log_rollout",
+    "sample_filters": "slime_filter_samples",
+    "sample_hooks": "slime_sample_generated",
+    "weight_post_writes": "slime_weights_written",
+}
+"""What plugins written before may name as a kind or, behind `slime.`, as a group -> the hook that it is."""
+
+
+def flag_rows() -> tuple[Kind, ...]:
+    """What flags select: a component of each kind, and functions that implement hooks."""
+    return (*_KINDS, *hook_flags().values())
+
 
 def kind_of(name: str) -> Kind:
-    """The row of a plural or singular name. Raises PluginNotFoundError for another word."""
-    for kind in _KINDS:
+    """The row of a plural or singular name, or of a hook that has a flag. Raises PluginNotFoundError for others."""
+    for kind in flag_rows():
         if name in (kind.name, kind.singular):
             return kind
+    if name in FORMER_KINDS:
+        raise PluginNotFoundError(f"{name!r} are no kind of plugin: {told_of_hook(name)}")
     close = difflib.get_close_matches(name, [k.name for k in _KINDS], n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise PluginNotFoundError(f"no plugin kind {name!r}.{hint} Kinds: {', '.join(sorted(KINDS))}")
+
+
+def told_of_hook(former: str) -> str:
+    """What to write instead of a component of a former kind."""
+    hook = FORMER_KINDS[former]
+    return (
+        f"write a hook {hook} in a module of the group {HOOK_GROUP!r}, which needs no flag (docs/reference/hooks.md),"
+        f" or give the function's path to {hook_flags()[hook].flags[0]}"
+    )

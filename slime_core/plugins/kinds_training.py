@@ -52,7 +52,7 @@ TRAINING = (
             "log_probs": Call(("batch", "micro_batches"), "(self, batch, micro_batches, *, role='actor')"),
             "named_weights": Call((), "(self)"),
         },
-        construct=Call(("args",), "(args[, role])", keywords=("role",)),
+        construct=Call(("args",), "(args[, role][, hooks])", keywords=("role", "hooks")),
     ),
     Kind(
         name="reward_post_processes",
@@ -74,17 +74,6 @@ TRAINING = (
         flags=("--custom-advantage-function-path",),
         canonical=("compute_advantages", "compute_advantages_and_returns", "advantages"),
         calls=(Call(("args", "rollout_data"), "(args, rollout_data) -> None"),),
-    ),
-    Kind(
-        name="weight_post_writes",
-        singular="weight_post_write",
-        flags=("--custom-update-weight-post-write-path",),
-        canonical=("post_write", "weight_post_write", "custom_update_weight_post_write"),
-        calls=(
-            Call(
-                ("args", "version_dir", "rollout_engines"), "(args, version_dir, rollout_engines) -> None", plain=True
-            ),
-        ),
     ),
     Kind(
         name="corrections",
@@ -132,13 +121,6 @@ TRAINING = (
         ),
     ),
     Kind(
-        name="data_postprocesses",
-        singular="data_postprocess",
-        flags=("--rollout-data-postprocess-path",),
-        canonical=("postprocess_rollout_data", "rollout_data_postprocess", "data_postprocess"),
-        calls=(Call(("args", "rollout_id", "rollout_data"), "(args, rollout_id, rollout_data) -> None", plain=True),),
-    ),
-    Kind(
         name="megatron_model_providers",
         singular="megatron_model_provider",
         flags=("--custom-model-provider-path",),
@@ -149,33 +131,6 @@ TRAINING = (
                 "(pre_process, post_process[, vp_stage]) -> GPTModel",
                 keywords=("vp_stage",),
                 named=("pre_process", "post_process"),
-                plain=True,
-            ),
-        ),
-    ),
-    Kind(
-        name="megatron_inits",
-        singular="megatron_init",
-        flags=("--custom-megatron-init-path",),
-        canonical=("megatron_init", "custom_megatron_init"),
-        calls=(Call(("args",), "(args) -> None", plain=True),),
-    ),
-    Kind(
-        name="megatron_before_log_probs",
-        singular="megatron_before_log_prob",
-        flags=("--custom-megatron-before-log-prob-hook-path",),
-        canonical=("before_log_prob", "megatron_before_log_prob"),
-        calls=(Call(("args", "model", "store_prefix"), "(args, model, store_prefix) -> None", plain=True),),
-    ),
-    Kind(
-        name="megatron_before_train_steps",
-        singular="megatron_before_train_step",
-        flags=("--custom-megatron-before-train-step-hook-path",),
-        canonical=("before_train_step", "megatron_before_train_step"),
-        calls=(
-            Call(
-                ("args", "rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler"),
-                "(args, rollout_id, step_id, model, optimizer, opt_param_scheduler) -> None",
                 plain=True,
             ),
         ),

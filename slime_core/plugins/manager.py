@@ -18,15 +18,15 @@ from typing import Any
 import pluggy
 
 from slime_core.errors import PluginConflictError, PluginError, PluginLoadError
-from slime_core.plugins import hookspecs, trace
+from slime_core.plugins import trace
 from slime_core.plugins.allow import ALLOW_VARIABLE, SAFE_VARIABLE, AllowList
-from slime_core.plugins.compat import check_compatible
 from slime_core.plugins.discovery import (
     PLUGIN_DIR_VARIABLE,
     check_plugin_directories,
     search_as,
     sources,
 )
+from slime_core.plugins.hooks import bare_manager, guard, hook_specs
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.loading import load_ref
 from slime_core.plugins.registry import ComponentRef, Registry
@@ -50,7 +50,7 @@ def current_registry() -> Registry:
     """The process's registry: that of the last `build_manager`, else one made by discovery alone."""
     if _Current.registry is None or _Current.surroundings != _surroundings():
         registry = Registry(AllowList.from_environment())
-        manager = _bare_manager()
+        manager = bare_manager()
         _register_components(manager, registry)
         _Current.registry, _Current.surroundings = registry, _surroundings()
     return _Current.registry
@@ -72,13 +72,12 @@ def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> 
         ConfigError: A plugin directory does not exist or holds nothing that can be used.
         PluginConflictError: Two distributions name a hook module alike.
         PluginLoadError: A hook module cannot be imported or has a hook slime does not know.
-        PluginIncompatibleError: A hook module's distribution requires another version of slime.
     """
     search_as(args)
     for warning in check_plugin_directories():
         logger.warning("%s", warning)
     allow = AllowList.from_environment()
-    manager, registry = _bare_manager(), Registry(allow)
+    manager, registry = bare_manager(), Registry(allow)
     trace.announce(manager)
     for plugin in extra:
         manager.register(plugin)
@@ -122,12 +121,6 @@ def _source_of(plugin: Any) -> Path | None:
     return Path(file) if file else None
 
 
-def _bare_manager() -> pluggy.PluginManager:
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    return manager
-
-
 def _register_components(manager: pluggy.PluginManager, registry: Registry) -> None:
     for source in sources():
         manager.register(source)
@@ -152,20 +145,20 @@ def _hook_modules(registry: Registry) -> list[ComponentRef]:
 
 def load_hook_module(ref: ComponentRef) -> tuple[ComponentRef, Any]:
     """One hook module, registered with a manager of its own; with its source file. Raises what `build_manager` does."""
-    manager = _bare_manager()
+    manager = bare_manager()
     manager.hook.slime_register_components.call_historic(kwargs={"registry": Registry()})
     plugin = _register_hook_module(manager, ref)
     return replace(ref, source_file=_source_of(plugin)), plugin
 
 
 def _register_hook_module(manager: pluggy.PluginManager, ref: ComponentRef) -> Any:
-    check_compatible(ref)
     subject = ref.label
     try:
         module, _ = load_ref(ref, None, subject)
         plugin = module() if isinstance(module, type) else module
         manager.register(plugin, name=f"{ref.distribution}:{ref.name}")
         manager.check_pending()
+        guard(manager, plugin, lambda hook: f"{subject}: {hook}")
         return plugin
     except PluginLoadError as error:
         raise PluginLoadError(f"{error}. To run without it: --no-plugins") from error
@@ -181,7 +174,6 @@ def _meant_hook(reason: str) -> str:
     import difflib
     import re
 
-    known = [name for name in vars(hookspecs) if name.startswith("slime_")]
     unknown = re.search(r"unknown hook '(\w+)'", reason)
-    close = difflib.get_close_matches(unknown[1], known, n=1) if unknown else []
+    close = difflib.get_close_matches(unknown[1], list(hook_specs()), n=1) if unknown else []
     return f" Did you mean {close[0]}?" if close else ""

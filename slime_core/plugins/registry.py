@@ -90,7 +90,7 @@ class ComponentRef:
     @property
     def label(self) -> str:
         """`reward 'math' (slime-reward-math 0.1.0)`, the way messages name a component."""
-        singular = KINDS[self.kind].singular.replace("_", " ") if self.kind in KINDS else "hook plugin"
+        singular = "hook plugin" if self.kind == HOOK_GROUP else kind_of(self.kind).singular.replace("_", " ")
         name = self.prefix + self.name
         return f"{singular} {name!r} ({self.origin})" if self.distribution else f"{singular} {name!r}"
 

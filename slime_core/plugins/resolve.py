@@ -27,7 +27,8 @@ from typing import Any
 from slime_core.distributions import normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError
 from slime_core.plugins import trace
-from slime_core.plugins.compat import check_compatible
+from slime_core.plugins.compat import check_api
+from slime_core.plugins.kind import HookFlag
 from slime_core.plugins.kinds import Kind, kind_of
 from slime_core.plugins.loading import (
     attribute,
@@ -79,7 +80,7 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
         PluginNotFoundError: No such name, module, file or attribute.
         PluginConflictError: Two distributions offer the name.
         PluginLoadError: Importing the code raised.
-        PluginIncompatibleError: The distribution requires another version of slime.
+        PluginIncompatibleError: It is written for another version of its kind's API.
         PluginSignatureError: The object does not have its kind's signature.
         PluginError: Its traits are not its kind's.
     """
@@ -87,10 +88,11 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
     spec = spec.strip()
     if prefix := _prefix(row, spec, registry):
         inner = resolve(kind, spec[len(prefix) :], origin=origin, registry=registry)
-        module, _, attr = row.prefixes[prefix].partition(":")
-        wrapped = getattr(import_module(module, spec), attr)(inner.obj)
+        wrapper, _, attr = row.prefixes[prefix].partition(":")
+        wrapped = getattr(import_module(wrapper, spec), attr)(inner.obj)
         return Resolved(wrapped, replace(inner.ref, prefix=prefix + inner.ref.prefix))
-    obj, ref = _load(row, spec, origin, registry)
+    obj, ref, module = _load(row, spec, origin, registry)
+    check_api(row, obj, module, ref, origin)
     check_signature(row, obj, _subject(row, spec, origin))
     if row.traits is not None:
         traits_of(obj, row.traits, _subject(row, spec, origin))
@@ -113,6 +115,11 @@ def find(kind: str, spec: str, *, origin: str = "", registry: Registry | None = 
         inner = find(kind, spec[len(prefix) :], origin=origin, registry=registry)
         return None if inner is None else replace(inner, prefix=prefix + inner.prefix)
     known = registry if registry is not None else current_registry()
+    if isinstance(row, HookFlag) and not (_COLON.fullmatch(spec) or _DOTTED.fullmatch(spec)):
+        raise PluginNotFoundError(
+            f"{_subject(row, spec, origin)}: no path of a function; write path/to/file.py, path/to/file.py:attr,"
+            " pkg.module:attr or pkg.module.attr. An installed hook plugin is called without a flag"
+        )
     try:
         if _NAME.fullmatch(spec):
             return known.get(row.name, spec)
@@ -156,7 +163,7 @@ def with_list_function(kind: str, spec: str, origin: str = "") -> str:
     return f"{spec}:{chosen.__name__}" if scores_lists(chosen) else spec
 
 
-def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple[Any, ComponentRef]:
+def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple[Any, ComponentRef, ModuleType | None]:
     subject = _subject(row, spec, origin)
     if match := _FILE.fullmatch(absolute_spec(spec)):
         module = import_file(Path(match["file"]), subject)
@@ -164,22 +171,20 @@ def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple
             obj = attribute(module, match["attr"], subject)
         else:
             obj = canonical_attribute(module, row, subject, lambda found: fits(row, found))
-        return obj, _path_ref(row, spec, f"{match['file']}:{match['attr'] or getattr(obj, '__name__', '')}", module)
+        target = f"{match['file']}:{match['attr'] or getattr(obj, '__name__', '')}"
+        return obj, _path_ref(row, spec, target, module), module
     ref = find(row.name, spec, origin=origin, registry=registry)
     if ref is None:
         match = _COLON.fullmatch(spec) or _DOTTED.fullmatch(spec)
         assert match is not None, "find() accepts no other shape"
         search_also(Path.cwd())
         module = import_module(match["module"], subject)
-        return attribute(module, match["attr"], subject), _path_ref(
-            row, spec, f"{match['module']}:{match['attr']}", module
-        )
+        target = f"{match['module']}:{match['attr']}"
+        return attribute(module, match["attr"], subject), _path_ref(row, spec, target, module), module
     if ref.registered is not None:
-        return ref.registered, ref
-    subject = _prefixed(origin, ref.label)
-    check_compatible(ref, origin=origin)
-    obj, module = load_ref(ref, row, subject)
-    return obj, replace(ref, source_file=_module_file(module))
+        return ref.registered, ref, None
+    obj, module = load_ref(ref, row, _prefixed(origin, ref.label))
+    return obj, replace(ref, source_file=_module_file(module)), module
 
 
 def _prefix(row: Kind, spec: str, registry: Registry | None) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 
 from slime_core.errors import ConfigError, PluginLoadError, PluginSignatureError, SlimeError
 from slime_core.plugins.boundary import raised_at
-from slime_core.plugins.kind import BUILT_BY_NAME
-from slime_core.plugins.kinds import Call, Kind
+from slime_core.plugins.kind import BUILT_BY_NAME, Call, Kind
 from slime_core.protocols import Args
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

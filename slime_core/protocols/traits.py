@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from slime_core.errors import PluginError
+from slime_core.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class RewardTraits(Traits):
     """Where it runs (`plugins.workers.execution`); None: what is usual for a function of its form."""
     scores_groups: bool = False
     """Its list of samples must be the whole group, since scores depend on each other."""
+    extract_answer: Callable[[Sample], str | None] | None = None
+    """A sample -> the answer it reads out of the response, for votes (`plugins.answers`)."""
 
 
 T = TypeVar("T", bound=Traits)

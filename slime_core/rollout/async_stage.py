@@ -7,10 +7,7 @@ get wrong: the stage is the plain one of runs without `--async`; only its event 
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from slime_core.protocols import Args
@@ -49,23 +46,6 @@ class AsyncRollout(Protocol):
         """Interrupt what is generated, and free the engines; safe to call twice."""
 
 
-async def _in_thread(call: Callable[[], T]) -> T:
-    """What `call` returns, in a thread of its own that nothing waits for when the process ends."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    future.set_running_or_notify_cancel()  # from here on, cancelling the wait does not touch the future
-    threading.Thread(target=run, name="slime-rollout-stage", daemon=True).start()
-    return await asyncio.wrap_future(future)
-
-
 class ThreadedStage:
     """The blocking methods of a `RolloutStage` as coroutines, each call in a thread of its own.
 
@@ -74,7 +54,7 @@ class ThreadedStage:
     """
 
     def __init__(self, stage: RolloutStage) -> None:
-        self.stage = stage
+        self.stage, self._loop = stage, stage.loop_thread()
 
     @property
     def weight_version(self) -> int:
@@ -88,15 +68,15 @@ class ThreadedStage:
 
     async def start(self) -> None:
         """Bring the engine up."""
-        await _in_thread(self.stage.start)
+        await self._loop.in_thread(self.stage.start)
 
     async def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
         """One rollout and its metrics. Raises RolloutError, RolloutInterrupted."""
-        return await _in_thread(lambda: self.stage.generate_groups(rollout_id))
+        return await self._loop.in_thread(lambda: self.stage.generate_groups(rollout_id))
 
     async def make_batch(self, rollout_id: int, groups: list[Group], weight_version: int) -> TrainBatch:
         """Groups as the trainer gets them; `weight_version` is the one they will update."""
-        return await _in_thread(lambda: self.stage.make_batch(rollout_id, groups, weight_version))
+        return await self._loop.in_thread(lambda: self.stage.make_batch(rollout_id, groups, weight_version))
 
     def producer(self) -> GroupProducer:
         """What generates without end; once, after `start`."""
@@ -104,25 +84,25 @@ class ThreadedStage:
 
     async def inside(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine of the stage's event loop."""
-        return await self.stage.inside(coroutine)
+        return await self._loop.wait(coroutine)
 
     async def conclude(
         self, rollout_id: int, groups: list[Group], decided: list[Group], extra: dict[str, float], started: float
     ) -> dict[str, float]:
         """The end of a rollout that was taken from the producer; its metrics."""
-        return await _in_thread(lambda: self.stage.conclude(rollout_id, groups, decided, extra, started))
+        return await self._loop.in_thread(lambda: self.stage.conclude(rollout_id, groups, decided, extra, started))
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """`eval/...` metrics."""
-        return await _in_thread(lambda: self.stage.evaluate(rollout_id))
+        return await self._loop.in_thread(lambda: self.stage.evaluate(rollout_id))
 
     async def abandon(self) -> None:
         """End every rollout and evaluation; the engine stays."""
-        await _in_thread(self.stage.abandon)
+        await self._loop.in_thread(self.stage.abandon)
 
     async def stop(self) -> None:
         """Interrupt what runs and free the engine."""
-        await _in_thread(self.stage.stop)
+        await self._loop.in_thread(self.stage.stop)
 
 
 def _one_step(args: Args, stage: RolloutStage) -> AsyncRollout:

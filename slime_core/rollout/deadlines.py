@@ -54,16 +54,20 @@ class Limits:
     stop: float
 
     @classmethod
-    def of(cls, args: Args) -> Limits:
-        """Of the run's settings; what a hand-made `args` lacks has its default."""
+    def of(cls, args: Args, sample_hooks: int = 0) -> Limits:
+        """Of the run's settings; what a hand-made `args` lacks has its default.
+
+        Args:
+            args: The settings.
+            sample_hooks: How many there are; each may take `--rollout-timeout`.
+        """
 
         def get(name: str) -> Any:
             return getattr(args, name, ProgressArgs.model_fields[name].default)
 
         stall = get("rollout_stall_timeout")
         if stall is None and args.rollout_timeout and args.rm_timeout:
-            hooks = len(getattr(args, "rollout_sample_hook_path", ()))
-            stall = args.rollout_timeout * (1 + hooks) + args.rm_timeout + _STALL_MARGIN
+            stall = args.rollout_timeout * (1 + sample_hooks) + args.rm_timeout + _STALL_MARGIN
         return cls(
             get("group_timeout"),
             get("group_timeout_policy"),
@@ -114,7 +118,7 @@ async def run_group(
     args: Args | None = None,
 ) -> Group:
     """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises."""
-    limits = Limits.of(runner.args)
+    limits = Limits.of(runner.args, len(runner.hooks.on_sample))
     keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
     keywords |= {} if args is None else {"args": args}
     if limits.group is None:
@@ -193,7 +197,7 @@ async def some_done(tasks: Collection[asyncio.Future[Any]], runner: SampleRunner
     Raises:
         RolloutError: No sample of this runner has ended for `--rollout-stall-timeout` seconds.
     """
-    loop, limit = asyncio.get_running_loop(), Limits.of(runner.args).stall
+    loop, limit = asyncio.get_running_loop(), Limits.of(runner.args, len(runner.hooks.on_sample)).stall
     since = loop.time()
     while True:
         with waiting(what, deadline=limit, then="the run stops: no sample ends (--rollout-stall-timeout)"):

@@ -47,7 +47,7 @@ class FinishedGroups:
         self.aside: list[Finished] = []
         """Dropped groups that fill the rollout if the budget runs out, best first."""
         self._gone: list[Group] = []
-        """Since the last take; kept only for `--rollout-all-samples-process-path`."""
+        """Since the last take; kept only for the hook `slime_process_all_samples`."""
         self._reset()
 
     def _reset(self) -> None:
@@ -95,7 +95,7 @@ class FinishedGroups:
 
     def _waste(self, group: Finished) -> None:
         self.wasted_tokens += staleness.num_sampled(group.samples)
-        if self.context.runner.hooks.process_all is not None:
+        if self.context.runner.hooks.wants_all_groups:
             self._gone.append(group.samples)
 
     def cull(self, version: int) -> None:

@@ -246,7 +246,7 @@ class SampleRunner:
         if self.hooks.on_sample:
             call = self.args, siblings, context.rollout_id, context.evaluation
             found = await self.hooks.after_generation(*call)
-            siblings = self._checked(found, sample, "--rollout-sample-hook-path", drawn)
+            siblings = self._checked(found, sample, self.hooks.sample_labels, drawn)
         if len(siblings) > 1 and any(s.status == SampleStatus.ABORTED for s in siblings):
             return [_interrupted(sample, given[:prompt_length], given_id)]
         return siblings

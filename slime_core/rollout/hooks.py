@@ -1,9 +1,8 @@
-"""The user's functions around a rollout: after generating a sample, at the end of a rollout, and when it is logged.
+"""The hooks around a rollout: after generating a sample, at the end of a rollout, and when it is logged.
 
-Resolved by `launch.components`, called by `rollout.generate` (sample hooks) and `rollout.stage` (all others).
-What a reader would get wrong: these functions run once per rollout or sample, in the process that generates; with
-several trainer processes that is rank 0. A sample hook that raises fails its sample, as a generate function does; what
-another one raises ends the run, under its flag's name.
+Put together by `launch.components`, called by `rollout.generate` (sample hooks) and `rollout.stage` (all others). They
+run in the process that generates; with several trainer processes that is rank 0. A sample hook that raises fails its
+sample, as a generate function does; what another one raises ends the run, under its flag's or plugin's name.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 
 from slime_core.errors import RolloutError, SlimeError
 from slime_core.plugins.boundary import awaited, contained, raised_at
+from slime_core.plugins.hooks import Hooks, nobody
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
@@ -29,7 +29,7 @@ _UNFINISHED = (SampleStatus.FAILED, SampleStatus.ABORTED)
 
 
 class SampleHook:
-    """One `--rollout-sample-hook-path`: `fn(args, sample[, rollout_id][, evaluation])`, plain or async."""
+    """One `slime_sample_generated`: `fn(args, sample[, rollout_id][, evaluation])`, plain or async."""
 
     def __init__(self, function: Callable[..., Any], label: str) -> None:
         self.label = label
@@ -76,18 +76,29 @@ def fail_call(sample: Sample, label: str, error: Exception, clock: asyncio.Timeo
 
 @dataclass
 class RolloutHooks:
-    """Those of one run; the functions are guarded, so that what they raise names their flag."""
+    """Those of one run."""
 
     on_sample: Sequence[SampleHook] = ()
-    filter_samples: Callable[..., Any] | None = None
-    """`--rollout-sample-filter-path`: marks samples with `remove_sample`."""
-    process_all: Callable[..., Any] | None = None
-    """`--rollout-all-samples-process-path`."""
-    log_rollout: Callable[..., Any] | None = None
-    """`--custom-rollout-log-function-path`."""
-    log_eval: Callable[..., Any] | None = None
-    """`--custom-eval-rollout-log-function-path`."""
-    _warned: set[str] = field(default_factory=set)
+    told: Hooks = field(default_factory=nobody)
+    """Whom all others are told."""
+    generates: bool = True
+    """False for saved samples, which have been through the others but the log functions."""
+
+    @classmethod
+    def of(cls, hooks: Hooks) -> RolloutHooks:
+        """Of a run that generates."""
+        found = hooks.each("slime_sample_generated")
+        return cls([SampleHook(_alone(tell), label) for label, tell in found], hooks)
+
+    @property
+    def sample_labels(self) -> str:
+        """Who may have changed a sample, for errors."""
+        return " or ".join(hook.label for hook in self.on_sample)
+
+    @property
+    def wants_all_groups(self) -> bool:
+        """Somebody looks at dropped groups, too."""
+        return self.generates and self.told.implemented("slime_process_all_samples")
 
     async def after_generation(
         self, args: Args, siblings: list[Sample], rollout_id: int | None, evaluation: bool
@@ -111,18 +122,35 @@ class RolloutHooks:
 
         Args:
             args: The run's settings.
-            groups: What goes to training; the filter marks samples in it.
+            groups: What goes to training; filters mark samples in it.
             all_groups: Also those that were dropped.
             data_source: The object of `--data-source-path`, handed on.
         """
-        if self.filter_samples is not None:
-            answer = self.filter_samples(args, groups)
-            self._expect_nothing(answer, "--rollout-sample-filter-path", "set sample.remove_sample instead")
-        if self.process_all is not None:
-            answer = self.process_all(args, all_groups, data_source)
-            self._expect_nothing(answer, "--rollout-all-samples-process-path", "what it returns is not used")
+        if self.generates:
+            self.told.slime_filter_samples(args=args, groups=groups)
+            self.told.slime_process_all_samples(args=args, all_groups=all_groups, data_source=data_source)
 
-    def _expect_nothing(self, answer: Any, flag: str, hint: str) -> None:
-        if answer is not None and flag not in self._warned:
-            self._warned.add(flag)
-            logger.warning("%s returned %s, which has no effect; %s", flag, type(answer).__name__, hint)
+    def log_rollout(
+        self, rollout_id: int, args: Args, samples: list[Sample], extra_metrics: dict[str, float], rollout_time: float
+    ) -> bool:
+        """Whether somebody has logged in slime's place; `extra_metrics` may be changed."""
+        answers = self.told.slime_log_rollout(
+            rollout_id=rollout_id, args=args, samples=samples, extra_metrics=extra_metrics, rollout_time=rollout_time
+        )
+        return any(answers)
+
+    def log_eval(
+        self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]], extra_metrics: dict[str, float]
+    ) -> bool:
+        """The same for an evaluation."""
+        return any(self.told.slime_log_eval(rollout_id=rollout_id, args=args, data=data, extra_metrics=extra_metrics))
+
+
+def _alone(tell: Callable[..., list[Any]]) -> Callable[..., Any]:
+    """One plugin's answer, if it has one."""
+
+    def call(args: Args, sample: Sample, *, rollout_id: int | None, evaluation: bool) -> Any:
+        answers = tell(args=args, sample=sample, rollout_id=rollout_id, evaluation=evaluation)
+        return answers[0] if answers else None
+
+    return call

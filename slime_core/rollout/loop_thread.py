@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, ClassVar, TypeVar
 
@@ -86,6 +86,25 @@ class LoopThread:
     async def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """`run` for a coroutine of another event loop."""
         return await asyncio.wrap_future(self.submit(coroutine))
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """What a blocking call returns, in a thread of its own that nothing waits for when the process ends.
+
+        Cancelling leaves the thread to the end of the call.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = call()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        future.set_running_or_notify_cancel()  # from here on, cancelling the wait does not touch the future
+        threading.Thread(target=run, name="slime-rollout-stage", daemon=True).start()
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Cancel what runs, then end loop and thread, within CLOSE_DEADLINE + GRACE; safe to call twice.

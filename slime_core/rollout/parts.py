@@ -54,4 +54,4 @@ class RolloutParts:
     eval_record: EvalRecord | None = None
     """Where an evaluation that can be resumed keeps its finished groups."""
     user: RolloutHooks = field(default_factory=RolloutHooks)
-    """The user's functions around a rollout."""
+    """The hooks around a rollout."""

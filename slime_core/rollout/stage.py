@@ -13,7 +13,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -150,10 +150,10 @@ class RolloutStage:
         self.on_new_weights = producer.wake
         return producer
 
-    async def inside(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine of the stage's event loop, which turns in a thread of its own, from another one."""
+    def loop_thread(self) -> LoopThread:
+        """What turns the event loop of an asynchronous run; other event loops await the stage through it."""
         assert isinstance(self._loop, LoopThread)
-        return await self._loop.wait(coroutine)
+        return self._loop
 
     def interrupt(self) -> None:
         """End the rollout and the evaluation that run, and every later one: both raise RolloutInterrupted.
@@ -193,7 +193,7 @@ class RolloutStage:
             raise RolloutInterrupted(drew=False)
         started = time.perf_counter()
         decided: list[Group] = []
-        if self._context is not None and self.parts.user.process_all is not None:
+        if self._context is not None and self.parts.user.wants_all_groups:
             self._context.decided = decided
         progress(rollout_id=rollout_id, weight_version=self.weight_version)
         self._tell_source("begin_rollout", rollout_id, self.weight_version)
@@ -248,8 +248,7 @@ class RolloutStage:
             held = self._context.runner.engine.take_held_seconds()
             self._warn_if_held(held, seconds)
         extra |= getattr(self.parts.engine, "take_metrics", dict)()
-        log = self.parts.user.log_rollout
-        if log is not None and log(rollout_id, self.args, samples, extra, seconds):
+        if self.parts.user.log_rollout(rollout_id, self.args, samples, extra, seconds):
             return extra
         metrics = {**rollout_metrics(self.args, groups, self.weight_version), **extra}
         if metrics.get("rollout/routing_replay_fraction") == 0:
@@ -290,9 +289,8 @@ class RolloutStage:
     def eval_metrics(
         self, rollout_id: int, data: dict[str, dict[str, Any]], extra: dict[str, float]
     ) -> dict[str, float]:
-        """Metrics of evaluated samples; `--custom-eval-rollout-log-function-path` may stand in for them."""
-        log = self.parts.user.log_eval
-        if log is not None and log(rollout_id, self.args, data, extra):
+        """Metrics of evaluated samples; the hook `slime_log_eval` may stand in for them."""
+        if self.parts.user.log_eval(rollout_id, self.args, data, extra):
             return extra
         return {**eval_metrics(data), **extra}
 

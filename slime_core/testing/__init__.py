@@ -28,72 +28,48 @@ if TYPE_CHECKING:
     from slime_core.testing.contracts.estimator import AdvantageContract, EstimatorContract
     from slime_core.testing.contracts.filter import FilterContract
     from slime_core.testing.contracts.generator import GeneratorContract
-    from slime_core.testing.contracts.hook_plugin import HookPluginContract
+    from slime_core.testing.contracts.hooks import HookContract
     from slime_core.testing.contracts.loss import CustomLossContract, LossContract
-    from slime_core.testing.contracts.megatron_hooks import (
-        MegatronBeforeLogProbContract,
-        MegatronBeforeTrainStepContract,
-        MegatronInitContract,
-        MegatronModelProviderContract,
-    )
     from slime_core.testing.contracts.megatron_model import MegatronModelContract
+    from slime_core.testing.contracts.megatron_model_provider import MegatronModelProviderContract
     from slime_core.testing.contracts.model import ModelContract
     from slime_core.testing.contracts.recipe import RecipeContract
     from slime_core.testing.contracts.reward import RewardContract
     from slime_core.testing.contracts.rollout import RolloutContract
-    from slime_core.testing.contracts.rollout_hooks import (
-        AllSamplesProcessContract,
-        EvalLogContract,
-        RolloutLogContract,
-        SampleFilterContract,
-        SampleHookContract,
-    )
     from slime_core.testing.contracts.tools import ToolContract, ToolParserContract
     from slime_core.testing.contracts.train_data import (
-        DataPostprocessContract,
         RewardPostProcessContract,
         SampleConverterContract,
     )
     from slime_core.testing.contracts.trainer import TrainerContract
-    from slime_core.testing.contracts.weight_post_write import WeightPostWriteContract
     from slime_core.testing.loop import LoopRun
     from slime_core.testing.service import Asked, ScriptedService
 
 _SUITES = {
     "advantages": ("AdvantageContract", "estimator"),
-    "all_samples_processes": ("AllSamplesProcessContract", "rollout_hooks"),
     "buffers": ("BufferContract", "buffer"),
     "corrections": ("CorrectionContract", "correction"),
     "custom_losses": ("CustomLossContract", "loss"),
-    "data_postprocesses": ("DataPostprocessContract", "train_data"),
     "data_sources": ("DataSourceContract", "data_source"),
     "engines": ("EngineContract", "engine"),
     "environments": ("EnvironmentContract", "environment"),
     "estimators": ("EstimatorContract", "estimator"),
-    "eval_logs": ("EvalLogContract", "rollout_hooks"),
     "filters": ("FilterContract", "filter"),
     "generators": ("GeneratorContract", "generator"),
     "loss_reducers": ("LossReducerContract", "correction"),
     "losses": ("LossContract", "loss"),
-    "megatron_before_log_probs": ("MegatronBeforeLogProbContract", "megatron_hooks"),
-    "megatron_before_train_steps": ("MegatronBeforeTrainStepContract", "megatron_hooks"),
-    "megatron_inits": ("MegatronInitContract", "megatron_hooks"),
-    "megatron_model_providers": ("MegatronModelProviderContract", "megatron_hooks"),
+    "megatron_model_providers": ("MegatronModelProviderContract", "megatron_model_provider"),
     "megatron_models": ("MegatronModelContract", "megatron_model"),
     "models": ("ModelContract", "model"),
     "recipes": ("RecipeContract", "recipe"),
     "reward_post_processes": ("RewardPostProcessContract", "train_data"),
     "rewards": ("RewardContract", "reward"),
-    "rollout_logs": ("RolloutLogContract", "rollout_hooks"),
     "rollouts": ("RolloutContract", "rollout"),
     "sample_converters": ("SampleConverterContract", "train_data"),
-    "sample_filters": ("SampleFilterContract", "rollout_hooks"),
-    "sample_hooks": ("SampleHookContract", "rollout_hooks"),
-    "slime.plugins": ("HookPluginContract", "hook_plugin"),
+    "slime.plugins": ("HookContract", "hooks"),
     "tool_parsers": ("ToolParserContract", "tools"),
     "tools": ("ToolContract", "tools"),
     "trainers": ("TrainerContract", "trainer"),
-    "weight_post_writes": ("WeightPostWriteContract", "weight_post_write"),
 }
 """Kind -> class, and its module in `contracts`; `functions` have nothing in common and no suite."""
 
@@ -111,28 +87,22 @@ _EXPORTS = {
 
 __all__ = [
     "AdvantageContract",
-    "AllSamplesProcessContract",
     "Asked",
     "BufferContract",
     "CharTokenizer",
     "Contract",
     "CorrectionContract",
     "CustomLossContract",
-    "DataPostprocessContract",
     "DataSourceContract",
     "EngineContract",
     "EnvironmentContract",
     "EstimatorContract",
-    "EvalLogContract",
     "FilterContract",
     "GeneratorContract",
-    "HookPluginContract",
+    "HookContract",
     "LoopRun",
     "LossContract",
     "LossReducerContract",
-    "MegatronBeforeLogProbContract",
-    "MegatronBeforeTrainStepContract",
-    "MegatronInitContract",
     "MegatronModelContract",
     "MegatronModelProviderContract",
     "ModelContract",
@@ -142,16 +112,12 @@ __all__ = [
     "RewardContract",
     "RewardPostProcessContract",
     "RolloutContract",
-    "RolloutLogContract",
     "SampleConverterContract",
-    "SampleFilterContract",
-    "SampleHookContract",
     "ScriptedEngine",
     "ScriptedService",
     "ToolContract",
     "ToolParserContract",
     "TrainerContract",
-    "WeightPostWriteContract",
     "suite_of",
 ]
 
@@ -163,7 +129,7 @@ def __getattr__(name: str) -> Any:
 
 
 def suite_of(kind: str) -> type[Contract]:
-    """The suite of a kind (`slime.plugins`: hook plugins); for one without, `Contract`, which loads the component."""
-    name, _ = _SUITES.get(kind, ("Contract", ""))
+    """The suite of a kind or hook (`slime.plugins`: hook plugins); else `Contract`, which loads the component."""
+    name, _ = _SUITES.get("slime.plugins" if kind.startswith("slime_") else kind, ("Contract", ""))
     suite: type[Contract] = __getattr__(name)
     return suite

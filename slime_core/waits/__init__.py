@@ -8,7 +8,7 @@
     with telling_start():                   a line every few seconds until `first_results`          start.py
 
 `waiting` only tells: the deadline is kept by whoever waits (a timeout of the call, `within`, `call_within`), and the
-board's watchdog (`watchdog.py`) reports a wait whose own mechanism has failed. Standard library only, and as low a
+board (`board.py`) reports a wait whose own mechanism has failed. Standard library only, and as low a
 layer as there is: everything may import it.
 """
 

@@ -73,7 +73,7 @@ class WeightSync:
         on_update: Callable[[int], object] = lambda version: None,
         post_write: Callable[..., Any] | None = None,
     ) -> None:
-        """`on_update` is told each version once it is served; `post_write` is the user's function for files.
+        """`on_update` is told each version once it is served; `post_write` tells the hook `slime_weights_written`.
 
         Raises:
             ConfigError: The engine does not take what the settings say, or the directory is another run's.
@@ -128,7 +128,8 @@ class WeightSync:
         version = self.version + 1
         if not self._pushed:
             self._pushed, self.transport = True, self._choose(told=True)
-            if self._post_write is not None and self.transport not in ("disk", "delta"):
+            by_files = self.transport in ("disk", "delta")
+            if self._post_write is not None and self.args.custom_update_weight_post_write_path and not by_files:
                 logger.warning(
                     "--custom-update-weight-post-write-path: without effect, since weights go by %s and not by files;"
                     " type --update-weight-transport disk or --update-weight-mode delta",
@@ -207,7 +208,8 @@ class WeightSync:
     def _tell_user(self, directory: Path) -> None:
         """Files are complete, and no engine reads them yet."""
         if self._post_write is not None:
-            self._post_write(self.args, str(directory), list(self._receiver.engines))
+            engines = list(self._receiver.engines)
+            self._post_write(args=self.args, version_dir=str(directory), rollout_engines=engines)
 
     def _disk_root(self) -> Path:
         directory, run_dir = self.args.update_weight_disk_dir, self.args.run_dir

@@ -138,6 +138,19 @@ def test_show_a_hook_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no hook plugin 'jsonnl'. Did you mean 'jsonl'?" in capsys.readouterr().err
 
 
+def test_functions_of_hooks_are_shown_and_loaded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def log_eval(rollout_id, args, data, extra_metrics):\n    return True\n")
+    assert main(["plugins", "show", f"slime_log_eval:{file}"]) == 0
+    shown = capsys.readouterr().out
+    assert f"--custom-eval-rollout-log-function-path {file}" in shown
+    assert "called as:   (rollout_id, args, data, extra_metrics) -> bool" in shown
+    assert main(["config", "show", "--custom-eval-rollout-log-function-path", f"{file}:log"]) == 2
+    assert "has no 'log'" in capsys.readouterr().err
+    assert main(["plugins", "new", "slime_log_eval", "mine", "--dir", str(tmp_path)]) == 0
+    assert (tmp_path / "slime-hooks-mine").is_dir()
+
+
 def test_list_of_hooks_and_in_safe_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "list", "--kind", "hooks", "--json"]) == 0
     assert "jsonl" in {row["name"] for row in json.loads(capsys.readouterr().out)}

@@ -6,22 +6,13 @@ from pathlib import Path
 
 from slime_core.testing import (
     AdvantageContract,
-    AllSamplesProcessContract,
     CustomLossContract,
-    DataPostprocessContract,
     DataSourceContract,
-    EvalLogContract,
-    MegatronBeforeLogProbContract,
-    MegatronBeforeTrainStepContract,
-    MegatronInitContract,
+    HookContract,
     MegatronModelProviderContract,
     RewardPostProcessContract,
     RolloutContract,
-    RolloutLogContract,
     SampleConverterContract,
-    SampleFilterContract,
-    SampleHookContract,
-    WeightPostWriteContract,
 )
 from slime_core.types import Group
 
@@ -32,7 +23,8 @@ class TestAdvantage(AdvantageContract):
     component = f"{HOOKS}/advantage.py"
 
 
-class TestDataPostprocess(DataPostprocessContract):
+class TestDataPostprocess(HookContract):
+    kind = "slime_train_data"
     component = f"{HOOKS}/advantage.py"
 
 
@@ -40,15 +32,18 @@ class TestDataSource(DataSourceContract):
     component = f"{HOOKS}/data_source.py"
 
 
-class TestRolloutLog(RolloutLogContract):
+class TestRolloutLog(HookContract):
+    kind = "slime_log_rollout"
     component = f"{HOOKS}/log_functions.py"
 
 
-class TestWeightPostWrite(WeightPostWriteContract):
+class TestWeightPostWrite(HookContract):
+    kind = "slime_weights_written"
     component = f"{HOOKS}/weights_written.py"
 
 
-class TestMegatronInit(MegatronInitContract):
+class TestMegatronInit(HookContract):
+    kind = "slime_megatron_init"
     component = f"{HOOKS}/megatron_hooks.py"
 
 
@@ -57,15 +52,18 @@ class TestMegatronModelProvider(MegatronModelProviderContract):
     args = {"custom_megatron_init_path": component}
 
 
-class TestMegatronBeforeLogProb(MegatronBeforeLogProbContract):
+class TestMegatronBeforeLogProb(HookContract):
+    kind = "slime_megatron_before_log_prob"
     component = f"{HOOKS}/megatron_hooks.py"
 
 
-class TestMegatronBeforeTrainStep(MegatronBeforeTrainStepContract):
+class TestMegatronBeforeTrainStep(HookContract):
+    kind = "slime_megatron_before_train_step"
     component = f"{HOOKS}/megatron_hooks.py"
 
 
-class TestEvalLog(EvalLogContract):
+class TestEvalLog(HookContract):
+    kind = "slime_log_eval"
     component = f"{HOOKS}/log_functions.py"
 
 
@@ -90,19 +88,23 @@ class TestEvaluation(RolloutContract):
     only_evaluates = True
 
 
-class TestSampleFilter(SampleFilterContract):
+class TestSampleFilter(HookContract):
+    kind = "slime_filter_samples"
     component = f"{HOOKS}/sample_filter.py"
 
 
-class TestAllSamples(AllSamplesProcessContract):
+class TestAllSamples(HookContract):
+    kind = "slime_process_all_samples"
     component = f"{HOOKS}/sample_filter.py"
 
 
-class TestSampleHook(SampleHookContract):
+class TestSampleHook(HookContract):
+    kind = "slime_sample_generated"
     component = f"{HOOKS}/sample_hook.py"
 
 
-class TestAsyncSampleHook(SampleHookContract):
+class TestAsyncSampleHook(HookContract):
+    kind = "slime_sample_generated"
     component = f"{HOOKS}/sample_hook.py:note_origin"
 
 

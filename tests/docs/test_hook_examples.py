@@ -80,8 +80,8 @@ def test_hooks_of_samples_and_of_the_rollouts_end(tiny: TinyRun, slime: Slime, t
     drops = sum(v for k, v in last.items() if "dynamic_filter/drop_" in k)
     assert drops > 0
     assert len(seen["mean_reward"]) == 4 + drops  # dropped groups are among them
-    used = {p["kind"] for p in json.loads((run_dir / "summary.json").read_text())["plugins"]}
-    assert {"sample_hooks", "sample_filters", "all_samples_processes", "rollout_logs", "eval_logs"} <= used
+    used = {p["kind"].removeprefix("slime_") for p in json.loads((run_dir / "summary.json").read_text())["plugins"]}
+    assert {"sample_generated", "filter_samples", "process_all_samples", "log_rollout", "log_eval"} <= used
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_weights_on_disk(tiny: TinyRun, slime: Slime, tmp_path: Path, mode: str)
     assert rows[1]["bytes"] == sum(p.stat().st_size for p in run_dir.glob("weights/weight_v000002/*.safetensors")) > 0
     assert all(row["engines"] == 1 for row in rows)
     used = {p["kind"] for p in json.loads((run_dir / "summary.json").read_text())["plugins"]}
-    assert "weight_post_writes" in used
+    assert "slime_weights_written" in used
 
 
 @pytest.mark.slow

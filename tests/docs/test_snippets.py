@@ -29,7 +29,7 @@ KINDS = {
     "my_buffer": "buffers",
     "my_tis": "corrections",
     "my_loss": "custom_losses",
-    "my_post": "data_postprocesses",
+    "my_post": "slime_train_data",
     "centred_tis": "corrections",
 }
 """What the files of the pages are; files named `test_...` are suites, run by pytest."""

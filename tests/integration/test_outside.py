@@ -1,4 +1,8 @@
-"""Proof from outside: wheels in a fresh environment, no checkout in sight, and two rewards trained with by name."""
+"""Proof from outside: wheels in fresh environments, no checkout in sight.
+
+One environment has core, bundle and slime-reward-math, and a reward of a stranger's; another has the core alone, then
+slime-reward-math, and then a stranger's buffer, estimator, generator and model family, written as the docs have them.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,20 @@ import os
 import subprocess
 import sys
 import venv
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import slime_core
 from tests.conftest import TinyRun
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-WHEELS = (
-    ".",
-    "plugins/rewards/math",
-    "plugins/models/qwen3",
-    "plugins/generators/single_turn",
-    "plugins/buffers/fifo",
-    "plugins/estimators/grpo",
-)
-"""The core, the reward of the proof, and what no run can do without."""
+CORE, BUNDLE, MATH = (ROOT, ROOT / "plugins", ROOT / "plugins" / "rewards" / "math")
+OWN = {"slime-rl-core", "slime-rl", "slime-reward-math"}
 
 EDITED = '''"""Reward `digits_outside`: the share of digits in the response, times a factor."""
 
@@ -86,6 +85,11 @@ class Outside:
     def python(self, *arguments: str | Path, cwd: Path | None = None) -> str:
         return run(self.bin / "python", *arguments, cwd=cwd or self.folder).stdout
 
+    @property
+    def site(self) -> Path:
+        (found,) = (self.folder / "venv").glob("lib/python*/site-packages")
+        return found
+
     def install(self, *projects: Path) -> None:
         """Build wheels and install them, from no index."""
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -111,16 +115,95 @@ def third_party_only(target: Path) -> None:
                     link.symlink_to(entry)
 
 
+def made(folder: Path, *projects: Path) -> Outside:
+    """An environment with wheels of ours; torch and the like by path, since installing them takes minutes."""
+    found = Outside(folder)
+    venv.create(folder / "venv", with_pip=False)
+    third_party_only(folder / "third_party")
+    (found.site / "third_party.pth").write_text(f"{folder / 'third_party'}\n")
+    found.install(*projects)
+    return found
+
+
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
-    """The core and slime's own plugins from wheels; torch and the like by path, since installing them takes minutes."""
-    made = Outside(tmp_path_factory.mktemp("outside"))
-    venv.create(made.folder / "venv", with_pip=False)
-    (site,) = (made.folder / "venv").glob("lib/python*/site-packages")
-    third_party_only(made.folder / "third_party")
-    (site / "third_party.pth").write_text(f"{made.folder / 'third_party'}\n")
-    made.install(*((ROOT / project).resolve() for project in WHEELS))
-    return made
+    """What `pip install slime-rl` brings."""
+    return made(tmp_path_factory.mktemp("outside"), CORE, BUNDLE, MATH)
+
+
+@pytest.fixture(scope="module")
+def core_alone(tmp_path_factory: pytest.TempPathFactory) -> Outside:
+    """What `pip install slime-rl-core` brings."""
+    return made(tmp_path_factory.mktemp("core"), CORE)
+
+
+PARTS = {
+    "pyproject.toml": """[build-system]
+requires = ["hatchling>=1.27"]
+build-backend = "hatchling.build"
+
+[project]
+name = "acme-parts"
+version = "1.0"
+dependencies = ["slime-rl-core"]
+
+[project.entry-points."slime.buffers"]
+acme_buffer = "acme_parts:buffer_filter"
+
+[project.entry-points."slime.generators"]
+acme_generate = "acme_parts:generate"
+
+[project.entry-points."slime.estimators"]
+acme_estimator = "acme_parts:Centred"
+
+[project.entry-points."slime.models"]
+qwen3 = "acme_parts:model"
+""",
+    "acme_parts/__init__.py": """from slime_core import EstimatorBase, GenerateContext, Group, RewardInputs, Sample
+from slime_core.models.config import ModelConfig
+from slime_core.ops import group_normalize
+
+
+def buffer_filter(args, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
+    taken = buffer[:num_samples]
+    del buffer[: len(taken)]
+    return taken
+
+
+async def generate(args, sample: Sample, sampling_params: dict, *, context: GenerateContext) -> Sample:
+    room = sampling_params["max_new_tokens"] - sample.response_length
+    output = await context.engine.generate(sample.tokens, {**sampling_params, "max_new_tokens": room})
+    sample.append_response_tokens(
+        args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
+    )
+    return sample
+
+
+class Centred(EstimatorBase):
+    def shape_rewards(self, args, inputs: RewardInputs) -> list[float]:
+        return group_normalize(inputs.rewards, inputs.group_indices, False, inputs.rollout_ids)
+
+
+def model(hf) -> ModelConfig:
+    return ModelConfig.from_hf(hf, qk_norm=True)
+""",
+}
+"""What a run cannot do without, from docs/plugins/{buffers,generators,estimators,models}.md."""
+
+
+@pytest.fixture(scope="module")
+def parts(core_alone: Outside) -> dict[str, str]:
+    """The flags that select them, once they are installed beside the core and slime-reward-math."""
+    folder = core_alone.folder / "acme"
+    for name, text in PARTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    core_alone.install(folder, MATH)
+    return {
+        "buffer_filter_path": "acme_buffer",
+        "custom_generate_function_path": "acme_generate",
+        "advantage_estimator": "acme_estimator",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -146,24 +229,79 @@ def test_no_checkout_is_in_sight(outside: Outside) -> None:
     assert root == "None"
     assert str(ROOT) + "'" not in path
     names = {row["distribution"] for row in json.loads(outside.slime("plugins", "list", "--json").stdout)}
-    assert names <= {
-        "slime-rl", "slime-reward-math", "slime-model-qwen3", "slime-generator-single-turn", "slime-buffer-fifo",
-        "slime-estimator-grpo", "slime-reward-digits-outside",
-    }  # fmt: skip
-    assert {"slime-rl", "slime-reward-math"} <= names
+    assert names - {"slime-reward-digits-outside"} == OWN
 
 
-def test_the_core_wheel_has_all_of_core_and_no_plugin(outside: Outside) -> None:
-    (site,) = (outside.folder / "venv").glob("lib/python*/site-packages")
-    packaged = {file.relative_to(site).as_posix() for file in (site / "slime_core").rglob("*") if file.is_file()}
-    source = {
-        file.relative_to(ROOT).as_posix()
-        for file in (ROOT / "slime_core").rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
+def sources(folder: Path) -> set[str]:
+    """Files below a folder of the checkout, by path from its parent."""
+    files = (file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return {file.relative_to(folder.parent).as_posix() for file in files}
+
+
+def packaged(environment: Outside, distribution: str) -> set[str]:
+    """Files that a wheel brought, metadata and commands apart."""
+    record = (
+        environment.site / f"{distribution.replace('-', '_')}-{slime_core.__version__}.dist-info" / "RECORD"
+    ).read_text()
+    names = {line.split(",")[0] for line in record.splitlines()}
+    assert any(".dist-info/licenses/LICENSE" in name for name in names), f"{distribution} has no licence"
+    return {name for name in names if ".dist-info/" not in name.partition("/")[0] + "/" and not name.startswith("..")}
+
+
+def test_each_wheel_has_all_of_its_packages_and_nothing_else(outside: Outside) -> None:
+    """Data files, markers and SGLang's `.dist-info` of a plugin included; neither tests nor folders of the checkout."""
+    of_bundle = {
+        name for package in ROOT.glob("plugins/*/*/slime_*") if package.parent != MATH for name in sources(package)
     }
-    assert {name for name in packaged if not name.endswith(".pyc")} == source
-    assert not (site / "plugins").exists()
-    assert not (site / "slime_reward_exact").exists()
+    assert {name for name in packaged(outside, "slime-rl-core") if not name.endswith(".pyc")} == sources(
+        ROOT / "slime_core"
+    )
+    assert {name for name in packaged(outside, "slime-rl") if not name.endswith(".pyc")} == of_bundle
+    assert {name for name in packaged(outside, "slime-reward-math") if not name.endswith(".pyc")} == sources(
+        MATH / "slime_reward_math"
+    )
+
+
+def test_source_distributions_build_the_same_wheels(outside: Outside, tmp_path: Path) -> None:
+    for number, project in enumerate((CORE, BUNDLE, MATH)):
+        out = tmp_path / str(number)
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project, cwd=tmp_path)
+        (built,), (kept,) = out.glob("*.whl"), outside.folder.glob(f"wheels/0/{next(out.glob('*.whl')).name}")
+        assert zipfile.ZipFile(built).namelist() == zipfile.ZipFile(kept).namelist()
+
+
+def test_the_quick_start_learns(outside: Outside, tmp_path: Path) -> None:
+    """`slime init`, `slime train` and nothing else."""
+    run(outside.bin / "slime", "init", "demo", "run.yaml", cwd=tmp_path)
+    run(outside.bin / "slime", "train", "--config", "run.yaml", "--num-rollout", "16", cwd=tmp_path)
+    summary = json.loads((tmp_path / "outputs" / "demo" / "summary.json").read_text())
+    assert summary["eval_after"] > summary["eval_before"] + 0.2
+    assert summary["versions"]["slime-rl-core"] == summary["versions"]["slime-rl"] == slime_core.__version__
+
+
+def test_the_core_alone_says_what_brings_the_rest(core_alone: Outside, tiny: TinyRun) -> None:
+    done = core_alone.slime("train", *tiny.argv(buffer_filter_path="fifo"), check=False)
+    assert done.returncode == 2
+    assert "no buffers plugin 'fifo'. slime's own come with: pip install slime-rl." in done.stderr
+
+
+@pytest.mark.parametrize("reward", [None, "math"])
+def test_the_core_trains_with_strangers_parts(
+    reward: str | None, core_alone: Outside, parts: dict[str, str], tiny: TinyRun, tmp_path: Path
+) -> None:
+    """By a reward in a file, and by slime-reward-math, which needs the core alone."""
+    chosen = {"custom_rm_path": reward} if reward else {}
+    core_alone.slime("train", *tiny.argv(tmp_path / "run", num_rollout=2, **parts, **chosen))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "slime-rl" not in summary["versions"]
+    used = {plugin["kind"]: (plugin["name"], plugin["distribution"]) for plugin in summary["plugins"]}
+    assert {kind: used[kind] for kind in ("buffers", "estimators", "generators")} == {
+        "buffers": ("acme_buffer", "acme-parts"),
+        "estimators": ("acme_estimator", "acme-parts"),
+        "generators": ("acme_generate", "acme-parts"),
+    }
+    if reward:
+        assert used["rewards"] == ("math", "slime-reward-math")
 
 
 KIT = """
@@ -229,25 +367,44 @@ def test_training_with_a_reward_by_name(
         assert all(0 < reward <= 3 for reward in rewards)
 
 
-def test_a_plugin_for_another_slime_names_both_versions_and_what_to_type(
+def test_a_strangers_engine_and_trainer_are_used(outside: Outside, tiny: TinyRun, tmp_path: Path) -> None:
+    """As `slime plugins new` writes them; their contract suites are run with those of all templates."""
+    for kind in ("engine", "trainer"):
+        outside.slime("plugins", "new", kind, "acme_plain", "--dir", tmp_path)
+    outside.install(tmp_path / "slime-engine-acme-plain", tmp_path / "slime-trainer-acme-plain")
+    listed = json.loads(outside.slime("plugins", "list", "--json").stdout)
+    assert {row["kind"] for row in listed if row["name"] == "acme_plain"} == {"engines", "trainers"}
+    checked = outside.slime("plugins", "check", "--no-contract", "engines/acme_plain", "trainers/acme_plain").stdout
+    assert checked.count("ok ") == 2
+    flags = {"rollout_engine": "acme_plain", "train_backend": "acme_plain", "use_kl_loss": True, "num_rollout": 2}
+    outside.slime("train", *tiny.argv(tmp_path / "run", **flags))
+    outside.slime("train", *tiny.argv(tmp_path / "run", **{**flags, "num_rollout": 3}, load=tmp_path / "run"))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    used = {plugin["kind"]: plugin["distribution"] for plugin in summary["plugins"]}
+    assert (used["engines"], used["trainers"]) == ("slime-engine-acme-plain", "slime-trainer-acme-plain")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if "train/loss" in line]
+    assert len(trained) == 3
+    assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-3 for line in trained)
+
+
+def test_a_plugin_for_another_api_names_both_versions_and_what_to_type(
     outside: Outside, stranger: Path, tiny: TinyRun, tmp_path: Path
 ) -> None:
-    (info,) = (outside.folder / "venv").glob("lib/python*/site-packages/slime_reward_digits_outside-*.dist-info")
-    metadata = info / "METADATA"
-    before = metadata.read_text()
-    metadata.write_text(before.replace("Requires-Dist: slime-rl<0.2,>=0.1", "Requires-Dist: slime-rl<0.9,>=0.8"))
-    assert metadata.read_text() != before
+    module = outside.site / "slime_reward_digits_outside" / "__init__.py"
+    before = module.read_text()
+    module.write_text(f"{before}\n\nslime_api = 7\n")
     try:
         done = outside.slime(
             "train", *tiny.argv(tmp_path / "run", custom_rm_path=None, rm_type="digits_outside"), check=False
         )
         checked = outside.slime("plugins", "check", "slime-reward-digits-outside", check=False)
     finally:
-        metadata.write_text(before)
+        module.write_text(before)
     assert checked.returncode == 1
     for text in (checked.stdout, done.stderr):
-        assert "needs slime-rl<0.9,>=0.8, but slime-rl 0.1.0 is running" in text
-        assert "pip install --upgrade slime-reward-digits-outside" not in text, "a name that anybody could take"
+        assert f"is written for version 7 of the API of rewards, slime-rl-core {slime_core.__version__} has 1" in text
+        assert "pip install --upgrade slime-rl-core" in text
     assert done.returncode == 2
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import slime_core
 from tests.conftest import SLIME, TinyRun
 from tests.zygote import Zygote
 
@@ -34,7 +35,7 @@ def test_a_run_learns_and_leaves_everything_behind(tiny: TinyRun, tmp_path: Path
     assert summary["eval_after"] > summary["eval_before"]
     assert summary["eval_before"] == lines[0]["eval/held"]
     assert summary["seed"] == 1234
-    assert summary["versions"]["slime-rl"]
+    assert summary["versions"]["slime-rl"] == summary["versions"]["slime-rl-core"] == slime_core.__version__
     used = {(p["kind"], p["name"]): p for p in summary["plugins"]}
     assert used["estimators", "grpo"]["version"] == "0.1.0"
     assert len(used["rewards", str(tiny.root / "rm.py")]["sha256"]) == 64

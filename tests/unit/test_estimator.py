@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slime_core.errors import PluginError
-from slime_core.estimator import CustomAdvantages, EstimatorBase, GroupEstimator
+from slime_core.estimator import CustomAdvantages, EstimatorBase
 from slime_core.protocols import AdvantageInputs, LossInputs, RewardInputs
 
 ARGS = SimpleNamespace(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None)
@@ -64,15 +64,6 @@ def test_sequence_level_ratio() -> None:
     ratio = (1.1 * 1.3) ** 0.5
     outputs = Sequence(ARGS).policy_loss(ARGS, inputs)
     assert outputs.loss.tolist() == pytest.approx([-ratio] * 3, abs=1e-5)
-
-
-def test_group_rewards_and_their_switches() -> None:
-    inputs = RewardInputs([1.0, 0.0, 0.0, 1.0], [0] * 4, [0, 1, 2, 3], [5] * 4, [False] * 4)
-    expected = {(True, True): 0.866024, (True, False): 0.5, (False, True): 1.0, (False, False): 1.0}
-    for (mean, std), first in expected.items():
-        args = SimpleNamespace(rewards_normalization=mean, grpo_std_normalization=std)
-        assert GroupEstimator(args).shape_rewards(args, inputs)[0] == pytest.approx(first, abs=1e-6)
-    assert GroupEstimator.compares_group
 
 
 class Doubling(EstimatorBase):

@@ -236,7 +236,7 @@ def sample_hooks(args: Any) -> list[SampleHook]:
     from slime_core.rollout.hooks import SampleHook
 
     return [
-        SampleHook(resolve("sample_hooks", path, origin="--rollout-sample-hook-path").obj, path)
+        SampleHook(resolve("slime_sample_generated", path, origin="--rollout-sample-hook-path").obj, path)
         for path in getattr(args, "rollout_sample_hook_path", None) or []
     ]
 

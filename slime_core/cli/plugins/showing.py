@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from slime_core.cli.plugins.naming import kind_word, origin, split
-from slime_core.plugins.kinds import HOOK_GROUP, KINDS, Kind
+from slime_core.plugins.kinds import HOOK_GROUP, Kind, kind_of
 from slime_core.plugins.registry import ComponentRef
 
 
@@ -53,7 +53,7 @@ def _facts(ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:
     if ref.kind == HOOK_GROUP:
         rows += [("selected by", "nothing: every installed one is told; SLIME_PLUGINS=... allows some")]
         return [*rows, ("hooks", ", ".join(_hooks(obj)) or "-")]
-    kind = KINDS[ref.kind]
+    kind = kind_of(ref.kind)
     rows += [("selected by", ", ".join(kind.flags)), ("type", _selection(kind, ref))]
     return [*rows, ("signature", _signature(obj)), ("called as", _calls(kind, obj))]
 

@@ -13,29 +13,23 @@ from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
 
-import slime_core
-from slime_core.distributions import CORE
 from slime_core.errors import ConfigError, PluginConflictError
+from slime_core.plugins.hooks import hook_flags
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 from slime_core.plugins.registry import NAME_PATTERN, Registry
 
 _HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
 
-_MEGATRON = "a function in a file needs no distribution; start from examples/hooks/megatron_hooks.py"
-
 _TOO_LARGE = {
-    "trainers": "start from slime_core/trainers/embedded/trainer.py, and implement slime_core.protocols.Trainer",
     "megatron_models": "start from plugins/models/qwen3/slime_model_qwen3/megatron.py; see docs/plugins/models.md",
-    "megatron_model_providers": _MEGATRON,
-    "megatron_inits": _MEGATRON,
-    "megatron_before_log_probs": _MEGATRON,
-    "megatron_before_train_steps": _MEGATRON,
+    "megatron_model_providers": "a function in a file will do; start from examples/hooks/megatron_hooks.py",
     "functions": "its signature is that of the flag it is for; a function in a file needs no distribution",
 }
 """Kinds without a template, and what to do instead."""
 
 _TARGETS = {
     "engines": "@@Class@@",
+    "trainers": "@@Class@@",
     "estimators": "@@Class@@",
     "data_sources": "@@Class@@",
     "environments": "@@Class@@",
@@ -49,19 +43,12 @@ _TARGETS = {
     "reward_post_processes": "post_process_rewards",
     "sample_converters": "convert_samples",
     "advantages": "compute_advantages",
-    "sample_hooks": "sample_hook",
-    "sample_filters": "sample_filter",
-    "all_samples_processes": "process_all_samples",
-    "rollout_logs": "log_rollout",
-    "eval_logs": "log_eval",
     "corrections": "@@Class@@",
     "loss_reducers": "reducer",
     "custom_losses": "custom_loss",
-    "data_postprocesses": "postprocess_rollout_data",
     "rewards": "reward",
     "tool_parsers": "@@Class@@",
     "tools": "@@name@@",
-    "weight_post_writes": "post_write",
 }
 """What the entry point names in the package; empty for a hook module, which is the package itself."""
 
@@ -99,7 +86,7 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
         PluginConflictError: An installed distribution has that name or offers that component.
         PluginNotFoundError: There is no such kind.
     """
-    key = HOOK_GROUP if kind in _HOOKS else kind_of(kind).name
+    key = HOOK_GROUP if kind in _HOOKS or kind in hook_flags() else kind_of(kind).name
     _check_name(name)
     if key in _TOO_LARGE:
         raise ConfigError(f"slime plugins new {kind}: there is no template; {_TOO_LARGE[key]}")
@@ -120,7 +107,6 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
         "group": HOOK_GROUP if key == HOOK_GROUP else KINDS[key].group,
         "spec": f"{'hooks' if key == HOOK_GROUP else key}/{name}",
         "use": _use(key, name),
-        "core": f"{CORE}{compatible_range()}",
         "target": f"{package}{target}",
         "Class": "".join(part.capitalize() for part in name.split("_") if part),
     }
@@ -144,12 +130,6 @@ def write(made: Plan) -> None:
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {made.folder}: {error}") from error
-
-
-def compatible_range() -> str:
-    """`>=X,<Y`: from the running version up to the next one that may break plugins."""
-    major, minor = (int(part) for part in re.findall(r"\d+", slime_core.__version__)[:2])
-    return f">={major}.{minor},<{f'{major + 1}' if major else f'0.{minor + 1}'}"
 
 
 def _check_name(name: str) -> None:

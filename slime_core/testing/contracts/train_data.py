@@ -1,4 +1,4 @@
-"""The contracts of what turns samples into train data: reward post-processes, sample converters, data postprocesses."""
+"""The contracts of what turns samples into train data: reward post-processes, sample converters."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from slime_core.errors import SlimeError
-from slime_core.learning.rollout_data import rollout_data, taken_over
-from slime_core.learning.tensors import TrainTensors
 from slime_core.rollout.batch import make_batch
 from slime_core.testing.contracts.base import Contract, scored_group
-from slime_core.testing.contracts.loss import example_batch, example_tensors
-from slime_core.testing.contracts.rollout_hooks import facts, finished_groups
+from slime_core.testing.contracts.hooks import facts, finished_groups
 from slime_core.types import Group, TrainBatch
 
 
@@ -106,38 +102,3 @@ class SampleConverterContract(Contract):
         before = facts(groups)
         self.batch(groups)
         assert facts(groups) == before, "converting changed the samples"
-
-
-class DataPostprocessContract(Contract):
-    """It changes columns in place, and leaves each with the shapes it had."""
-
-    kind = "data_postprocesses"
-
-    def process(self, tensors: TrainTensors) -> TrainTensors:
-        """The columns as the learner takes them over."""
-        data = rollout_data(example_batch(), tensors)
-        answer = self.resolved.obj(self.settings, 0, data)
-        assert answer is None, f"it returned {type(answer).__name__}, which has no effect; change rollout_data in place"
-        try:
-            return taken_over(data, tensors, self.component)
-        except SlimeError as error:
-            pytest.fail(str(error), pytrace=False)
-
-    def test_columns_keep_their_shapes(self) -> None:
-        """One tensor of [response_length] per sample, finite; loss masks of 0 and 1."""
-        found = self.process(example_tensors())
-        for name in ("advantages", "returns", "old_log_probs", "rollout_log_probs"):
-            column = getattr(found, name)
-            assert all(torch.isfinite(part).all() for part in column), f"{name} is not finite after it"
-
-    def test_columns_that_a_run_may_lack(self) -> None:
-        """Without the engine's, the reference's and the critic's numbers."""
-        full = example_tensors()
-        self.process(TrainTensors(full.loss_masks, advantages=full.advantages, returns=full.returns))
-
-    def test_the_same_data_give_the_same(self) -> None:
-        """Ranks and resumed runs must agree."""
-        one, other = self.process(example_tensors()), self.process(example_tensors())
-        for name in ("loss_masks", "advantages", "returns"):
-            for a, b in zip(getattr(one, name), getattr(other, name)):
-                assert torch.equal(a, b), f"{name} differs from call to call"

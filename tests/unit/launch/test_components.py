@@ -89,7 +89,7 @@ def test_functions_of_the_training_side_are_checked(tmp_path: Path) -> None:
             resolve_components(load_settings([*BASE, *flags], env={}))
     flags = [*loss, "--custom-loss-function-path", f"{path}:loss", "--rollout-data-postprocess-path", f"{path}:post"]
     parts, _ = resolve_components(load_settings([*BASE, *flags], env={}))
-    assert parts.data_postprocess is not None
+    assert parts.hooks.implemented("slime_train_data")
     assert parts.build_loss(load_settings([*BASE, *flags], env={}).args, None).needs_advantages
 
 

@@ -46,7 +46,7 @@ def write_plugin(plugin_dir: Path) -> WritePlugin:
         body: str,
         *,
         version: str = "1.0",
-        requires: tuple[str, ...] = ("slime-rl",),
+        requires: tuple[str, ...] = ("slime-rl-core",),
         module: str = "",
     ) -> Path:
         module = module or "plug_" + distribution.replace("-", "_")

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from slime_core import distributions
 from slime_core.distributions import own_distributions
 from slime_core.errors import PluginNotFoundError
 from slime_core.plugins.allow import AllowList, safe_mode
@@ -62,13 +62,15 @@ def test_a_name_that_is_not_found_may_be_left_out(monkeypatch: pytest.MonkeyPatc
         resolve("rewards", "in_a_directory_that_is_not_searched")
 
 
-def test_slimes_own_are_the_two_what_the_bundle_requires_and_the_checkouts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slimes_own_are_core_and_bundle_what_it_requires_of_slimes_and_the_checkouts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert {"slime-rl", "slime-rl-core", "slime-reward-math", "slime-estimator-grpo"} <= own_distributions()
-    named = ["slime-model-Far_Away", 'ray>=2; extra == "ray"']
-    monkeypatch.setattr(metadata, "requires", lambda name: named)
+    named = ["slime-model-Far_Away", 'slime-of-theirs; extra == "more"', 'pytest>=8; extra == "dev"', "numpy>=1.26"]
+    monkeypatch.setattr(distributions, "installed", lambda name: SimpleNamespace(requires=named))
     own = own_distributions.__wrapped__()
     assert "slime-model-far-away" in own
-    assert "ray" not in own
+    assert not own & {"pytest", "numpy", "slime-of-theirs"}
 
 
 def test_what_is_left_out_is_as_if_not_installed_but_for_the_message(

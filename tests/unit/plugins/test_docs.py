@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import tomllib
 from pathlib import Path
 
-from slime_core.plugins import hookspecs
 from slime_core.plugins.kinds import KINDS
 from tests.architecture.trees import LOCKSTEP
 
@@ -36,10 +34,3 @@ def test_every_kind_and_flag_is_documented() -> None:
         for flag in kind.flags:
             if flag.startswith("--"):
                 assert f"`{flag}`" in page, flag
-
-
-def test_every_hook_is_documented_with_its_parameters() -> None:
-    page = (ROOT / "docs" / "plugins" / "hooks.md").read_text()
-    for name, hook in inspect.getmembers(hookspecs, inspect.isfunction):
-        if name.startswith("slime_"):
-            assert f"`{name}({', '.join(inspect.signature(hook).parameters)})`" in page, name

@@ -41,7 +41,8 @@ def test_a_sound_plugin_is_no_finding(write_plugin) -> None:
         ("1 / 0\n", (), "broken", "ZeroDivisionError"),
         ("", (), "broken", "has no 'reward'"),
         ("def reward(sample):\n    return 1.0\n", (), "signature", r"found reward\(sample\)"),
-        (REWARD, ("slime-rl<0.0.1",), "incompatible", r"needs slime-rl<0\.0\.1, but slime-rl .* is running"),
+        (f"slime_api = 9\n{REWARD}", (), "incompatible", "written for version 9 of the API of rewards"),
+        (REWARD, ("slime-rl-core<0.0.1",), "requirement", r"needs slime-rl-core<0\.0\.1, but \d.* is installed"),
         (REWARD, ("nothing-of-the-sort>=2",), "requirement", r"needs nothing-of-the-sort>=2, but it is not installed"),
         (REWARD, ("pytest<1",), "requirement", r"needs pytest<1, but \d.* is installed"),
     ],
@@ -175,3 +176,48 @@ def test_editable_installs_that_have_gone_stale(editable: Path) -> None:
     assert stale() == []
     editable.rmdir()
     assert stale() == [("thing-edit", f"its folder {editable} is gone", "pip uninstall thing-edit")]
+
+
+def installed(site: Path, name: str, version: str, *files: str) -> None:
+    """A distribution of these files, as a wheel leaves it."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in files:
+        (site / file).parent.mkdir(exist_ok=True)
+        (site / file).write_text("")
+
+
+CORE_FILES = ("slime_core/__init__.py", "slime_core/loop.py")
+
+
+def test_a_core_whose_files_an_old_bundle_has_or_took_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed(tmp_path, "slime-rl-core", "0.2", *CORE_FILES)
+    installed(tmp_path, "slime-rl", "0.2", "slime_buffer_fifo/__init__.py")
+    assert list(doctor._core_files()) == []
+    installed(tmp_path, "slime-rl", "0.1", *CORE_FILES)
+    (tmp_path / "slime_rl-0.2.dist-info" / "METADATA").unlink()
+    (tmp_path / "slime_rl-0.2.dist-info" / "RECORD").unlink()
+    (tmp_path / "slime_rl-0.2.dist-info").rmdir()
+    (mixed,) = doctor._core_files()
+    assert mixed.level == "warning"
+    assert mixed.what == "slime-rl 0.1 has 2 of slime-rl-core's files, which pip deletes with it"
+    for file in (*CORE_FILES[1:], "slime_rl-0.1.dist-info/RECORD"):
+        (tmp_path / file).unlink()
+    (gone,) = doctor._core_files()
+    assert (gone.level, gone.topic) == ("error", "core")
+    assert gone.what == "1 of 2 files of slime-rl-core 0.2 are gone, such as slime_core/loop.py"
+    assert gone.way_out == "pip install --force-reinstall --no-deps slime-rl-core==0.2"
+
+
+def test_distributions_that_are_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not [f for f in doctor._namesakes() if " 7.7 " in f.what]
+    installed(tmp_path, "slime-core", "7.7", "slimecore.py")
+    installed(tmp_path, "slime", "7.7", "slime/__init__.py")
+    one, other = doctor._namesakes()
+    assert one.what.startswith("slime 7.7 is installed, which is THUDM/slime's, or a stranger's")
+    assert "slime's are slime-rl-core and slime-rl" in other.what
+    assert (other.level, other.way_out) == ("warning", "unless you want it: pip uninstall slime-core")

@@ -11,7 +11,6 @@ from slime_core.errors import (
     ConfigError,
     PluginConflictError,
     PluginError,
-    PluginIncompatibleError,
     PluginLoadError,
 )
 from slime_core.plugins.manager import build_manager, current_registry
@@ -120,12 +119,6 @@ def test_two_hook_modules_of_one_name_are_refused(
         manager(plugin_dir)
     monkeypatch.setenv("SLIME_PLUGINS", "thing-other:watch")
     assert "thing-other:watch" in names(manager(plugin_dir))
-
-
-def test_an_incompatible_hook_module_is_refused(write_plugin, plugin_dir: Path) -> None:
-    write_plugin("thing-hooks", HOOKS, BODY, requires=("slime-rl<0.0.1",))
-    with pytest.raises(PluginIncompatibleError, match=r"'watch' \(thing-hooks 1\.0\) needs slime-rl<0\.0\.1"):
-        manager(plugin_dir)
 
 
 def test_a_plugin_directory_without_a_plugin_is_refused(plugin_dir: Path) -> None:

@@ -9,14 +9,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
-import slime_core
 from slime_core.errors import ConfigError, PluginConflictError, PluginNotFoundError
 from slime_core.plugins.kinds import KINDS
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef, Registry
-from slime_core.plugins.scaffold import _TOO_LARGE, compatible_range, plan, template_kinds, write
+from slime_core.plugins.scaffold import _TOO_LARGE, plan, template_kinds, write
 from tests.conftest import Slime
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,20 +67,9 @@ def test_the_project_file_says_what_installers_and_slime_need(made: Path) -> Non
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["name"] == folder.name
     assert project["entry-points"] == {"slime.rewards": {"acme_thing2": "slime_reward_acme_thing2:reward"}}
-    requirement = Requirement(project["dependencies"][0])
-    assert requirement.name == "slime-rl-core"
-    assert requirement.specifier.contains(slime_core.__version__)
-    assert not requirement.specifier.contains("9.0")
+    assert project["dependencies"] == ["slime-rl-core"]
     assert (folder / "slime_reward_acme_thing2" / "py.typed").is_file()
     assert "--rm-type acme_thing2" in (folder / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"), [("0.1.0", ">=0.1,<0.2"), ("0.10.3.dev1", ">=0.10,<0.11"), ("2.3.1", ">=2.3,<3")]
-)
-def test_the_range_ends_where_plugins_may_break(version: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slime_core, "__version__", version)
-    assert compatible_range() == expected
 
 
 @pytest.mark.parametrize(
@@ -121,9 +108,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_kinds_without_a_template_say_where_to_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no template; start from slime_core/trainers"):
-        plan("trainers", "mine", tmp_path, Registry())
-    path = "slime_core/trainers/embedded/trainer.py"
+    with pytest.raises(ConfigError, match=r"no template; start from plugins/models/qwen3"):
+        plan("megatron_models", "mine", tmp_path, Registry())
+    path = "plugins/models/qwen3/slime_model_qwen3/megatron.py"
     assert (ROOT / path).is_file()
     assert any(path in reason for reason in _TOO_LARGE.values())
     with pytest.raises(PluginNotFoundError, match="Did you mean 'rewards'"):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from slime_core.errors import PluginError
 from slime_core.plugins import trace
 from slime_core.plugins.manager import build_manager
 from slime_core.plugins.resolve import resolve
@@ -34,7 +35,7 @@ def test_hooks_are_timed_per_plugin(write_plugin, plugin_dir: Path, seen: trace.
     write_plugin("thing-hooks", {"slime.plugins": {"watch": "plug_thing_hooks"}}, HOOKS)
     manager = build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
     manager.hook.slime_weights_updated(weight_version=1)
-    with pytest.raises(ValueError, match="three"):
+    with pytest.raises(PluginError, match=r"'watch' \(thing-hooks 1\.0\): slime_weights_updated raised .*three"):
         manager.hook.slime_weights_updated(weight_version=3)
     calls = seen.calls["slime_weights_updated", "thing-hooks:watch"]
     assert (calls.times, calls.errors) == (2, 1)

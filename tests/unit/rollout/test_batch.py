@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from slime_core.errors import RolloutError
-from slime_core.estimator import EstimatorBase, group_normalize
+from slime_core.estimator import EstimatorBase
+from slime_core.ops import group_normalize
 from slime_core.protocols import RewardInputs
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.columns import fill_ids

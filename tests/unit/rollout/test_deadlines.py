@@ -279,8 +279,8 @@ async def test_a_rollout_that_moves_on_does_not() -> None:
     [((10.0, 5.0), 0, 75.0), ((10.0, 5.0), 2, 95.0), ((None, 5.0), 0, None), ((10.0, None), 0, None)],
 )
 def test_the_stall_deadline_follows_from_those_of_samples(timeouts, hooks, expected) -> None:
-    args = _args(rollout_timeout=timeouts[0], rm_timeout=timeouts[1], rollout_sample_hook_path=["x"] * hooks)
-    assert deadlines.Limits.of(args).stall == expected
+    args = _args(rollout_timeout=timeouts[0], rm_timeout=timeouts[1])
+    assert deadlines.Limits.of(args, hooks).stall == expected
 
 
 def test_settings_that_are_not_there_have_their_defaults() -> None:

@@ -13,15 +13,20 @@ import pytest
 from slime_core.errors import RolloutError
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.hooks import RolloutHooks, SampleHook
+from slime_core.rollout.hooks import RolloutHooks
 from slime_core.types import Sample
+from tests.hooks_with import hooks_with
 
 ARGS = SimpleNamespace(rollout_timeout=5.0)
+FLAG = "--rollout-sample-hook-path"
+
+
+def _sample_hooks(*functions: Any) -> RolloutHooks:
+    return RolloutHooks.of(hooks_with(*(("slime_sample_generated", function) for function in functions)))
 
 
 def _run(*functions: Any, samples: list[Sample], args: Any = ARGS, evaluation: bool = False) -> list[Sample]:
-    hooks = RolloutHooks(on_sample=[SampleHook(f, "--rollout-sample-hook-path 'h'") for f in functions])
-    return asyncio.run(hooks.after_generation(args, samples, 3, evaluation))
+    return asyncio.run(_sample_hooks(*functions).after_generation(args, samples, 3, evaluation))
 
 
 def _done(index: int, status: Sample.Status = Sample.Status.COMPLETED) -> Sample:
@@ -70,7 +75,7 @@ def test_a_hook_that_fails_a_sample_ends_its_chain() -> None:
 
 @pytest.mark.parametrize("result", ["text", 1, [Sample()]])
 def test_another_result_is_an_error_that_says_what_it_was(result: Any) -> None:
-    with pytest.raises(RolloutError, match=rf"'h' returned {type(result).__name__} for sample 7; expected a Sample"):
+    with pytest.raises(RolloutError, match=rf"{FLAG} returned {type(result).__name__} for sample 7; expected a Sample"):
         _run(lambda args, sample: result, samples=[_done(7)])
 
 
@@ -94,7 +99,7 @@ def test_a_hook_that_raises_fails_its_sample_and_no_other(error: BaseException, 
     first, second = _run(broken_later if later else broken, never, samples=samples)
     failure = first.metadata["failure"]
     assert (first.status, first.reward) == (Sample.Status.FAILED, None)
-    assert failure["where"] == "--rollout-sample-hook-path 'h'"
+    assert failure["where"] == FLAG
     assert type(error).__name__ in failure["error"] or "StopIteration" in failure["error"]
     assert "--rollout-timeout" not in failure["error"]
     if isinstance(error, KeyError):
@@ -125,13 +130,13 @@ def test_the_filter_runs_before_all_samples_are_shown_with_the_real_source(caplo
         calls.append(([s.remove_sample for g in all_groups for s in g], data_source))
 
     kept, dropped = [_done(0), _done(1)], [_done(2)]
-    hooks = RolloutHooks(filter_samples=keep_first, process_all=show)
+    hooks = RolloutHooks.of(hooks_with(("slime_process_all_samples", show), ("slime_filter_samples", keep_first)))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             hooks.after_rollout(ARGS, [kept], [kept, dropped], source)
     assert calls == [([False, True, False], source)] * 2
     assert [r.getMessage() for r in caplog.records] == [
-        "--rollout-sample-filter-path returned list, which has no effect; set sample.remove_sample instead"
+        "--rollout-sample-filter-path returned list, which has no effect; what may be changed is changed in place"
     ]
 
 
@@ -185,7 +190,7 @@ def test_fan_out_and_continued_samples_are_seen_once_before_their_reward() -> No
 
     async def go() -> tuple[list[Sample], list[Sample], Rewards]:
         rewards: Any = Rewards()
-        hooks = RolloutHooks(on_sample=[SampleHook(note, "--rollout-sample-hook-path 'note'")])
+        hooks = _sample_hooks(note)
         engine: Any = object()
         resolve: Any = None
         runner = SampleRunner(
@@ -217,12 +222,12 @@ def test_a_hook_that_breaks_a_sample_fails_it_under_its_flag() -> None:
         engine: Any = object()
         rewards: Any = Rewards()
         resolve: Any = None
-        hooks = RolloutHooks(on_sample=[SampleHook(cut, "--rollout-sample-hook-path 'cut'")])
+        hooks = _sample_hooks(cut)
         gated = GatedEngine(engine, deterministic=False)
         runner = SampleRunner(args, gated, None, FanOut(), rewards, resolve, hooks=hooks)
         return await runner.run_group([Sample(group_index=0, index=1, tokens=[1], prompt="p")], {}, rollout_id=0)
 
     (sample,) = asyncio.run(go())
     assert sample.status == Sample.Status.FAILED
-    assert sample.metadata["failure"]["where"] == "--rollout-sample-hook-path"
+    assert sample.metadata["failure"]["where"] == FLAG
     assert "loss_mask has 3 entries for 1 tokens" in sample.metadata["failure"]["error"]

@@ -17,11 +17,13 @@ from slime_core.errors import CheckpointError, RolloutError, RolloutInterrupted
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
+from slime_core.rollout.hooks import RolloutHooks
 from slime_core.rollout.open_groups import from_line, to_line
 from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import FilterDecision, Sample, SampleStatus
+from tests.hooks_with import hooks_with
 
 
 def _args(**changes: Any) -> SimpleNamespace:
@@ -308,7 +310,7 @@ async def test_old_tokens_are_masked_and_a_group_without_young_ones_goes() -> No
 
 async def test_dropped_groups_are_replaced_and_shown_to_the_hooks() -> None:
     world = World(_args(), keep=lambda args, group: FilterDecision(group[0].group_index != 0, reason="first"))
-    world.context.runner.hooks.process_all = lambda *_: None
+    world.context.runner.hooks = RolloutHooks(told=hooks_with(("slime_process_all_samples", lambda *_: None)))
     taken = await world.producer.take(0)
     assert indices(taken.groups) == [1, 2]
     assert 0 in indices(taken.decided)

@@ -16,15 +16,19 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def oracle(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("oracle", ROOT / "scripts" / "oracle.py")
+def _load(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("oracle", root / "scripts" / "oracle.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "oracle", module)  # its dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return _load(ROOT, monkeypatch)
 
 
 def _sides(oracle: ModuleType, tmp_path: Path) -> list[object]:
@@ -112,17 +116,20 @@ def clone(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_changed_message_is_found_and_nothing_else(clone: Path) -> None:
-    def compared() -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "scripts/oracle.py", "HEAD", "--case", "simulation"]
-        return subprocess.run(argv, cwd=clone, capture_output=True, text=True, timeout=280)
-
-    same = compared()
-    assert (same.returncode, same.stdout.splitlines()[-1]) == (0, "nothing differs"), same.stdout + same.stderr
+@pytest.mark.timeout(900)  # two installations
+def test_a_planted_change_is_found_and_nothing_else(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    oracle = _load(clone, monkeypatch)
+    monkeypatch.setattr(oracle, "SEEDS", 3)
+    argv = ["HEAD", "--case", "simulation"]
+    assert oracle.main(argv) == 0, capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing differs"
     ledger = clone / "slime_core" / "data" / "ledger.py"
     text = ledger.read_text()
-    assert '"retries": self._retries[key]}' in text
-    ledger.write_text(text.replace('"retries": self._retries[key]}', '"retries": self._retries[key] + 1}'))
-    found = compared()
-    assert found.returncode == 1
-    assert '"retries":1} | {"event":"recycled"' in found.stdout
+    assert '"groups": len(parts)}' in text
+    ledger.write_text(text.replace('"groups": len(parts)}', '"groups": len(parts) + 1}'))
+    assert oracle.main(argv) == 1
+    found = capsys.readouterr().out.splitlines()
+    assert "simulation   9 DIFFER       9 facts" in found[0]
+    assert '"groups":2} | {"event":"rollout","rollout":0,"groups":3}' in "".join(found)

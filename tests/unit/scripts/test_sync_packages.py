@@ -22,6 +22,7 @@ def script() -> ModuleType:
 
 def checkout(root: Path, **bodies: str) -> Path:
     (root / "slime_core").mkdir()
+    (root / "LICENSE").write_text("As you like it.\n")
     (root / "slime_core" / "__init__.py").write_text('__version__ = "2.3.4"\n')
     (root / "pyproject.toml").write_text(
         '[project]\ndependencies = ["numpy>=1"]\n[project.optional-dependencies]\nparquet = ["pyarrow"]\n'
@@ -66,6 +67,8 @@ def test_check_notices_a_new_plugin_and_writing_mends_it(script: ModuleType, tmp
     }
     packages = bundle["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert packages == ["rewards/a/slime_reward_a", "rewards/b/slime_reward_b"]
+    licences = {file.parent.relative_to(root).as_posix() for file in root.rglob("LICENSE")}
+    assert licences == {".", "plugins", "plugins/rewards/math"}
     assert script.main(["--check"], root) == 0
 
 

@@ -7,28 +7,22 @@ from pathlib import Path
 import pytest
 
 from slime_core.testing import (
-    AllSamplesProcessContract,
     BufferContract,
     CustomLossContract,
-    DataPostprocessContract,
     DataSourceContract,
     EnvironmentContract,
     EstimatorContract,
-    EvalLogContract,
     FilterContract,
     GeneratorContract,
+    HookContract,
     LossContract,
     RecipeContract,
     RewardContract,
     RewardPostProcessContract,
     RolloutContract,
-    RolloutLogContract,
     SampleConverterContract,
-    SampleFilterContract,
-    SampleHookContract,
     ToolContract,
     ToolParserContract,
-    WeightPostWriteContract,
 )
 from tests.conftest import Slime
 
@@ -81,6 +75,13 @@ class Loss:
             return loss, {"loss": loss.detach()}
         return loss_fn
 """
+
+
+def hook_contract(hook: str) -> type[HookContract]:
+    """The suite for a function that is given to the hook's flag."""
+    return type(f"{hook}_contract", (HookContract,), {"kind": hook})
+
+
 HOOKS = "def {}(args, {}):\n    {}\n".format
 """Name, parameters, body."""
 
@@ -212,34 +213,34 @@ BAD_COMPONENTS = {
         "test_no_split_changes_anything[True]",
     ),
     "LosesTheMask": (
-        SampleHookContract,
+        hook_contract("slime_sample_generated"),
         HOOKS("sample_hook", "sample", "sample.loss_mask = [1]"),
-        "test_what_it_answers_can_be_trained_on[truncated-training]",
+        "test_a_sample_can_be_trained_on[truncated-training]",
     ),
     "TakesSamplesOut": (
-        SampleFilterContract,
+        hook_contract("slime_filter_samples"),
         HOOKS("sample_filter", "groups", "groups[0].pop()"),
-        "test_it_marks_and_nothing_else",
+        "test_a_filter_marks_and_nothing_else",
     ),
     "ChangesRewards": (
-        AllSamplesProcessContract,
+        hook_contract("slime_process_all_samples"),
         HOOKS("process_all_samples", "all_groups, data_source", "all_groups[0][0].reward = 9.0"),
-        "test_it_looks_and_does_not_touch",
+        "test_all_samples_are_looked_at_and_not_touched",
     ),
     "LogsText": (
-        RolloutLogContract,
+        hook_contract("slime_log_rollout"),
         "def log_rollout(rollout_id, args, samples, extra_metrics, rollout_time):\n    extra_metrics['a'] = 'b'\n",
-        "test_it_says_whether_it_has_logged[6]",
+        "test_logging_a_rollout_changes_metrics_only[6]",
     ),
     "AnswersText": (
-        EvalLogContract,
+        hook_contract("slime_log_eval"),
         "def log_eval(rollout_id, args, data, extra_metrics):\n    return 'logged'\n",
-        "test_it_says_whether_it_has_logged",
+        "test_logging_an_evaluation_changes_metrics_only",
     ),
     "RemovesWeights": (
-        WeightPostWriteContract,
+        hook_contract("slime_weights_written"),
         "import shutil\ndef post_write(args, version_dir, rollout_engines):\n    shutil.rmtree(version_dir)\n",
-        "test_it_leaves_the_version_as_it_is[delta]",
+        "test_weight_files_are_left_as_they_are[delta]",
     ),
     "LeavesOneOut": (
         RewardPostProcessContract,
@@ -259,9 +260,9 @@ BAD_COMPONENTS = {
         "test_a_removed_sample_is_not_trained_on",
     ),
     "CutsAColumn": (
-        DataPostprocessContract,
+        hook_contract("slime_train_data"),
         HOOKS("postprocess_rollout_data", "rollout_id, rollout_data", "rollout_data['advantages'].pop()"),
-        "test_columns_keep_their_shapes",
+        "test_columns_of_train_data_keep_their_shapes",
     ),
     "DropsTheSecondCall": (
         ToolParserContract,
@@ -301,7 +302,8 @@ def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[st
     for name, (contract, body, _) in BAD_COMPONENTS.items():
         file = folder / f"{name}.py"
         file.write_text(body)
-        lines += [f"class Test{name}({contract.__name__}):", f"    component = {str(file)!r}"]
+        suite = HookContract if issubclass(contract, HookContract) else contract
+        lines += [f"class Test{name}({suite.__name__}):", f"    kind, component = {contract.kind!r}, {str(file)!r}"]
     (folder / "test_bad.py").write_text("\n".join(lines))
     words = ["-q", "-rf", "--tb=no", "-p", "no:cacheprovider"]
     words += [f"test_bad.py::Test{name}::{test}" for name, (_, _, test) in BAD_COMPONENTS.items()]
@@ -340,9 +342,11 @@ def test_the_good_ones_of_this_file_pass(tmp_path: Path) -> None:
 
 
 def test_every_suite_has_bad_components() -> None:
+    from slime_core.plugins.hooks import hook_flags
     from slime_core.plugins.kinds import KINDS
 
     tried = {contract.kind for contract, *_ in BAD_COMPONENTS.values()}
+    assert {hook for hook in hook_flags() if "megatron" not in hook} <= tried
     elsewhere = {
         "models",
         "megatron_models",
@@ -352,9 +356,6 @@ def test_every_suite_has_bad_components() -> None:
         "loss_reducers",
         "advantages",
         "functions",
-        "megatron_before_log_probs",
-        "megatron_before_train_steps",
-        "megatron_inits",
         "megatron_model_providers",
     }
-    assert tried | elsewhere == set(KINDS)
+    assert (tried | elsewhere) - set(hook_flags()) == set(KINDS)

@@ -29,7 +29,7 @@ from slime_core.waits import (
     waiting,
     within,
 )
-from slime_core.waits.board import Board, remove_board, rows
+from slime_core.waits.board import Board, remove_board, rows, watch
 from slime_core.waits.stacks import stacks
 
 
@@ -306,8 +306,8 @@ def alone(monkeypatch):
 
 def test_the_watchdog_reports_once_what_is_overdue(alone, board, caplog) -> None:
     wait = _overdue(board_module.GRACE + 1)
-    board_module.watch(current())
-    board_module.watch(current())
+    watch(current())
+    watch(current())
     wait.__exit__(None, None, None)
     assert caplog.text.count("save: not done within 1 s") == 1
     assert len(list((board.run_dir / "stalls").iterdir())) == 1
@@ -315,7 +315,7 @@ def test_the_watchdog_reports_once_what_is_overdue(alone, board, caplog) -> None
 
 def test_the_watchdog_leaves_a_late_mechanism_its_grace(alone, board, caplog) -> None:
     wait = _overdue(1.0)
-    board_module.watch(current())
+    watch(current())
     wait.__exit__(None, None, None)
     assert caplog.text == ""
 
@@ -323,7 +323,7 @@ def test_the_watchdog_leaves_a_late_mechanism_its_grace(alone, board, caplog) ->
 def test_the_watchdog_ends_only_what_declares_it() -> None:
     ended: list[str] = []
     wait, other = _overdue(60, stop=True), _overdue(60)
-    board_module.watch(current(), ended.append)
+    watch(current(), ended.append)
     for each in (wait, other):
         each.__exit__(None, None, None)
     assert len(ended) == 1
@@ -333,8 +333,8 @@ def test_the_watchdog_ends_only_what_declares_it() -> None:
 def test_a_process_that_stands_in_c_is_ended(tmp_path) -> None:
     code = f"""
 import time
-from slime_core.waits import start_board, waiting, board, watchdog
-board._TICK, board_module.GRACE = 0.01, 0.05
+from slime_core.waits import start_board, waiting, board
+board._TICK, board.GRACE = 0.01, 0.05
 start_board({str(tmp_path)!r}, "rank 0")
 with waiting("a collective", deadline=0.05, then="this process ends", stop=True):
     time.sleep(60)

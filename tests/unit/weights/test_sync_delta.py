@@ -70,7 +70,7 @@ def make(tmp_path: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) ->
         "update_weight_disk_dir": None, "run_dir": tmp_path / "run", "update_weight_disk_keep_files": False,
         "check_weight_update_equal": True, "hf_checkpoint": model, "update_weight_delta_encoding": "xor",
         "update_weight_delta_checksum": "xxh3-128", "update_weight_buffer_size": 2**20, "true_on_policy_mode": False,
-        "save_shard_size": 5.0,
+        "save_shard_size": 5.0, "custom_update_weight_post_write_path": None,
     }  # fmt: skip
     receiver = Receiver(tmp_path / "local")
     post_write = changes.pop("post_write", None)
@@ -81,9 +81,9 @@ def make(tmp_path: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) ->
 def test_deltas_are_pushed_and_checked(tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    def post_write(args: Any, version_dir: str, engines: list[Any]) -> None:
+    def post_write(args: Any, version_dir: str, rollout_engines: list[Any]) -> None:
         files = sorted(p.name for p in Path(version_dir).iterdir())
-        seen.append((Path(version_dir).name, receiver.version, engines, files))
+        seen.append((Path(version_dir).name, receiver.version, rollout_engines, files))
 
     sync, trainer, receiver = make(tmp_path, post_write=post_write)
     assert sync.push()["perf/update_weights_density"] == 0
@@ -123,7 +123,7 @@ def test_an_engine_that_failed_gets_the_number_again_as_a_full_version(tmp_path:
 
 
 def test_a_function_that_raises_stops_the_push_before_the_engine(tmp_path: Path) -> None:
-    def post_write(args: Any, version_dir: str, engines: list[Any]) -> None:
+    def post_write(args: Any, version_dir: str, rollout_engines: list[Any]) -> None:
         raise RuntimeError("no upload")
 
     sync, _, receiver = make(tmp_path, post_write=post_write)
@@ -136,7 +136,7 @@ def test_the_function_is_told_of_full_versions_too(tmp_path: Path) -> None:
     seen: list[str] = []
     sync, *_ = make(
         tmp_path, update_weight_mode="full", update_weight_transport="disk", check_weight_update_equal=False,
-        post_write=lambda args, version_dir, engines: seen.append(version_dir),
+        post_write=lambda args, version_dir, rollout_engines: seen.append(version_dir),
     )  # fmt: skip
     sync.push()
     assert seen == [str(tmp_path / "run" / "weights" / "weight_v000001")]
@@ -145,7 +145,10 @@ def test_the_function_is_told_of_full_versions_too(tmp_path: Path) -> None:
 def test_without_files_the_function_is_said_to_be_without_effect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make(tmp_path, update_weight_mode="full", post_write=lambda *_: None)[0].push()
+    given: dict[str, Any] = {"update_weight_mode": "full", "post_write": lambda **_: None}
+    make(tmp_path, **given)[0].push()
+    assert not caplog.text  # a plugin's, which is there in every run
+    make(tmp_path, **given, custom_update_weight_post_write_path="mine.py")[0].push()
     assert "without effect, since weights go by tensor" in caplog.text
 
 

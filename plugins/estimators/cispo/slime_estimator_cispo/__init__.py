@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core import Args, GroupEstimator, LossInputs, LossOutputs
-from slime_core.ops import cispo_surrogate
+from slime_core import Args, EstimatorBase, LossInputs, LossOutputs, RewardInputs
+from slime_core.ops import cispo_surrogate, group_normalize
 
 
-class CISPO(GroupEstimator):
+class CISPO(EstimatorBase):
     """Group-normalised rewards [n]; clipped importance weights. A group of one gets advantage 0."""
 
+    compares_group = True
     ignores: ClassVar[Sequence[str]] = ("eps_clip_c",)
+
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
+        """[n] rewards normalised within each `group_index`, as GRPO's."""
+        if not args.rewards_normalization:
+            return super().shape_rewards(args, inputs)
+        return group_normalize(inputs.rewards, inputs.group_indices, args.grpo_std_normalization, inputs.rollout_ids)
 
     def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
         """[T] loss; metrics `pg_clipfrac` (1 where the weight was clipped) and `ppo_kl` (old minus new log-probs)."""

@@ -14,13 +14,13 @@ for. Advantages are GRPO's, of the shaped rewards; the filter sees the unshaped 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from slime_core import Args, GroupEstimator, PluginOptions, RewardInputs, options
+from slime_core import Args, EstimatorBase, PluginOptions, RewardInputs, options
 from slime_core.errors import ConfigError
+from slime_core.ops import group_normalize
 
 
 class Options(PluginOptions):
@@ -32,9 +32,10 @@ class Options(PluginOptions):
     """Reward lost by an answer of full length; 0 switches the shaping off."""
 
 
-class DAPO(GroupEstimator):
+class DAPO(EstimatorBase):
     """Group-normalised rewards [n] after the overlong penalty."""
 
+    compares_group = True
     Options: ClassVar[type[PluginOptions]] = Options
     defaults: ClassVar[Mapping[str, Any]] = {
         "eps_clip_high": 0.28,
@@ -65,7 +66,9 @@ class DAPO(GroupEstimator):
         """[n] -> [n]: the penalty for the number of trained tokens, then the group's normalisation."""
         lengths = inputs.response_lengths
         shaped = [reward + self.overlong(length) for reward, length in zip(inputs.rewards, lengths)]
-        return super().shape_rewards(args, replace(inputs, rewards=shaped))
+        if not args.rewards_normalization:
+            return shaped
+        return group_normalize(shaped, inputs.group_indices, args.grpo_std_normalization, inputs.rollout_ids)
 
     def overlong(self, length: int) -> float:
         """0 down to -penalty: what a response of `length` tokens is given on top of its reward."""

@@ -11,14 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from slime_core import GroupEstimator
+from slime_core import Args, EstimatorBase, RewardInputs
+from slime_core.ops import group_normalize
 
 
-class DrGRPO(GroupEstimator):
+class DrGRPO(EstimatorBase):
     """[n] rewards minus the group's mean, broadcast to the tokens. A group of one gets advantage 0."""
 
+    compares_group = True
     defaults: ClassVar[Mapping[str, Any]] = {
         "grpo_std_normalization": False,
         "custom_pg_loss_reducer_function_path": "constant",
     }
     requires: ClassVar[Mapping[str, Any]] = {"grpo_std_normalization": False}
+
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
+        """[n] rewards minus the mean of each `group_index`."""
+        if not args.rewards_normalization:
+            return super().shape_rewards(args, inputs)
+        return group_normalize(inputs.rewards, inputs.group_indices, False, inputs.rollout_ids)

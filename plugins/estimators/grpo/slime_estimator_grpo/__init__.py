@@ -8,8 +8,17 @@ loss is the base class's clipped surrogate.
 
 from __future__ import annotations
 
-from slime_core import GroupEstimator
+from slime_core import Args, EstimatorBase, RewardInputs
+from slime_core.ops import group_normalize
 
 
-class GRPO(GroupEstimator):
-    """[n] rewards normalised within each `group_index`, broadcast to the tokens. A group of one gets advantage 0."""
+class GRPO(EstimatorBase):
+    """Group-normalised rewards, broadcast to the tokens. A group of one gets advantage 0."""
+
+    compares_group = True
+
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
+        """[n] rewards normalised within each `group_index`; fan-out siblings count as one member."""
+        if not args.rewards_normalization:
+            return super().shape_rewards(args, inputs)
+        return group_normalize(inputs.rewards, inputs.group_indices, args.grpo_std_normalization, inputs.rollout_ids)

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from slime_core import GroupEstimator
+from slime_core import Args, EstimatorBase, RewardInputs
+from slime_core.ops import group_normalize
 
 
-class GSPO(GroupEstimator):
+class GSPO(EstimatorBase):
     """Group-normalised rewards [n], sequence-level ratio. A group of one gets advantage 0."""
 
+    compares_group = True
     ratio_level: ClassVar[Literal["token", "sequence"]] = "sequence"
+
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
+        """[n] rewards normalised within each `group_index`, as GRPO's."""
+        if not args.rewards_normalization:
+            return super().shape_rewards(args, inputs)
+        return group_normalize(inputs.rewards, inputs.group_indices, args.grpo_std_normalization, inputs.rollout_ids)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import slime_core
+from slime_core.distributions import CORE
 from slime_core.errors import ConfigError
 from slime_core.plugins.resolve import absolute_spec
 
@@ -35,7 +36,7 @@ def fingerprint(plugins: Iterable[Mapping[str, Any]], names: Mapping[str, str] |
         }
         for p in plugins
     }
-    return found | {"slime-rl": {"version": slime_core.__version__}, "Python": {"version": platform.python_version()}}
+    return found | {CORE: {"version": slime_core.__version__}, "Python": {"version": platform.python_version()}}
 
 
 def differences(here: Fingerprint, there: Fingerprint) -> list[str]:

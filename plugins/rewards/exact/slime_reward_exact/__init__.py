@@ -11,14 +11,6 @@ from slime_core import Args, RewardTraits, Sample, SampleStatus, declares, last_
 _OPENING = r"\boxed{"
 
 
-@declares(RewardTraits(execution="inline"))
-def reward(args: Args, sample: Sample) -> float:
-    r"""1.0 or 0.0 for the last `\boxed{...}` of the response, or the response itself, against the label."""
-    if sample.label is None or sample.status == SampleStatus.TRUNCATED:
-        return 0.0
-    return float(extract_answer(sample) == _plain(str(sample.label)))
-
-
 def extract_answer(sample: Sample) -> str | None:
     """The final answer as it is compared; None of a response that was cut, or whose box never closes."""
     if sample.status == SampleStatus.TRUNCATED:
@@ -27,7 +19,12 @@ def extract_answer(sample: Sample) -> str | None:
     return None if answer is None else _plain(answer)
 
 
-reward.extract_answer = extract_answer  # type: ignore[attr-defined]
+@declares(RewardTraits(execution="inline", extract_answer=extract_answer))
+def reward(args: Args, sample: Sample) -> float:
+    r"""1.0 or 0.0 for the last `\boxed{...}` of the response, or the response itself, against the label."""
+    if sample.label is None or sample.status == SampleStatus.TRUNCATED:
+        return 0.0
+    return float(extract_answer(sample) == _plain(str(sample.label)))
 
 
 def _plain(text: str) -> str:

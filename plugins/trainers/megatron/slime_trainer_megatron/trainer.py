@@ -19,6 +19,7 @@ import torch
 from slime_core.errors import TrainError
 from slime_core.models.config import read_hf_config
 from slime_core.models.megatron_family import load_megatron_model
+from slime_core.plugins.hooks import Hooks, hooks_of
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_core.trainers.settings import Role, value_of
@@ -28,7 +29,7 @@ from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config
 from slime_trainer_megatron.checkpoints import checkpoint
 from slime_trainer_megatron.checks import check_run
 from slime_trainer_megatron.cpu_mode import on_device
-from slime_trainer_megatron.hooks import HOOK_SETTINGS, Hooks
+from slime_trainer_megatron.hooks import HOOK_SETTINGS, STORE_PREFIXES, model_provider
 from slime_trainer_megatron.installed import missing
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.process_groups import ProcessGroups
@@ -76,12 +77,14 @@ class MegatronTrainer:
         ),
     )
 
-    def __init__(self, args: Args, *, role: Role = "actor") -> None:
+    def __init__(self, args: Args, *, role: Role = "actor", hooks: Hooks | None = None) -> None:
+        """`hooks` are those of the process; without, the functions that the settings name."""
         self.args, self.role = args, role
         # Settings are read before any process group is joined, so a mistake ends the run at once.
         self.settings = settings = _laid_out(args, MegatronSettings.from_args(args, role))
         schedule = LearningRateSchedule.from_args(args, critic=role == "critic")
-        self._hooks = Hooks.from_args(args)
+        self._hooks = hooks_of(args) if hooks is None else hooks
+        self._model_provider = model_provider(args)
         self.groups = ProcessGroups(
             settings.layout,
             settings.device,
@@ -107,8 +110,8 @@ class MegatronTrainer:
     def _build(self, schedule: LearningRateSchedule) -> None:
         args, role = self.args, self.role
         if role == "actor":
-            self._hooks.started(args)
-        self.models = Models(args, self.settings, self.groups, role, self._hooks.model_provider)
+            self._hooks.slime_megatron_init(args=args)
+        self.models = Models(args, self.settings, self.groups, role, self._model_provider)
         self._replay: RoutingReplay | None = None
         if role == "actor" and self.models.config.num_moe_experts:
             self._replay = RoutingReplay(self.models.chunks, self.groups)
@@ -132,8 +135,8 @@ class MegatronTrainer:
 
     @classmethod
     def check_settings(cls, settings: Any) -> list[str]:
-        """Warnings. Raises ConfigError, and PluginError for hooks, for what would fail later."""
-        Hooks.from_args(settings.args)
+        """Warnings. Raises ConfigError, and PluginError for the model provider, for what would fail later."""
+        model_provider(settings.args)
         return check_run(settings.args)
 
     @classmethod
@@ -205,7 +208,8 @@ class MegatronTrainer:
         with self._on_device():
             self.optimizer.sync_parameters()
             with self.models.of_role(role, self._schedule) as schedule:
-                self._hooks.log_probs(self.args, schedule.chunks, role)
+                prefix = STORE_PREFIXES.get(role, f"{role}_")
+                self._hooks.slime_megatron_before_log_prob(args=self.args, model=schedule.chunks, store_prefix=prefix)
                 replay = self._replay_of(batch) if role in ("actor", "old_actor") else None
                 return schedule.results(batch, micro_batches, run, columns, replay)
 
@@ -270,13 +274,13 @@ class MegatronTrainer:
             if self.settings.reset_optimizer_states:
                 self.optimizer.reset_moments()
         self.optimizer.zero_grad()
-        self._hooks.train_step(
-            self.args,
-            batch.rollout_id,
-            self._step_of_rollout,
-            self.chunks,
-            self.optimizer.optimizer,
-            self.optimizer.scheduler,
+        self._hooks.slime_megatron_before_train_step(
+            args=self.args,
+            rollout_id=batch.rollout_id,
+            step_id=self._step_of_rollout,
+            model=self.chunks,
+            optimizer=self.optimizer.optimizer,
+            opt_param_scheduler=self.optimizer.scheduler,
         )
         self._step_of_rollout += 1
 

@@ -1,6 +1,6 @@
 """Deterministic simulation of the control plane: thousands of interleavings and faults under a virtual clock.
 
-    from slime_core.testing.simulation import simulate
+    from tests.simulation import simulate
 
     report = simulate(7)            # settings, order of tasks and faults are drawn from the seed
     assert report.ok, report        # what was broken, and the command that replays it
@@ -9,12 +9,12 @@ Read `world.py` first. `loop.py` is the clock, `faults.py` what goes wrong, `eng
 simulated, `check.py` holds the promises, `run.py` goes through lives and seeds. No torch.
 """
 
-from slime_core.testing.simulation.check import History
-from slime_core.testing.simulation.faults import Fault, Faults
-from slime_core.testing.simulation.loop import Deadlock, Endless, SimulatedLoop, SimulationError, VirtualClock
-from slime_core.testing.simulation.run import Report, explore, shrink, simulate
-from slime_core.testing.simulation.settings import SimulationSettings
-from slime_core.testing.simulation.world import World
+from tests.simulation.check import History
+from tests.simulation.faults import Fault, Faults
+from tests.simulation.loop import Deadlock, Endless, SimulatedLoop, SimulationError, VirtualClock
+from tests.simulation.run import Report, explore, shrink, simulate
+from tests.simulation.settings import SimulationSettings
+from tests.simulation.world import World
 
 __all__ = [
     "Deadlock",

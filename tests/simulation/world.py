@@ -6,6 +6,8 @@
 
 `run.py` starts lives, one after another in the same directory, until one of them ends well. What a reader would get
 wrong: the trainer and the weights have no arithmetic at all; what is checked is who is trained when, and by what.
+Of the core's private names it uses `Ledger._drop`, by which it hears of dropped groups whatever drops them, and reads
+`RolloutStage._context` and the gate's `_live`, `_waiting` and `_queue`, in which a leak shows.
 """
 
 from __future__ import annotations
@@ -35,14 +37,15 @@ from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.testing.simulation import disk
-from slime_core.testing.simulation.check import History
-from slime_core.testing.simulation.engine import SimulatedEngine, SimulatedFilter, SimulatedGenerator, SimulatedReward
-from slime_core.testing.simulation.faults import Faults, Killed
-from slime_core.testing.simulation.loop import SimulatedLoop, SimulationError, VirtualClock
-from slime_core.testing.simulation.settings import SimulationSettings
-from slime_core.testing.simulation.threads import Runner, Threads
-from slime_core.testing.simulation.trainer import (
+from slime_core.types import Group
+from tests.simulation import disk
+from tests.simulation.check import History
+from tests.simulation.engine import SimulatedEngine, SimulatedFilter, SimulatedGenerator, SimulatedReward
+from tests.simulation.faults import Faults, Killed
+from tests.simulation.loop import SimulatedLoop, SimulationError, VirtualClock
+from tests.simulation.settings import SimulationSettings
+from tests.simulation.threads import Runner, Threads
+from tests.simulation.trainer import (
     AsyncJournal,
     AsyncLearner,
     AsyncWeights,
@@ -50,7 +53,6 @@ from slime_core.testing.simulation.trainer import (
     SimulatedLearner,
     SimulatedWeights,
 )
-from slime_core.types import Group
 
 
 class World:
@@ -139,7 +141,7 @@ class World:
             filters=FilterStage(args, self.filter if settings.filtered else None, "simulated"),
             resolve_generator=_no_other,
         )  # fmt: skip
-        stage = RolloutStage(args, parts, Runner(self.loop))
+        stage = RolloutStage(args, parts, Runner(self.loop, self.threads))
         real = stage.ledger._drop
 
         def drop(key: int, reason: str) -> None:
@@ -247,8 +249,7 @@ class World:
 
     def _train(self, start: int) -> int:
         if self.settings.mode != "sync":
-            with self.threads.in_place_of(async_stage, "_in_thread"):
-                done = self.loop.run(self._train_async(start))
+            done = self.loop.run(self._train_async(start))
             self._check_rest()
             return done
         try:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from slime_core.testing.simulation import Fault, Report, World, explore, shrink, simulate
-from slime_core.testing.simulation.settings import SimulationSettings
+from tests.simulation import Fault, Report, World, explore, shrink, simulate
+from tests.simulation.settings import SimulationSettings
 
 SEEDS = range(60)
 

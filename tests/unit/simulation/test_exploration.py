@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from slime_core.testing.simulation import Fault, SimulationSettings, explore, simulate
-from slime_core.testing.simulation.__main__ import main
-from slime_core.testing.simulation.faults import KINDS
+from tests.simulation import Fault, SimulationSettings, explore, simulate
+from tests.simulation.__main__ import main
+from tests.simulation.faults import KINDS
 
 MODES = ("sync", "one-step", "full")
 

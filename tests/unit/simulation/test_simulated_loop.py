@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from slime_core.testing.simulation.faults import Fault, Faults, Killed
-from slime_core.testing.simulation.loop import Deadlock, Endless, SimulatedLoop, SimulationError, VirtualClock
-from slime_core.testing.simulation.threads import Runner, Threads
+from tests.simulation.faults import Fault, Faults, Killed
+from tests.simulation.loop import Deadlock, Endless, SimulatedLoop, SimulationError, VirtualClock
+from tests.simulation.threads import Runner, Threads
 
 
 @pytest.fixture
@@ -186,7 +186,8 @@ def test_after_a_kill_not_one_more_callback_runs(loop: SimulatedLoop) -> None:
 
 
 def test_threads_take_turns_and_wait_for_coroutines_of_the_loop(loop: SimulatedLoop) -> None:
-    threads, runner = Threads(loop), Runner(loop)
+    threads = Threads(loop)
+    runner = Runner(loop, threads)
     seen: list[tuple[str, float]] = []
 
     def blocking(name: str, seconds: float) -> str:
@@ -210,7 +211,8 @@ def test_threads_take_turns_and_wait_for_coroutines_of_the_loop(loop: SimulatedL
 
 
 def test_threads_of_a_process_that_is_gone_end(loop: SimulatedLoop) -> None:
-    threads, runner = Threads(loop), Runner(loop)
+    threads = Threads(loop)
+    runner = Runner(loop, threads)
     ended: list[BaseException] = []
 
     def blocking() -> None:

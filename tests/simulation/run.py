@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import SlimeError
-from slime_core.testing.simulation.check import History
-from slime_core.testing.simulation.faults import Fault, Faults, drawn
-from slime_core.testing.simulation.loop import SimulationError, VirtualClock
-from slime_core.testing.simulation.settings import SimulationSettings
-from slime_core.testing.simulation.world import World
+from tests.simulation.check import History
+from tests.simulation.faults import Fault, Faults, drawn
+from tests.simulation.loop import SimulationError, VirtualClock
+from tests.simulation.settings import SimulationSettings
+from tests.simulation.world import World
 
 _FAST = Path("/dev/shm")
 _MORE_LIVES = 3
@@ -66,7 +66,7 @@ class Report:
     @property
     def command(self) -> str:
         """Replays the run."""
-        return f"python -m slime_core.testing.simulation --seed {self.seed} --mode {self.settings.mode}"
+        return f"python -m tests.simulation --seed {self.seed} --mode {self.settings.mode}"
 
     def __str__(self) -> str:
         """Everything a reader needs."""

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-GOLDEN = Path(__file__).parents[3] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 @pytest.fixture(scope="module")

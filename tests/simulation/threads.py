@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from slime_core.rollout.loop_thread import LoopThread
-from slime_core.testing.simulation.faults import Killed
-from slime_core.testing.simulation.loop import SimulatedLoop
+from tests.simulation.faults import Killed
+from tests.simulation.loop import SimulatedLoop
 
 T = TypeVar("T")
 _HUNG = 60.0
@@ -87,16 +85,6 @@ class Threads:
         self._step(_Worker(function), ended)
         return await ended
 
-    @contextmanager
-    def in_place_of(self, module: ModuleType, name: str) -> Iterator[None]:
-        """`call` is the module's function of that name inside."""
-        real = getattr(module, name)
-        setattr(module, name, self.call)
-        try:
-            yield
-        finally:
-            setattr(module, name, real)
-
     def _step(self, worker: _Worker, ended: asyncio.Future[Any], answer: Any = None, error: Any = None) -> None:
         worker.step(answer, error)
         if worker.wants is not None:
@@ -132,13 +120,13 @@ class Threads:
 
 
 class Runner(LoopThread):
-    """Runs coroutines in the simulated loop for whoever blocks, and for who is in it."""
+    """Runs coroutines in the simulated loop for whoever blocks, and for who is in it, and blocking calls beside it."""
 
     in_real_time = False
 
-    def __init__(self, loop: SimulatedLoop) -> None:
+    def __init__(self, loop: SimulatedLoop, threads: Threads) -> None:
         super().__init__("simulated")
-        self._simulated = loop
+        self._simulated, self._threads = loop, threads
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns."""
@@ -148,6 +136,10 @@ class Runner(LoopThread):
     async def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """`run` for who is in the loop."""
         return await self._simulated.create_task(coroutine)
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """What `call` returns."""
+        return await self._threads.call(call)
 
     def close(self) -> None:
         """The loop is the simulation's."""

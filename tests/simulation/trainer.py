@@ -16,7 +16,7 @@ from slime_core.errors import TrainError, WeightSyncError
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
-    from slime_core.testing.simulation.world import World
+    from tests.simulation.world import World
 
 DEADLINE = 600.0
 """Seconds after which a call that hangs is given up by whoever makes it."""

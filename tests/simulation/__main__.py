@@ -1,4 +1,4 @@
-"""`python -m slime_core.testing.simulation`: replay one seed, or look through many."""
+"""`python -m tests.simulation`: replay one seed, or look through many."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from slime_core.testing.simulation.faults import Fault
-from slime_core.testing.simulation.run import explore, shrink, simulate
-from slime_core.testing.simulation.settings import MODES
+from tests.simulation.faults import Fault
+from tests.simulation.run import explore, shrink, simulate
+from tests.simulation.settings import MODES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 when a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m slime_core.testing.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the run, or the first of them")
     parser.add_argument("--count", type=int, default=1, help="how many seeds, one after another")
     parser.add_argument("--mode", choices=MODES, default="sync", help="kind of training loop")

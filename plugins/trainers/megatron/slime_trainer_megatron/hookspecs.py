@@ -1,0 +1,74 @@
+"""Hooks that this trainer calls: a plugin, or a function behind a flag, reaches into Megatron.
+
+Every rank calls them, in its own process, where calls into Megatron are on the trainer's device. What one raises ends
+the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slime_core.plugins.hookspecs import hookspec
+from slime_core.plugins.kind import Call, HookFlag
+from slime_core.protocols import Args
+
+
+@hookspec
+def slime_megatron_init(args: Args) -> None:
+    """Megatron's process groups are there, the model is not: once per process, before the actor's is built."""
+
+
+@hookspec
+def slime_megatron_before_log_prob(args: Args, model: Sequence[Any], store_prefix: str) -> None:
+    """A pass without gradient begins.
+
+    `model` is a list of this rank's chunks with the role's weights in them; `store_prefix` is "" for the actor, else
+    "ref_", "teacher_" or "old_actor_".
+    """
+
+
+@hookspec
+def slime_megatron_before_train_step(
+    args: Args, rollout_id: int, step_id: int, model: Sequence[Any], optimizer: Any, opt_param_scheduler: Any
+) -> None:
+    """An optimizer step begins: gradients are cleared.
+
+    `optimizer` is Megatron's; `opt_param_scheduler` has `get_lr`, `get_wd` and `num_steps`. `step_id` counts the steps
+    of the rollout from 0.
+    """
+
+
+FLAGS = (
+    HookFlag(
+        name="slime_megatron_init",
+        singular="megatron_init",
+        flags=("--custom-megatron-init-path",),
+        canonical=("megatron_init", "custom_megatron_init"),
+        calls=(Call(("args",), "(args) -> None", plain=True),),
+        trains=True,
+    ),
+    HookFlag(
+        name="slime_megatron_before_log_prob",
+        singular="megatron_before_log_prob",
+        flags=("--custom-megatron-before-log-prob-hook-path",),
+        canonical=("before_log_prob", "megatron_before_log_prob"),
+        calls=(Call(("args", "model", "store_prefix"), "(args, model, store_prefix) -> None", plain=True),),
+        trains=True,
+    ),
+    HookFlag(
+        name="slime_megatron_before_train_step",
+        singular="megatron_before_train_step",
+        flags=("--custom-megatron-before-train-step-hook-path",),
+        canonical=("before_train_step", "megatron_before_train_step"),
+        calls=(
+            Call(
+                ("args", "rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler"),
+                "(args, rollout_id, step_id, model, optimizer, opt_param_scheduler) -> None",
+                plain=True,
+            ),
+        ),
+        trains=True,
+    ),
+)
+"""Flags whose function implements one of them, with THUDM/slime's signatures."""

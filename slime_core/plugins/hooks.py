@@ -1,0 +1,194 @@
+"""The hooks of one process: which there are, who implements them, and the functions behind flags among those.
+
+`manager.build_manager` registers the installed hook plugins, `launch.resolver` then the functions that flags name; what
+calls a hook holds a `Hooks`. What a reader would get wrong: the functions of flags come last, in the order given, so
+that what the user typed for this run has the last word over what is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from slime_core.distributions import entry_points
+from slime_core.errors import PluginLoadError
+from slime_core.plugins import hookspecs
+from slime_core.plugins.boundary import guarded
+from slime_core.plugins.hookspecs import PROJECT, hookimpl
+from slime_core.plugins.kind import HookFlag
+from slime_core.plugins.signatures import declared, is_async
+from slime_core.protocols import Args
+
+logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def spec_modules() -> tuple[ModuleType, ...]:
+    """The modules that declare hooks, with their `FLAGS`: the core's, and those of what calls more of them.
+
+    A trainer that has hooks of its own names their module in the entry-point group `slime.hookspecs`.
+    """
+    from slime_core.plugins.allow import AllowList  # these read the kinds, whose table names the hooks' flags
+    from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP
+    from slime_core.plugins.loading import import_module
+    from slime_core.plugins.registry import ComponentRef
+
+    allow = AllowList.from_environment()
+    modules: list[ModuleType] = [hookspecs]
+    for name, entry, distribution in entry_points(HOOKSPECS_GROUP):
+        ref = ComponentRef(HOOK_GROUP, name, entry.value, distribution=distribution)
+        if allow.allows(ref):
+            modules.append(import_module(entry.value, f"the hooks that {ref.origin} declares"))
+    return tuple(modules)
+
+
+@functools.cache
+def hook_specs() -> Mapping[str, Callable[..., Any]]:
+    """Hook -> its declaration."""
+    members = [pair for module in spec_modules() for pair in vars(module).items()]
+    return {name: value for name, value in members if name.startswith("slime_")}
+
+
+@functools.cache
+def hook_flags() -> Mapping[str, HookFlag]:
+    """Hook -> the flag whose function implements it, where there is one."""
+    return {row.name: row for module in spec_modules() for row in module.FLAGS}
+
+
+def bare_manager() -> pluggy.PluginManager:
+    """One that knows every hook and no implementation."""
+    manager = pluggy.PluginManager(PROJECT)
+    for module in spec_modules():
+        manager.add_hookspecs(module)
+    return manager
+
+
+class _Function:
+    """The plugin that a function behind a flag is to pluggy: anonymous, and called after all others."""
+
+    def __init__(self, hook: str, function: Callable[..., Any]) -> None:
+        setattr(self, hook, hookimpl(trylast=True)(function))
+
+
+def as_plugin(row: HookFlag, function: Callable[..., Any]) -> object:
+    """A function with THUDM/slime's positional arguments, which `resolve` has checked, as a plugin with that hook."""
+    spec = hook_specs()[row.name]
+    names = list(inspect.signature(spec).parameters)
+    call = row.calls[0]
+    keywords = declared(function, call.keywords)
+
+    def told(*values: Any) -> Any:
+        given = dict(zip(names, values))
+        return function(*(given[name] for name in call.positional), **{name: given[name] for name in keywords})
+
+    functools.update_wrapper(told, spec, assigned=(), updated=())  # pluggy reads the parameters' names off the spec
+    return _Function(row.name, told)
+
+
+def implement(manager: pluggy.PluginManager, row: HookFlag, function: Callable[..., Any], label: str) -> None:
+    """Register the function of a flag; `label` is how errors call it."""
+    plugin, name = as_plugin(row, function), label
+    while manager.has_plugin(name):  # a function may be given twice
+        name += " again"
+    manager.register(plugin, name=name)
+    guard(manager, plugin, lambda _: label)
+
+
+def guard(manager: pluggy.PluginManager, plugin: Any, label: Callable[[str], str]) -> None:
+    """Have what a registered plugin's hooks raise name it; `label` is called with the hook.
+
+    Raises:
+        PluginLoadError: A hook that nobody awaits is `async`, or wraps others where each is called alone.
+    """
+    known = [caller for caller in manager.get_hookcallers(plugin) or () if caller.name in hook_specs()]
+    for caller in known:  # others are marked optional: of a trainer, say, that is not here
+        named, row = label(caller.name), hook_flags().get(caller.name)
+        returns = inspect.signature(hook_specs()[caller.name]).return_annotation
+        for one in caller.get_hookimpls():
+            wraps, awaited = one.wrapper or one.hookwrapper, row is not None and row.may_wait
+            if one.plugin is not plugin or (wraps and not awaited):
+                continue
+            if wraps:
+                raise PluginLoadError(f"{named} wraps other plugins, but each is called alone; make it a plain hook")
+            if awaited:
+                continue  # what it raises fails the sample
+            if is_async(one.function):
+                raise PluginLoadError(f"{named} is `async`, and nobody awaits it; make it a plain `def`")
+            function = guarded(one.function, named)
+            one.function = _unused(function, named) if returns == "None" else function  # type: ignore[misc]
+
+
+def _unused(function: Callable[..., Any], label: str) -> Callable[..., Any]:
+    """Say once when the function returns something."""
+    warned = False
+
+    @functools.wraps(function)
+    def call(*values: Any) -> None:
+        nonlocal warned
+        answer = function(*values)
+        if answer is not None and not warned:
+            warned = True
+            logger.warning(
+                "%s returned %s, which has no effect; what may be changed is changed in place",
+                label, type(answer).__name__,
+            )  # fmt: skip
+
+    return call
+
+
+class Hooks:
+    """pluggy's hook relay: `hooks.slime_step_end(rollout_id=0, metrics={})` -> the answers that are not None."""
+
+    def __init__(self, manager: pluggy.PluginManager) -> None:
+        self._manager = manager
+
+    def implemented(self, name: str) -> bool:
+        """Whether anybody has this hook."""
+        return bool(getattr(self._manager.hook, name).get_hookimpls())
+
+    def caller(self, name: str) -> Callable[..., list[Any]] | None:
+        """What tells the hook; None where nobody has it."""
+        return getattr(self, name) if self.implemented(name) else None
+
+    def each(self, name: str) -> list[tuple[str, Callable[..., list[Any]]]]:
+        """The plugins that have the hook, in the order they are told, each with what tells it alone."""
+        found: list[tuple[str, Callable[..., list[Any]]]] = []
+        plugins = dict.fromkeys(one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls()))
+        for plugin in plugins:
+            known = str(self._manager.get_name(plugin))
+            label = known if isinstance(plugin, _Function) else f"hook plugin {known!r}"
+            others = [other for other in plugins if other is not plugin]
+            found.append((label, self._manager.subset_hook_caller(name, others)))
+        return found
+
+    def __getattr__(self, name: str) -> Callable[..., list[Any]]:
+        # `lasting`: each implementation has its own deadline (`guard`).
+        return guarded(getattr(self._manager.hook, name), f"a plugin's hook {name}", lasting=True)
+
+
+@functools.cache
+def nobody() -> Hooks:
+    """Hooks that no plugin has."""
+    return Hooks(bare_manager())
+
+
+def hooks_of(args: Args) -> Hooks:
+    """The functions that settings name, without the installed plugins: for a stage built by hand.
+
+    Raises:
+        PluginError: One cannot be found, loaded or called.
+    """
+    from slime_core.plugins.resolve import resolve
+
+    manager = bare_manager()
+    for row in hook_flags().values():
+        given = getattr(args, row.setting, None) or []  # settings made by hand may lack it
+        for spec in [given] if isinstance(given, str) else given:
+            implement(manager, row, resolve(row.name, spec, origin=row.flags[0]).obj, row.flags[0])
+    return Hooks(manager)
