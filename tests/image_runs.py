@@ -20,13 +20,13 @@ PICTURED, PLAIN, SAMPLES = 4, 1, 2
 """Rows with an image, rows without, and samples of each; a rollout draws all."""
 _REWARD = """
 import os, signal
+from slime_core import RewardTraits, declares
 
+@declares(RewardTraits(execution="inline"))
 def reward(args, sample, **kwargs):
     if os.environ.get("END") == str(sample.index):
         os.kill(os.getpid(), signal.SIGKILL)
     return float(sample.index % 3)
-
-reward.execution = "inline"
 """
 
 

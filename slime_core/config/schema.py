@@ -108,6 +108,7 @@ class Args(Given):
         hf_checkpoint: str
         num_rollout: int
         rollout_batch_size: int
+        rollout_max_response_len: int
         over_sampling_batch_size: int
         global_batch_size: int
         num_steps_per_rollout: int

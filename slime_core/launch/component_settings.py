@@ -1,9 +1,8 @@
 """What the run's components say about settings: which ones they act on, and what they find wrong with them.
 
-`prepare` asks once, before anything starts. Optional attributes of an engine's or trainer's class: `uses`, names of the
-settings in `config.support.BY_COMPONENT` that it acts on, and the classmethods `missing(args)`, what it needs and is
-not installed, with what to type (empty when all is there), and `check_settings(settings)`. What a reader would get
-wrong: a class uses what its base classes use, too.
+`prepare` asks once, before anything starts. An engine's or trainer's traits say which settings of
+`config.support.BY_COMPONENT` it `uses`; its class may have the classmethods `missing(args)`, what it needs and is
+not installed, with what to type (empty when all is there), and `check_settings(settings)`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from slime_core.config.support import OF_TRAINERS, check_component_support
 from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.components import Components
 from slime_core.launch.launchers import RAY
+from slime_core.protocols import EngineTraits, TrainerTraits, traits_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,14 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
 def tell_support(settings: Settings, parts: Components) -> list[str]:
     """Log and return warnings about settings that neither engine nor trainer acts on. Raises ConfigError."""
     flags = _chosen(parts)
-    uses = {setting for part, name in flags for setting in _uses(part, settings.cite(name))}
+    uses = set(_uses(traits_of(parts.engine, EngineTraits), settings.cite("rollout_engine")))
+    uses |= set(_uses(traits_of(parts.trainer, TrainerTraits), settings.cite("train_backend")))
     if parts.trainer is None:
         uses |= OF_TRAINERS
     if (
         settings.args.launcher == RAY
         and parts.engine is not None
-        and not getattr(parts.engine, "runs_elsewhere", False)
+        and not traits_of(parts.engine, EngineTraits).runs_elsewhere
     ):
         uses |= OF_ENGINE_ACTORS
     chosen = " and ".join(f"--{name.replace('_', '-')} {getattr(settings.args, name)}" for _, name in flags)
@@ -73,15 +74,9 @@ def _check_installed(settings: Settings, flags: Sequence[tuple[Any, str]]) -> No
     raise ConfigError("\n".join(lacking) + (f"\nOr go on without: type {way}" if way else ""))
 
 
-def uses_of(part: Any) -> frozenset[str]:
-    """Settings of `BY_COMPONENT` that a component acts on, which `check_component_settings` has checked."""
-    return frozenset(_uses(part, ""))
-
-
-def _uses(part: Any, cited: str) -> Iterator[str]:
+def _uses(traits: EngineTraits | TrainerTraits, cited: str) -> Iterator[str]:
     """Settings that a component says it acts on. Raises PluginError for a name that is no setting."""
-    for owner in getattr(part, "__mro__", (part,)):
-        for setting in getattr(owner, "__dict__", {}).get("uses", ()):
-            if setting not in flag_specs():
-                raise PluginError(f"{cited}: `uses` of {owner.__name__} has {setting!r}, which is no setting")
-            yield setting
+    for setting in sorted(traits.uses):
+        if setting not in flag_specs():
+            raise PluginError(f"{cited}: `uses` of its traits has {setting!r}, which is no setting")
+        yield setting

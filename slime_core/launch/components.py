@@ -32,7 +32,7 @@ from slime_core.plugins.hooks import Hooks, bare_manager, nobody
 from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import Resolved, absolute_spec
 from slime_core.plugins.signatures import construct, declared
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks
 
@@ -129,12 +129,12 @@ def resolve_components(
     parts.post_process_rewards = r.function("reward_post_processes", "custom_reward_post_process_path")
     parts.convert_samples = r.function("sample_converters", "custom_convert_samples_to_train_data_path")
     generators: list[GenerateCaller] = []
-    if getattr(parts.rollout_function, "needs_engine", True):
+    if traits_of(parts.rollout_function, RolloutTraits).needs_engine:
         if r.args.debug_train_only:
             raise ConfigError(
                 f"{settings.cite('debug_train_only')} starts no engine, and {settings.cite('rollout_function_path')}"
                 " may need one: load saved samples (--load-debug-rollout-data FILE), or say so on the function:"
-                " fn.needs_engine = False"
+                " @declares(RolloutTraits(needs_engine=False))"
             )
         generators = _resolve_generation(parts, r)
     if learn:
@@ -206,10 +206,10 @@ def _resolve_generation(parts: Components, r: Resolver) -> list[GenerateCaller]:
     parts.needs_address = not (
         all(g.takes_context for g in generators) and all("context" in inspect.signature(f).parameters for f in rollouts)
     )
-    if args.environment_path and not any(g.uses_environment for g in generators):
+    if args.environment_path and not any(g.traits.uses_environment for g in generators):
         logger.warning(
-            "%s: without effect, unless a row chooses a generator that uses it; %s does not say so (an attribute"
-            " uses_environment = True); multi_turn does", r.origin("environment_path"), parts.generator.label,
+            "%s: without effect, unless a row chooses a generator that uses it; %s does not say so (a trait"
+            " uses_environment=True); multi_turn does", r.origin("environment_path"), parts.generator.label,
         )  # fmt: skip
     parts.engine = r.setting("engines", "rollout_engine")
     r.each("tools", "tools_path")
@@ -228,7 +228,7 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
     if dataset.environment_path:
         dataset.environment_path = absolute_spec(dataset.environment_path)
         r.spec("environments", dataset.environment_path, f"{origin}: environment_path")
-        if not generator.uses_environment:
+        if not generator.traits.uses_environment:
             logger.warning(
                 "%s: environment_path %r is without effect, unless a row chooses a generator that uses it; %s does not"
                 " say so", origin, dataset.environment_path, generator.label,
@@ -255,11 +255,14 @@ def _check_same_bits(settings: Settings, parts: Components) -> None:
             f"{settings.cite('true_on_policy_mode')}: --loss-type {settings.args.loss_type!r} is not computed from the"
             " log-probs that are compared with the engine's; it works with policy_loss"
         )
-    for name, part in (("rollout_engine", parts.engine), ("train_backend", parts.trainer)):
-        if part is not None and not getattr(part, "true_on_policy", False):
+    for name, part, same in (
+        ("rollout_engine", parts.engine, traits_of(parts.engine, EngineTraits).true_on_policy),
+        ("train_backend", parts.trainer, traits_of(parts.trainer, TrainerTraits).true_on_policy),
+    ):
+        if part is not None and not same:
             raise ConfigError(
                 f"{settings.cite('true_on_policy_mode')}: {settings.cite(name)} does not compute the same bits in every"
-                f" batch (its class declares no `true_on_policy`); choose another --{name.replace('_', '-')}"
+                f" batch (its traits do not say `true_on_policy`); choose another --{name.replace('_', '-')}"
             )
 
 

@@ -30,7 +30,7 @@ from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.learning.train_dump import write_train_data
 from slime_core.models.decoder_shape import decoder_shape
 from slime_core.models.routed_layers import routed_layers
-from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer
+from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
 from slime_core.types import TrainBatch
 from slime_core.waits import named
 
@@ -93,7 +93,7 @@ class Learner:
                 f"rollout {rollout_id}: every response token of all {len(batch)} samples is masked; nothing to train"
                 " on. Look for failed or removed samples and for filters or loss masks that are too strict"
             )
-        if batch.multimodal_train_inputs is not None and not getattr(self.trainer, "takes_images", False):
+        if batch.multimodal_train_inputs is not None and not traits_of(self.trainer, TrainerTraits).takes_images:
             raise TrainError(
                 f"rollout {rollout_id}: its samples have images, which {type(self.trainer).__name__} does not take;"
                 " type --train-backend embedded"

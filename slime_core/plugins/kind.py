@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from slime_core.protocols.traits import Traits
+
 
 @dataclass(frozen=True)
 class Call:
@@ -49,6 +51,8 @@ class Kind:
     """How a class is built; None when the kind takes functions only."""
     lists: bool = False
     """A list or tuple of such objects is one component too."""
+    traits: type[Traits] | None = None
+    """What a component of this kind may declare of itself."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
     """Prefix of a registered name -> `module:attr` of what wraps the component: `boxed_math` is `math` boxed."""
     api: int = 1

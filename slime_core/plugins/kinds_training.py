@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_core.plugins.kind import BUILT_FROM_ARGS, Call, Kind
+from slime_core.protocols import TrainerTraits
 
 TRAINING = (
     Kind(
@@ -44,6 +45,7 @@ TRAINING = (
         name="trainers",
         singular="trainer",
         flags=("--train-backend",),
+        traits=TrainerTraits,
         canonical=("trainer", "Trainer"),
         methods={
             "train_step": Call(("batch", "micro_batches", "loss_fn"), "(self, batch, micro_batches, loss_fn)"),

@@ -3,7 +3,7 @@
 Standard library only at run time (torch appears in annotations). User-facing functions take `args` first, with
 attribute access to every setting, as in THUDM/slime. Components never hold a reference to the loop; the loop
 builds them and calls them. Everybody imports the names from here; the modules are by stage: `functions`, `environment`,
-`engine`, `algorithm`, `trainer`.
+`engine`, `algorithm`, `trainer`; `traits` is what components say of themselves.
 """
 
 from slime_core.protocols.algorithm import (
@@ -41,6 +41,15 @@ from slime_core.protocols.trainer import (
     StepResult,
     Trainer,
 )
+from slime_core.protocols.traits import (
+    EngineTraits,
+    GenerateTraits,
+    RewardTraits,
+    RolloutTraits,
+    TrainerTraits,
+    declares,
+    traits_of,
+)
 
 __all__ = [
     "AdvantageEstimator",
@@ -51,9 +60,11 @@ __all__ = [
     "BufferFilter",
     "DataSource",
     "DynamicFilter",
+    "EngineTraits",
     "Environment",
     "GenerateContext",
     "GenerateFn",
+    "GenerateTraits",
     "GroupBuffer",
     "LossFn",
     "LossInputs",
@@ -63,9 +74,14 @@ __all__ = [
     "Reward",
     "RewardFn",
     "RewardInputs",
+    "RewardTraits",
     "RolloutEngine",
+    "RolloutTraits",
     "Step",
     "StepResult",
     "Trainer",
+    "TrainerTraits",
     "Turn",
+    "declares",
+    "traits_of",
 ]

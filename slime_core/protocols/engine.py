@@ -16,25 +16,21 @@ if TYPE_CHECKING:
 class RolloutEngine(Protocol):
     """A token generator: in process or behind HTTP; the rollout code cannot tell which.
 
-    Constructed as `cls(args)`; all methods run in one event loop, that of the rollout stage. An engine, and a trainer,
-    whose class attribute `true_on_policy` is True compute the same bits under `--true-on-policy-mode`. An engine whose
-    class attribute `returns_routed_experts` is True answers with `meta_info["routed_experts"]` under
-    `--use-rollout-routing-replay`. An engine's class attribute `pause_modes` names the modes that `pause` takes, where
-    they are others than "in_place" and "abort"; without the class attribute `takes_images` = True a run with images
-    (`--multimodal-keys`) is refused; a method `stream` (arguments of `generate`) yields everything so far.
+    Constructed as `cls(args)`; all methods run in one event loop, that of the rollout stage. What it can do beyond
+    these is declared by its class as `traits = EngineTraits(...)` (`slime_core.protocols.traits`), and a method
+    `stream` (arguments of `generate`) yields everything so far.
 
-    More optional attributes of an engine's or trainer's class concern its settings: `uses: frozenset[str]`, the names
-    it acts on among those that only some components do (`slime_core.config.support.BY_COMPONENT`; the others are
-    refused or warned of; what base classes use counts), the classmethod `missing(args) -> str`, what it needs and is
+    More optional attributes of an engine's or trainer's class concern its settings: the classmethod
+    `missing(args) -> str`, what it needs and is
     not installed, with what to type, and the classmethod `check_settings(settings) -> list[str]`, called by every
     command that runs something, and by `slime check`, before anything starts: it returns warnings and raises
-    ConfigError. An engine that starts servers may have the classmethod `launch_plan(settings, num_gpus=None)`, for
-    `slime engines plan`: what it would start on this machine, or with so many GPUs, as an object with `describe()` and
-    `to_dict()`; one that serves several models (`--sglang-config`) the classmethod `planned_models(args) -> list[str]`,
-    their names, asked before anything starts. An engine without a plan takes one place of a cluster, or none with the
-    class attribute `runs_elsewhere`.
+    ConfigError. An engine that starts servers may have the classmethod `launch_plan(settings, num_gpus=None)`,
+    for `slime engines plan`: what it would start on this machine, or with so many GPUs, as an object with `describe()`
+    and `to_dict()`; one that serves several models (`--sglang-config`) the classmethod `planned_models(args) ->
+    list[str]`, their names, asked before anything starts. An engine without a plan takes one place of a cluster, or
+    none where its traits say `runs_elsewhere`.
 
-    An engine that shares devices with the trainer has two more methods, and "offload_rollout" in its `uses`; the
+    An engine that shares devices with the trainer has two more methods, and "offload_rollout" in what it `uses`; the
     launcher calls them under `--offload-rollout`, while no request is in the engine:
 
     - `async release_memory(tags=None)`: give up what the tags name, of "weights" and "kv_cache" (None: both). Requests

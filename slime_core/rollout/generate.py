@@ -25,7 +25,7 @@ from slime_core.door import Drawn
 from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
 from slime_core.multimodal import image_token_of
-from slime_core.protocols import Args, GenerateContext
+from slime_core.protocols import Args, GenerateContext, GenerateTraits
 from slime_core.rollout import baseline
 from slime_core.rollout.afresh import FINISHED
 from slime_core.rollout.contracts import reward_problem
@@ -45,6 +45,7 @@ class Generator(Protocol):
     """A resolved generate function (`plugins.adapters.GenerateCaller`)."""
 
     label: str
+    traits: GenerateTraits
 
     async def call(
         self,
@@ -341,7 +342,7 @@ def _check_images(sample: Sample, generator: Generator) -> None:
     """Raise RolloutError for a sample whose images would not come before the model."""
     if not sample.multimodal_inputs:
         return
-    if not getattr(generator, "takes_images", False):
+    if not generator.traits.takes_images:
         raise RolloutError(f"the sample has images, which {generator.label} does not give to the engine")
     if not sample.tokens:
         raise RolloutError("the sample has images but no tokens; a data source makes them with the model's processor")

@@ -31,7 +31,7 @@ from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.boundary import user_code
-from slime_core.protocols import Args
+from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.rollout.afresh import restarted
 from slime_core.rollout.contracts import drawn_groups
 from slime_core.rollout.deadlines import Limits, dropped_for_good, ended, run_group, some_done
@@ -343,6 +343,8 @@ class _Wave:
         self.surplus.append(given_back(self.args, original, group))
 
 
+# It accounts for every group that it draws.
+@declares(RolloutTraits(leaves_out=False, records_evaluation=True))
 async def generate_rollout(
     args: Args, rollout_id: int, data_source: Any, evaluation: bool = False, *, context: RolloutContext
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
@@ -377,9 +379,3 @@ async def generate_rollout(
         "rollout/surplus_groups_kept": float(wave.num_surplus if wave.keeps_finished else 0),
     }
     return RolloutFnTrainOutput(sorted(wave.accepted, key=lambda g: g[0].group_index or 0), metrics)
-
-
-generate_rollout.leaves_out = False  # type: ignore[attr-defined]  # accounts for every group: `slime ledger verify`
-
-
-generate_rollout.records_evaluation = True  # type: ignore[attr-defined]

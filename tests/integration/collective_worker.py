@@ -17,6 +17,7 @@ import torch
 
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import read_weights
+from slime_core.protocols import TrainerTraits
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.weights.checksum import tensor_checksum
 from slime_core.weights.collective import FollowingWeights
@@ -28,7 +29,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 class Together(EmbeddedTrainer):
     """Every tensor takes a collective call, and only rank 0 gets it."""
 
-    collective_weights: ClassVar[bool] = True
+    traits = TrainerTraits(collective_weights=True)
     passes = 0
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from slime_core.errors import EngineError
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
 from slime_core.waits import waiting
 
@@ -48,11 +48,13 @@ class _Request:
 class EmbeddedEngine:
     """A `RolloutEngine` in this process. Constructed as `EmbeddedEngine(args)`; loads nothing before `start`."""
 
-    true_on_policy: ClassVar[bool] = True
-    returns_routed_experts: ClassVar[bool] = True
     weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk", "delta")
-    pause_modes: ClassVar[tuple[str, ...]] = ("abort", "in_place", "retract")
-    uses: ClassVar[frozenset[str]] = frozenset({"colocate", "offload_rollout"})
+    traits = EngineTraits(
+        true_on_policy=True,
+        returns_routed_experts=True,
+        pause_modes=("abort", "in_place", "retract"),
+        uses=frozenset({"colocate", "offload_rollout"}),
+    )
 
     def __init__(self, args: Args, *, step_in_thread: bool = False) -> None:
         self._args = args

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -23,7 +23,7 @@ from slime_core.models.hf_io import read_weights
 from slime_core.models.lora_linear import add_adapters
 from slime_core.models.routing import Routing
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
-from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult
+from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.embedded import model_files, state
 from slime_core.trainers.embedded.batch_invariant import invariant_log_probs
 from slime_core.trainers.embedded.critic import Critic, critic_config, with_head
@@ -56,20 +56,22 @@ class EmbeddedTrainer:
         CheckpointError: The weights do not fit their `config.json`.
     """
 
-    true_on_policy: ClassVar[bool] = True
-    routing_replay: ClassVar[bool] = True
-    takes_images: ClassVar[bool] = True
-    uses: ClassVar[frozenset[str]] = frozenset(
-        {
-            "actor_num_gpus_per_node",
-            "actor_num_nodes",
-            "keep_old_actor",
-            "lora_alpha",
-            "lora_dropout",
-            "lora_rank",
-            "lora_target_modules",
-            "offload_train",
-        }
+    traits = TrainerTraits(
+        true_on_policy=True,
+        routing_replay=True,
+        takes_images=True,
+        uses=frozenset(
+            {
+                "actor_num_gpus_per_node",
+                "actor_num_nodes",
+                "keep_old_actor",
+                "lora_alpha",
+                "lora_dropout",
+                "lora_rank",
+                "lora_target_modules",
+                "offload_train",
+            }
+        ),
     )
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:

@@ -152,7 +152,8 @@ BAD_COMPONENTS = {
     ),
     "RunsNowhere": (
         RewardContract,
-        "def reward(args, sample):\n    return 0.0\nreward.execution = 'moon'\n",
+        "from slime_core import RewardTraits, declares\n@declares(RewardTraits(execution='moon'))\n"
+        "def reward(args, sample):\n    return 0.0\n",
         "test_where_it_runs_is_a_place_there_is",
     ),
     "ForgetsWhatWasGivenBack": (

@@ -12,8 +12,8 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import urlsplit
 
 from slime_core.config.settings import Settings
@@ -36,7 +36,7 @@ from slime_engine_sglang.environment import (
 from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
 from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.known_defects import check_model
-from slime_engine_sglang.planner import Planned, find_device, make_plan
+from slime_engine_sglang.planner import USES, Planned, find_device, make_plan
 from slime_engine_sglang.puller_process import PullerProcess
 from slime_engine_sglang.recovery import Supervised
 from slime_engine_sglang.supervisor import Supervisor
@@ -53,9 +53,10 @@ class SglangEngine(Planned, HttpEngine):
     """Constructed as `SglangEngine(args)`; everything it launched has ended when `stop` returns."""
 
     weight_transports: tuple[str, ...] = ("tensor", "distributed", "disk")
-    uses: ClassVar[frozenset[str]] = (
-        Planned.uses
-        | HttpEngine.uses
+    traits = replace(
+        HttpEngine.traits,
+        uses=USES
+        | HttpEngine.traits.uses
         | {
             "engine_router",
             "engine_start_timeout",
@@ -65,7 +66,7 @@ class SglangEngine(Planned, HttpEngine):
             "rollout_health_check_timeout",
             "rollout_max_engine_restarts",
             "use_fault_tolerance",
-        }
+        },
     )
 
     def __init__(self, args: Args) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from slime_core.config.origins import Origin
 from slime_core.config.settings import Settings
@@ -146,8 +146,6 @@ def _cluster_gpus() -> int | None:
 
 class Planned:
     """Base of an engine that is started by the plan: what the launcher and `slime engines plan` ask its class."""
-
-    uses: ClassVar[frozenset[str]] = USES
 
     @classmethod
     def check_settings(cls, settings: Settings) -> list[str]:

@@ -24,6 +24,7 @@ from slime_core.errors import EngineError, RolloutError, SlimeError, TrainError
 from slime_core.launch.placement import Placement
 from slime_core.launch.prepare import Prepared
 from slime_core.observability.run_dir import run_dir_of
+from slime_core.protocols import EngineTraits, traits_of
 from slime_core.waits import remove_board
 from slime_core.waits.processes import runs
 from slime_launcher_ray.carried import Carried
@@ -222,7 +223,7 @@ class Crew:
 
 def has_own_process(engine: Any) -> bool:
     """Whether the engine's class works in its process, so that it gets an actor; others are clients of servers."""
-    return engine is not None and not getattr(engine, "runs_elsewhere", False)
+    return engine is not None and not traits_of(engine, EngineTraits).runs_elsewhere
 
 
 def _make_ranks(make: _Maker, run: Prepared, placement: Placement) -> list[Member]:

@@ -405,7 +405,7 @@ def proxy_class(engine_class: Any, member: Member, comeback: Comeback | None = N
         comeback: What brings it back when it dies; None: its death is the end of what it was asked for.
     """
     base = _Comparing if hasattr(engine_class, "differing_weights") else EngineProxy
-    copied = ("true_on_policy", "takes_images", "returns_routed_experts", "pause_modes", "weight_transports")
+    copied = ("traits", "weight_transports")
     attributes = {name: getattr(engine_class, name) for name in copied if hasattr(engine_class, name)}
     attributes |= {"member": member, "engine_class": engine_class, "comeback": comeback}
     if not hasattr(engine_class, "notify"):

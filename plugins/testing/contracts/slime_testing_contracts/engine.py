@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from slime_core.errors import SlimeError
+from slime_core.protocols import EngineTraits, traits_of
 from slime_core.testing.tiny import tiny_moe_model
 from slime_core.types import GenerationOutput, Sample
 from slime_testing_contracts.engine_case import GREEDY, PROMPT, SAMPLED
@@ -99,8 +100,8 @@ class EngineContract(EngineWeights, EngineControl, EngineSampling):
         from slime_core.models.hf_io import read_weights
         from slime_core.models.routing import Routing
 
-        if not getattr(self.resolved.obj, "returns_routed_experts", False):
-            pytest.skip("it declares no `returns_routed_experts`")
+        if not traits_of(self.resolved.obj, EngineTraits).returns_routed_experts:
+            pytest.skip("its traits do not say `returns_routed_experts`")
         checkpoint = tiny_moe_model(dense_layer=False)
         replaced = {"hf_checkpoint": str(checkpoint), "use_rollout_routing_replay": True}
         settings = self.settings.model_copy(update=replaced)

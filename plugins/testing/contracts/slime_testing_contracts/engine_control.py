@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slime_core.errors import SlimeError
+from slime_core.protocols import EngineTraits, traits_of
 from slime_core.types import GenerationOutput
 from slime_testing_contracts import engine_reference as reference
 from slime_testing_contracts.engine_case import CUT, GREEDY, LOOKS, PROMPT, SAMPLED, EngineCase
@@ -146,7 +147,7 @@ class EngineControl(EngineCase):
     @pytest.mark.parametrize("mode", ["abort", "in_place", "retract"])
     def test_pause_holds_and_resume_goes_on(self, mode: str) -> None:
         """In each of the engine's `pause_modes`: what runs stops or ends, what comes waits, and all is answered."""
-        if mode not in getattr(self.resolved.obj, "pause_modes", ("abort", "in_place")):
+        if mode not in traits_of(self.resolved.obj, EngineTraits).pause_modes:
             pytest.skip(f"its `pause_modes` has no {mode!r}")
 
         async def use(engine: Any) -> tuple[list[GenerationOutput], GenerationOutput]:

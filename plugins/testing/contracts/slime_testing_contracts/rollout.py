@@ -15,7 +15,7 @@ from slime_core.errors import EngineError, SlimeError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import declared
-from slime_core.protocols import Args
+from slime_core.protocols import Args, RolloutTraits, traits_of
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.reward import RewardStage
@@ -93,11 +93,11 @@ class RolloutContract(Contract):
         function, engine = self.resolved.obj, ScriptedEngine(script or self.script)
         source = Prompts(int(args.n_samples_per_prompt))
         takes_context = bool(declared(function, ("context",)))
-        if not takes_context and getattr(function, "needs_engine", True):
+        if not takes_context and traits_of(function, RolloutTraits).needs_engine:
             pytest.skip(
                 "a function without the keyword `context` posts to args.sglang_router_ip; test it with run_loop"
             )
-        needs_engine = getattr(function, "needs_engine", True)
+        needs_engine = traits_of(function, RolloutTraits).needs_engine
 
         def reward(spec: str) -> RewardCaller:
             return RewardCaller(resolve("rewards", spec), args)
@@ -200,7 +200,7 @@ class RolloutContract(Contract):
     def test_what_the_engine_does_wrong_is_not_hidden(self) -> None:
         """An engine that fails always: an error, or samples that say FAILED."""
         self._trains()
-        if not getattr(self.resolved.obj, "needs_engine", True):
+        if not traits_of(self.resolved.obj, RolloutTraits).needs_engine:
             pytest.skip("it uses no engine")
         stage, _, _ = self.stage(lambda request: EngineError("out of memory"))
         try:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime_core.plugins.signatures import declared
-from slime_core.protocols import Args, MicroBatchOutput, StepResult
+from slime_core.protocols import Args, MicroBatchOutput, StepResult, TrainerTraits, traits_of
 from slime_core.testing.base import Contract
 from slime_core.testing.tiny import tiny_model, tiny_moe_model
 from slime_core.types import TrainBatch
@@ -223,8 +223,8 @@ class TrainerContract(Contract):
         from slime_core.models.hf_io import read_weights
         from slime_core.models.routing import FREE, Routing
 
-        if not getattr(self.resolved.obj, "routing_replay", False):
-            pytest.skip("it declares no `routing_replay`")
+        if not traits_of(self.resolved.obj, TrainerTraits).routing_replay:
+            pytest.skip("its traits do not say `routing_replay`")
         checkpoint = tiny_moe_model(dense_layer=False)
         settings = self.settings.model_copy(update={"hf_checkpoint": str(checkpoint)})
         decoder = Decoder.from_weights(load_model_config(checkpoint), read_weights(checkpoint))

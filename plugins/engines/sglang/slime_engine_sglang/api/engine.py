@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.multimodal import image_token_of
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.client import Client
 from slime_engine_sglang.api.control import PAUSE_MODES, Control
@@ -41,17 +41,15 @@ _COUNTS = (
 class HttpEngine:
     """Constructed as `HttpEngine(args)`; connects in `start`. Subclasses bring their servers in `_find_workers`."""
 
-    runs_elsewhere: ClassVar[bool] = True
-    """A run starts nothing for it, so it takes no place in a cluster."""
-    returns_routed_experts: ClassVar[bool] = True
-    takes_images: ClassVar[bool] = True
-    pause_modes: ClassVar[tuple[str, ...]] = PAUSE_MODES
+    traits = EngineTraits(
+        runs_elsewhere=True,
+        returns_routed_experts=True,
+        takes_images=True,
+        pause_modes=PAUSE_MODES,
+        uses=WEIGHT_SETTINGS | {"rollout_external_engine_addrs", "update_weight_puller_addrs"},
+    )
     weight_transports: tuple[str, ...] = ("distributed", "disk")
     """Those that may be offered; `start` narrows them to what the servers take."""
-    uses: ClassVar[frozenset[str]] = WEIGHT_SETTINGS | {
-        "rollout_external_engine_addrs",
-        "update_weight_puller_addrs",
-    }
 
     def __init__(self, args: Args) -> None:
         self._args = args
