@@ -376,5 +376,5 @@ def test_a_strangers_suite_is_found_and_guarded(tmp_path: Path, monkeypatch: pyt
     assert theirs.__name__ == "TheirContract"
     with pytest.raises(TypeError, match=r"TestMine\.test_theirs replaces a test of the contract"):
         type("TestMine", (theirs,), {"test_theirs": lambda self: None})
-    with pytest.raises(PluginConflictError, match="'rewards' of 'slime.contracts' are several"):
+    with pytest.raises(PluginConflictError, match=r"'rewards' of 'slime.contracts' are several"):
         suite_of("rewards")
