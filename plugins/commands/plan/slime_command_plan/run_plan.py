@@ -196,7 +196,7 @@ def _memory(
         frozen = sum(
             map(
                 bool,
-                (args.kl_coef or args.use_kl_loss, args.use_opd and args.opd_type == "megatron", args.keep_old_actor),
+                (args.kl_coef or args.use_kl_loss, args.use_opd and args.opd_teacher_load, args.keep_old_actor),
             )
         )
         training = trainer_items(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from slime_core.config.origins import Origin
 from slime_core.config.settings import Settings
@@ -158,7 +157,7 @@ class Planned:
         return plan_of(settings, num_gpus=num_gpus)
 
     @classmethod
-    def planned_models(cls, args: Any) -> list[str]:
+    def planned_models(cls, args: Args) -> list[str]:
         """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
         path = args.sglang_config
         return [model.name for model in read_models(path, f"--sglang-config {str(path)!r}") if model.serves]
