@@ -19,6 +19,11 @@ def normalized(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
+def has_bundle() -> bool:
+    """Whether the first-party plugins are installed."""
+    return next(iter(metadata.distributions(name=BUNDLE)), None) is not None
+
+
 @cache
 def own_distributions() -> frozenset[str]:
     """slime's own, by normalized name: core, bundle, what the bundle requires without an extra, and the checkout's."""

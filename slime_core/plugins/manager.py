@@ -24,6 +24,7 @@ from slime_core.plugins.compat import check_compatible
 from slime_core.plugins.discovery import (
     PLUGIN_DIR_VARIABLE,
     check_plugin_directories,
+    discovered,
     search_as,
     sources,
 )
@@ -48,10 +49,7 @@ def _surroundings() -> tuple[str | None, ...]:
 def current_registry() -> Registry:
     """The process's registry: that of the last `build_manager`, else one made by discovery alone."""
     if _Current.registry is None or _Current.surroundings != _surroundings():
-        registry = Registry(AllowList.from_environment())
-        manager = _bare_manager()
-        _register_components(manager, registry)
-        _Current.registry, _Current.surroundings = registry, _surroundings()
+        _Current.registry, _Current.surroundings = discovered(), _surroundings()
     return _Current.registry
 
 

@@ -25,6 +25,8 @@ _MEGATRON = "a function in a file needs no distribution; start from examples/hoo
 
 _TOO_LARGE = {
     "trainers": "start from slime_core/trainers/embedded/trainer.py, and implement slime_core.protocols.Trainer",
+    "launchers": "see docs/plugins/launchers.md; slime_core.protocols.Launcher is what it implements",
+    "commands": "see docs/plugins/commands.md; an object slime_core.Command in a module of its own",
     "megatron_models": "start from plugins/models/qwen3/slime_model_qwen3/megatron.py; see docs/plugins/models.md",
     "megatron_model_providers": _MEGATRON,
     "megatron_inits": _MEGATRON,
