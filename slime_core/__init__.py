@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from slime_core.errors import SlimeError
     from slime_core.estimator import EstimatorBase, GroupEstimator
     from slime_core.fan_out import execution_rewards, executions
+    from slime_core.launch.findings import Finding, Level
     from slime_core.learning.corrections import CorrectionInputs, CorrectionOutputs
     from slime_core.plugins.adapters import RewardCaller
     from slime_core.plugins.answers import answer_extractor, answer_of
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from slime_core.protocols import (
         AdvantageInputs,
         Advantages,
+        Command,
         Environment,
         GenerateContext,
+        LauncherTraits,
         LossInputs,
         LossOutputs,
         RewardInputs,
@@ -64,6 +67,7 @@ _EXPORTS = {
     "Advantages": "slime_core.protocols",
     "BufferBase": "slime_core.buffer",
     "Candidate": "slime_core.plugins.candidates",
+    "Command": "slime_core.protocols",
     "CorrectionInputs": "slime_core.learning.corrections",
     "CorrectionOutputs": "slime_core.learning.corrections",
     "DatasetSource": "slime_core.data.prompts",
@@ -73,11 +77,14 @@ _EXPORTS = {
     "EnvironmentSession": "slime_generator_multi_turn.session",
     "EstimatorBase": "slime_core.estimator",
     "FilterDecision": "slime_core.types",
+    "Finding": "slime_core.launch.findings",
     "GenerateContext": "slime_core.protocols",
     "GenerationOutput": "slime_core.types",
     "Group": "slime_core.types",
     "GroupEstimator": "slime_core.estimator",
     "JsonClient": "slime_core.plugins.json_client",
+    "LauncherTraits": "slime_core.protocols",
+    "Level": "slime_core.launch.findings",
     "LossInputs": "slime_core.protocols",
     "LossOutputs": "slime_core.protocols",
     "Observations": "slime_core.data.observations",
@@ -120,6 +127,7 @@ __all__ = [
     "Advantages",
     "BufferBase",
     "Candidate",
+    "Command",
     "CorrectionInputs",
     "CorrectionOutputs",
     "DatasetSource",
@@ -129,11 +137,14 @@ __all__ = [
     "EnvironmentSession",
     "EstimatorBase",
     "FilterDecision",
+    "Finding",
     "GenerateContext",
     "GenerationOutput",
     "Group",
     "GroupEstimator",
     "JsonClient",
+    "LauncherTraits",
+    "Level",
     "LossInputs",
     "LossOutputs",
     "Observations",

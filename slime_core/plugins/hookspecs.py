@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from slime_core.config import Settings
+    from slime_core.launch.findings import Finding
     from slime_core.plugins.registry import Registry
     from slime_core.protocols import Args
     from slime_core.types import Group
@@ -32,6 +34,11 @@ def slime_register_components(registry: Registry) -> None:
 @hookspec
 def slime_configure(args: Args) -> None:
     """Check the final settings; raise ConfigError to stop before any process starts."""
+
+
+@hookspec
+def slime_check(settings: Settings) -> list[Finding] | None:
+    """What `slime check` is to say of the run besides its own findings; nothing may be started or written."""
 
 
 @hookspec

@@ -8,7 +8,6 @@ is an error only when that name is selected, so a clash nobody uses stops nobody
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +31,8 @@ def source_hash(file: Path, distribution: str = "") -> str:
 
     A user's file has neighbours that have nothing to do with it, and the core one version, so there it is the file.
     """
+    import hashlib  # not loaded to list names
+
     digest = hashlib.sha256(file.read_bytes())
     top = file.parent
     while (top.parent / "__init__.py").is_file():

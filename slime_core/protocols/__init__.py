@@ -3,7 +3,7 @@
 Standard library only at run time (torch appears in annotations). User-facing functions take `args` first, with
 attribute access to every setting, as in THUDM/slime. Components never hold a reference to the loop; the loop
 builds them and calls them. Everybody imports the names from here; the modules are by stage: `functions`, `environment`,
-`engine`, `algorithm`, `trainer`.
+`engine`, `algorithm`, `trainer`; and what is around them: `launcher`, `command`.
 """
 
 from slime_core.protocols.algorithm import (
@@ -14,6 +14,7 @@ from slime_core.protocols.algorithm import (
     LossOutputs,
     RewardInputs,
 )
+from slime_core.protocols.command import Command
 from slime_core.protocols.engine import (
     GenerateContext,
     RolloutEngine,
@@ -35,6 +36,7 @@ from slime_core.protocols.functions import (
     Reward,
     RewardFn,
 )
+from slime_core.protocols.launcher import Launcher, LauncherTraits
 from slime_core.protocols.trainer import (
     LossFn,
     MicroBatchOutput,
@@ -49,12 +51,15 @@ __all__ = [
     "Args",
     "BatchRewardFn",
     "BufferFilter",
+    "Command",
     "DataSource",
     "DynamicFilter",
     "Environment",
     "GenerateContext",
     "GenerateFn",
     "GroupBuffer",
+    "Launcher",
+    "LauncherTraits",
     "LossFn",
     "LossInputs",
     "LossOutputs",

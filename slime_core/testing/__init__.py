@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slime_core.engines.scripted import CharTokenizer, Reply, Request, ScriptedEngine
     from slime_core.testing.contracts.base import Contract
     from slime_core.testing.contracts.buffer import BufferContract
+    from slime_core.testing.contracts.command import CommandContract
     from slime_core.testing.contracts.correction import CorrectionContract, LossReducerContract
     from slime_core.testing.contracts.data_source import DataSourceContract
     from slime_core.testing.contracts.engine import EngineContract
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from slime_core.testing.contracts.filter import FilterContract
     from slime_core.testing.contracts.generator import GeneratorContract
     from slime_core.testing.contracts.hook_plugin import HookPluginContract
+    from slime_core.testing.contracts.launcher import LauncherContract
     from slime_core.testing.contracts.loss import CustomLossContract, LossContract
     from slime_core.testing.contracts.megatron_hooks import (
         MegatronBeforeLogProbContract,
@@ -63,6 +65,7 @@ _SUITES = {
     "advantages": ("AdvantageContract", "estimator"),
     "all_samples_processes": ("AllSamplesProcessContract", "rollout_hooks"),
     "buffers": ("BufferContract", "buffer"),
+    "commands": ("CommandContract", "command"),
     "corrections": ("CorrectionContract", "correction"),
     "custom_losses": ("CustomLossContract", "loss"),
     "data_postprocesses": ("DataPostprocessContract", "train_data"),
@@ -73,6 +76,7 @@ _SUITES = {
     "eval_logs": ("EvalLogContract", "rollout_hooks"),
     "filters": ("FilterContract", "filter"),
     "generators": ("GeneratorContract", "generator"),
+    "launchers": ("LauncherContract", "launcher"),
     "loss_reducers": ("LossReducerContract", "correction"),
     "losses": ("LossContract", "loss"),
     "megatron_before_log_probs": ("MegatronBeforeLogProbContract", "megatron_hooks"),
@@ -115,6 +119,7 @@ __all__ = [
     "Asked",
     "BufferContract",
     "CharTokenizer",
+    "CommandContract",
     "Contract",
     "CorrectionContract",
     "CustomLossContract",
@@ -127,6 +132,7 @@ __all__ = [
     "FilterContract",
     "GeneratorContract",
     "HookPluginContract",
+    "LauncherContract",
     "LoopRun",
     "LossContract",
     "LossReducerContract",

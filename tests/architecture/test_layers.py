@@ -78,8 +78,9 @@ def _component_names() -> set[str]:
 def test_core_never_branches_on_a_component_name() -> None:
     # Also commands, hooks, learning rate schedules and attributes, for "sglang" and "megatron" a kind of teacher, for
     # "sglang" the shape of an answer and the key of a file, for "http" a URL's scheme, for "llama3" a scaling of
-    # rotary positions, for "length" why an answer ended, for "tool_use" a block of Anthropic's messages: comparing
-    # those words is no branch on a component.
+    # rotary positions, for "length" why an answer ended, for "tool_use" a block of Anthropic's messages, for "inline"
+    # where a reward is called, for "serve" what settings are read for: comparing those words is no branch on a
+    # component.
     names = _component_names() - {
         "generate",
         "jsonl",
@@ -92,6 +93,8 @@ def test_core_never_branches_on_a_component_name() -> None:
         "llama3",
         "length",
         "tool_use",
+        "inline",
+        "serve",
     }
     assert {"grpo", "reinforce_plus_plus", "fifo", "qwen3", "policy_loss", "embedded"} <= names
     found = []

@@ -32,7 +32,6 @@ _TOOL = "inside call_tool, which names the wait and has its deadline"
 _JUST_KILLED = "of a process or task that was just killed or cancelled, or has just ended"
 
 ALLOWED = {
-    "cli/serve.py:_serve": "serves until a signal",
     "cluster/engine_actor.py:advance": "the actor's caller counts its silence (cluster/wait.py)",
     "cluster/engine_actor.py:in_turn": "the actor's caller counts its silence (cluster/wait.py)",
     "cluster/wait.py:awaited": "is done, or its process has died",

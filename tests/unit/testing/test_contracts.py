@@ -9,6 +9,7 @@ import pytest
 from slime_core.testing import (
     AllSamplesProcessContract,
     BufferContract,
+    CommandContract,
     CustomLossContract,
     DataPostprocessContract,
     DataSourceContract,
@@ -17,6 +18,7 @@ from slime_core.testing import (
     EvalLogContract,
     FilterContract,
     GeneratorContract,
+    LauncherContract,
     LossContract,
     RecipeContract,
     RewardContract,
@@ -85,6 +87,21 @@ HOOKS = "def {}(args, {}):\n    {}\n".format
 """Name, parameters, body."""
 
 BAD_COMPONENTS = {
+    "SaysNothingOfItself": (
+        CommandContract,
+        "from slime_core import Command\ncommand = Command(lambda argv: print('usage: slime x') or 0)\n",
+        "test_its_module_says_what_it_does",
+    ),
+    "PrintsNoHelp": (
+        CommandContract,
+        "'Does it.'\nfrom slime_core import Command\ncommand = Command(lambda argv: 0)\n",
+        "test_help_is_printed",
+    ),
+    "HasNoTraits": (
+        LauncherContract,
+        "class Launcher:\n    def missing(self, args):\n        return ''\n    def train(self, settings): ...\n",
+        "test_it_loads",
+    ),
     "RaisesWithoutALabel": (
         RewardContract,
         "def reward(args, sample):\n    return float(sample.label)\n",

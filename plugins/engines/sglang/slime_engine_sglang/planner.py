@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from slime_core.config.origins import Origin
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
+from slime_core.launch.launchers import traits_of
 from slime_engine_sglang.arguments import router_arguments
 from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup, read_models
 from slime_engine_sglang.placement import Cited, Device, Room, find_room, near_multiples
@@ -100,12 +101,12 @@ def plan_of(settings: Settings, *, num_gpus: int | None = None) -> LaunchPlan:
 def check(settings: Settings) -> list[str]:
     """Warnings of the plan that a run on this machine would follow. Raises ConfigError when it cannot be followed.
 
-    Under Ray the cluster counts: its GPUs are in `CLUSTER_GPUS` once the launcher has seen it, which asks for the plan
-    before that itself.
+    Over several nodes the cluster counts: its GPUs are in `CLUSTER_GPUS` once the launcher has seen it, which asks for
+    the plan before that itself.
     """
     cluster = _cluster_gpus()
     trains = settings.command == "train" and not settings.args.debug_rollout_only
-    if trains and settings.args.launcher == "ray" and settings.args.device != "cpu" and cluster is None:
+    if trains and cluster is None and settings.args.device != "cpu" and traits_of(settings).spans_nodes:
         return []
     plan = plan_of(settings, num_gpus=cluster)
     if trains and not any(model.updates_weights for model in plan.models):
