@@ -60,6 +60,8 @@ _TARGETS = {
     "tool_parsers": "@@Class@@",
     "tools": "@@name@@",
     "weight_post_writes": "post_write",
+    "launchers": "@@Class@@",
+    "commands": "command",
 }
 """What the entry point names in the package; empty for a hook module, which is the package itself."""
 
@@ -112,6 +114,7 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
     target = f":{_TARGETS[key]}" if key != HOOK_GROUP else ""
     words = {
         "name": name,
+        "typed": name.replace("_", "-"),
         "distribution": distribution,
         "package": package,
         "singular": singular.replace("_", " "),
@@ -169,6 +172,8 @@ def _use(key: str, name: str) -> str:
     """The command line that uses the plugin once it is installed."""
     if key == HOOK_GROUP:
         return "slime train --config run.yaml"
+    if key == "commands":
+        return f"slime {name.replace('_', '-')}"
     flags = [flag for flag in KINDS[key].flags if flag.startswith("--")]
     if not flags:
         return "slime train --config run.yaml --hf-checkpoint MODEL"
