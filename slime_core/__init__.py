@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from slime_core.errors import SlimeError
     from slime_core.estimator import EstimatorBase
     from slime_core.fan_out import execution_rewards, executions
+    from slime_core.launch.findings import Finding, Level
     from slime_core.learning.corrections import CorrectionInputs, CorrectionOutputs
     from slime_core.plugins.adapters import RewardCaller
     from slime_core.plugins.answers import answer_extractor, answer_of
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
         AdvantageInputs,
         Advantages,
         Args,
+        Command,
         EngineTraits,
         Environment,
         GenerateContext,
         GenerateTraits,
+        LauncherTraits,
         LossInputs,
         LossOutputs,
         RewardInputs,
@@ -69,6 +72,7 @@ _EXPORTS = {
     "Args": "slime_core.protocols",
     "BufferBase": "slime_core.buffer",
     "Candidate": "slime_core.plugins.candidates",
+    "Command": "slime_core.protocols",
     "CorrectionInputs": "slime_core.learning.corrections",
     "CorrectionOutputs": "slime_core.learning.corrections",
     "DatasetSource": "slime_core.data.prompts",
@@ -77,11 +81,14 @@ _EXPORTS = {
     "Environment": "slime_core.protocols",
     "EstimatorBase": "slime_core.estimator",
     "FilterDecision": "slime_core.types",
+    "Finding": "slime_core.launch.findings",
     "GenerateContext": "slime_core.protocols",
     "GenerateTraits": "slime_core.protocols",
     "GenerationOutput": "slime_core.types",
     "Group": "slime_core.types",
     "JsonClient": "slime_core.plugins.json_client",
+    "LauncherTraits": "slime_core.protocols",
+    "Level": "slime_core.launch.findings",
     "LossInputs": "slime_core.protocols",
     "LossOutputs": "slime_core.protocols",
     "Observations": "slime_core.data.observations",
@@ -129,6 +136,7 @@ __all__ = [
     "Args",
     "BufferBase",
     "Candidate",
+    "Command",
     "CorrectionInputs",
     "CorrectionOutputs",
     "DatasetSource",
@@ -137,11 +145,14 @@ __all__ = [
     "Environment",
     "EstimatorBase",
     "FilterDecision",
+    "Finding",
     "GenerateContext",
     "GenerateTraits",
     "GenerationOutput",
     "Group",
     "JsonClient",
+    "LauncherTraits",
+    "Level",
     "LossInputs",
     "LossOutputs",
     "Observations",

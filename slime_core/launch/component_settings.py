@@ -17,13 +17,13 @@ from slime_core.config.spec import flag_specs
 from slime_core.config.support import OF_TRAINERS, check_component_support
 from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.components import Components
-from slime_core.launch.launchers import RAY
+from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import EngineTraits, TrainerTraits, traits_of
 
 logger = logging.getLogger(__name__)
 
 OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_tolerance"})
-"""Settings that the Ray launcher acts on for an engine that works in an actor (`slime_launcher_ray.comeback`)."""
+"""Settings that a launcher acts on for an engine in a process that it started (`LauncherTraits.restarts_engines`)."""
 
 
 def check_component_settings(settings: Settings, parts: Components) -> None:
@@ -45,9 +45,9 @@ def tell_support(settings: Settings, parts: Components) -> list[str]:
     if parts.trainer is None:
         uses |= OF_TRAINERS
     if (
-        settings.args.launcher == RAY
-        and parts.engine is not None
+        parts.engine is not None
         and not traits_of(parts.engine, EngineTraits).runs_elsewhere
+        and launcher_traits(settings).restarts_engines
     ):
         uses |= OF_ENGINE_ACTORS
     chosen = " and ".join(f"--{name.replace('_', '-')} {getattr(settings.args, name)}" for _, name in flags)

@@ -49,6 +49,8 @@ class Kind:
     """Methods a class must have."""
     construct: Call | None = None
     """How a class is built; None when the kind takes functions only."""
+    instance: str = ""
+    """Name in `slime_core.protocols` of the class that the object is an instance of, where it is no code to call."""
     lists: bool = False
     """A list or tuple of such objects is one component too."""
     traits: type[Traits] | None = None

@@ -27,6 +27,24 @@ HOOK_GROUP = "slime.plugins"
 _KINDS = (
     *GENERATION,
     *TRAINING,
+    Kind(
+        name="launchers",
+        singular="launcher",
+        flags=("--launcher",),
+        canonical=("launcher", "Launcher"),
+        methods={
+            "train": Call(("settings",), "(self, settings) -> dict"),
+            "missing": Call(("args",), "(self, args) -> str"),
+        },
+        construct=Call((), "()"),
+    ),
+    Kind(
+        name="commands",
+        singular="command",
+        flags=("the first word after `slime`",),
+        canonical=("command",),
+        instance="Command",
+    ),
     Kind(name="functions", singular="function", flags=("every other --*-path flag",), canonical=()),
 )
 

@@ -3,7 +3,8 @@
 Standard library only at run time (torch appears in annotations). User-facing functions take `args` first, with
 attribute access to every setting, as in THUDM/slime. Components never hold a reference to the loop; the loop
 builds them and calls them. Everybody imports the names from here; the modules are by stage: `functions`, `environment`,
-`engine`, `algorithm`, `trainer`; `traits` is what components say of themselves.
+`engine`, `algorithm`, `trainer`; what is around them: `launcher`, `command`; `traits` is what components say of
+themselves.
 """
 
 from slime_core.protocols.algorithm import (
@@ -14,6 +15,7 @@ from slime_core.protocols.algorithm import (
     LossOutputs,
     RewardInputs,
 )
+from slime_core.protocols.command import Command
 from slime_core.protocols.engine import (
     GenerateContext,
     RolloutEngine,
@@ -35,6 +37,7 @@ from slime_core.protocols.functions import (
     Reward,
     RewardFn,
 )
+from slime_core.protocols.launcher import Launcher, LauncherTraits
 from slime_core.protocols.trainer import (
     LossFn,
     MicroBatchOutput,
@@ -58,6 +61,7 @@ __all__ = [
     "Args",
     "BatchRewardFn",
     "BufferFilter",
+    "Command",
     "DataSource",
     "DynamicFilter",
     "EngineTraits",
@@ -66,6 +70,8 @@ __all__ = [
     "GenerateFn",
     "GenerateTraits",
     "GroupBuffer",
+    "Launcher",
+    "LauncherTraits",
     "LossFn",
     "LossInputs",
     "LossOutputs",

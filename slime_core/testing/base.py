@@ -67,7 +67,7 @@ class Contract:
         return Args(**{"run_dir": self.folder and str(self.folder), **own})
 
     def test_it_loads(self) -> None:
-        """Found, importable, of its kind's signature, and within the version range that it asks for."""
+        """Found, importable, of its kind's signature, and for the version of its API that is running."""
         assert self.component, f"{type(self).__name__}: set `component` to the component's name or path"
         try:
             self.load()

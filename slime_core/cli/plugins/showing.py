@@ -81,7 +81,7 @@ def _calls(kind: Kind, obj: Any) -> str:
 def _signature(obj: Any) -> str:
     name = getattr(obj, "__name__", type(obj).__name__)
     word = "async " if inspect.iscoroutinefunction(obj) else "class " if inspect.isclass(obj) else ""
-    return f"{word}{name}{inspect.signature(obj)}"
+    return f"{word}{name}{inspect.signature(obj)}" if callable(obj) else name
 
 
 def _options(ref: ComponentRef, obj: Any) -> list[tuple[str, ...]]:

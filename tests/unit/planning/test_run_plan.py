@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_command_plan import command
 from slime_command_plan.batch import longest_sample, plan_batches, schedule_in_words
 from slime_command_plan.run_plan import sharding_of
 
-from slime_core.cli import plan as command
 from slime_core.errors import ConfigError
 from slime_core.protocols import TrainerTraits
 from tests.conftest import TinyRun

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from slime_testing_contracts import (
     BufferContract,
+    CommandContract,
     CustomLossContract,
     DataSourceContract,
     EnvironmentContract,
@@ -14,6 +15,7 @@ from slime_testing_contracts import (
     FilterContract,
     GeneratorContract,
     HookContract,
+    LauncherContract,
     LossContract,
     RecipeContract,
     RewardContract,
@@ -88,6 +90,21 @@ HOOKS = "def {}(args, {}):\n    {}\n".format
 """Name, parameters, body."""
 
 BAD_COMPONENTS = {
+    "SaysNothingOfItself": (
+        CommandContract,
+        "from slime_core import Command\ncommand = Command(lambda argv: print('usage: slime x') or 0)\n",
+        "test_its_module_says_what_it_does",
+    ),
+    "PrintsNoHelp": (
+        CommandContract,
+        "'Does it.'\nfrom slime_core import Command\ncommand = Command(lambda argv: 0)\n",
+        "test_help_is_printed",
+    ),
+    "HasNoTraits": (
+        LauncherContract,
+        "class Launcher:\n    def missing(self, args):\n        return ''\n    def train(self, settings): ...\n",
+        "test_it_loads",
+    ),
     "RaisesWithoutALabel": (
         RewardContract,
         "def reward(args, sample):\n    return float(sample.label)\n",

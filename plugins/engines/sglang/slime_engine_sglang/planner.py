@@ -15,6 +15,7 @@ from dataclasses import replace
 from slime_core.config.origins import Origin
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
+from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args
 from slime_engine_sglang.arguments import router_arguments
 from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup, read_models
@@ -100,12 +101,12 @@ def plan_of(settings: Settings, *, num_gpus: int | None = None) -> LaunchPlan:
 def check(settings: Settings) -> list[str]:
     """Warnings of the plan that a run on this machine would follow. Raises ConfigError when it cannot be followed.
 
-    Under Ray the cluster counts: its GPUs are in `CLUSTER_GPUS` once the launcher has seen it, which asks for the plan
-    before that itself.
+    Over several nodes the cluster counts: its GPUs are in `CLUSTER_GPUS` once the launcher has seen it, which asks for
+    the plan before that itself.
     """
     cluster = _cluster_gpus()
     trains = settings.command == "train" and not settings.args.debug_rollout_only
-    if trains and settings.args.launcher == "ray" and settings.args.device != "cpu" and cluster is None:
+    if trains and cluster is None and settings.args.device != "cpu" and launcher_traits(settings).spans_nodes:
         return []
     plan = plan_of(settings, num_gpus=cluster)
     if trains and not any(model.updates_weights for model in plan.models):
@@ -160,7 +161,9 @@ class Planned:
     def planned_models(cls, args: Args) -> list[str]:
         """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
         path = args.sglang_config
-        return [model.name for model in read_models(path, f"--sglang-config {str(path)!r}") if model.serves]
+        if path is None:
+            return []
+        return [model.name for model in read_models(path, f"--sglang-config {path!r}") if model.serves]
 
 
 # -- rules between flags -----------------------------------------------------------------------------------

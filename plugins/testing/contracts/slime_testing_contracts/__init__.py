@@ -23,6 +23,7 @@ import pytest
 
 if TYPE_CHECKING:
     from slime_testing_contracts.buffer import BufferContract
+    from slime_testing_contracts.command import CommandContract
     from slime_testing_contracts.correction import CorrectionContract, LossReducerContract
     from slime_testing_contracts.data_source import DataSourceContract
     from slime_testing_contracts.engine import EngineContract
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from slime_testing_contracts.filter import FilterContract
     from slime_testing_contracts.generator import GeneratorContract
     from slime_testing_contracts.hooks import HookContract
+    from slime_testing_contracts.launcher import LauncherContract
     from slime_testing_contracts.loss import CustomLossContract, LossContract
     from slime_testing_contracts.megatron_model import MegatronModelContract
     from slime_testing_contracts.megatron_model_provider import MegatronModelProviderContract
@@ -50,6 +52,7 @@ _EXPORTS = {
     "AdvantageContract": "estimator",
     "Asked": "service",
     "BufferContract": "buffer",
+    "CommandContract": "command",
     "CorrectionContract": "correction",
     "CustomLossContract": "loss",
     "DataSourceContract": "data_source",
@@ -59,6 +62,7 @@ _EXPORTS = {
     "FilterContract": "filter",
     "GeneratorContract": "generator",
     "HookContract": "hooks",
+    "LauncherContract": "launcher",
     "LossContract": "loss",
     "LossReducerContract": "correction",
     "MegatronModelContract": "megatron_model",
@@ -80,6 +84,7 @@ __all__ = [
     "AdvantageContract",
     "Asked",
     "BufferContract",
+    "CommandContract",
     "CorrectionContract",
     "CustomLossContract",
     "DataSourceContract",
@@ -89,6 +94,7 @@ __all__ = [
     "FilterContract",
     "GeneratorContract",
     "HookContract",
+    "LauncherContract",
     "LossContract",
     "LossReducerContract",
     "MegatronModelContract",

@@ -1,6 +1,7 @@
-"""`slime engines plan`: the servers and routers that a run would start, for this machine or one that is not there.
+"""`slime engines`: show the servers and routers that a run would start.
 
-Loads the engine that the settings name and, without `--num-gpus` or `--device cpu`, torch, to count GPUs.
+`plan` does, for this machine or one that is not there. Loads the engine that the settings name and, without
+`--num-gpus` or `--device cpu`, torch, to count GPUs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
+from slime_core.protocols import Command
 
 COMMANDS = ("train", "eval", "rollout")
 
@@ -75,3 +77,6 @@ def _planner(settings: Any) -> Any:
             f"{settings.cite('rollout_engine')} starts no servers, so there is no plan; type --rollout-engine sglang"
         )
     return planner
+
+
+command = Command(run, only_prints=True)

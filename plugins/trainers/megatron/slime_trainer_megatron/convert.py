@@ -1,4 +1,4 @@
-"""`slime convert`: models between HF's layout and Megatron's.
+"""`slime convert`: models between Hugging Face's layout and Megatron's.
 
 Loads torch and Megatron once an action is chosen; under torchrun every process does its part.
 """
@@ -6,6 +6,7 @@ Loads torch and Megatron once an action is chosen; under torchrun every process 
 from __future__ import annotations
 
 from slime_core.errors import ConfigError
+from slime_core.protocols import Command
 
 ACTIONS = ("hf-to-megatron", "megatron-to-hf")
 
@@ -54,9 +55,8 @@ def run(argv: list[str]) -> int:
     for name in ("hf_checkpoint" if action == "hf-to-megatron" else "load", "save"):
         if not getattr(args, name):
             raise ConfigError(f"slime convert {action}: --{name.replace('_', '-')} is required")
-    from slime_trainer_megatron.layout import Layout
-
     from slime_core.launch.process import is_leader, num_processes
+    from slime_trainer_megatron.layout import Layout
 
     needed = Layout.from_args(args).model_size
     if num_processes() % needed:
@@ -64,9 +64,8 @@ def run(argv: list[str]) -> int:
             f"slime convert {action}: these parallel sizes need {needed} processes, and there are {num_processes()};"
             f" type torchrun --nproc-per-node {needed} -m slime_core convert {action} ..."
         )
-    from slime_trainer_megatron.checkpoints import convert
-
     from slime_core.trainers.settings import DTYPES
+    from slime_trainer_megatron.checkpoints import convert
 
     if action == "hf-to-megatron":
         done = convert.hf_to_megatron(args)
@@ -75,3 +74,6 @@ def run(argv: list[str]) -> int:
     if is_leader():
         print(done)
     return 0
+
+
+command = Command(run)

@@ -1,6 +1,6 @@
-"""`python -m slime_core.cli.job`: what a Ray job of `slime submit` runs, in the folder that it was sent with.
+"""`python -m slime_launcher_ray.job`: what a Ray job of `slime submit` runs, in the folder that it was sent with.
 
-The folder is what `slime_launcher_ray.submit` made. Another job with the same folder may read
+The folder is what `submit.py` made. What a reader would get wrong: another job with the same folder may read
 it at the same time, so files are changed by replacing them.
 """
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 HERE = "/@the-job-s-folder@"
-"""As in `slime_launcher_ray.submit`."""
+"""As in `submit.py`, which imports Ray."""
 
 
 def main() -> int:

@@ -1,4 +1,7 @@
-"""`slime submit`: the command as a job of a Ray cluster that runs; what can be found wrong is found before."""
+"""`slime submit`: train or sft as a job of a Ray cluster.
+
+What can be found wrong is found before anything is sent. Ray is imported when it is.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import os
 import sys
 import tempfile
 from argparse import Namespace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
+from slime_core.protocols import Command
+from slime_launcher_ray.plugin import RayLauncher
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
@@ -52,9 +56,8 @@ def run(argv: list[str]) -> int:
     own = parser.parse_args([word for word in own_words if word != "--"])
     if command is None:
         raise ConfigError(f"slime submit: which command? Type one of {', '.join(COMMANDS)} before its flags")
-    from slime_core.launch.launchers import require_ray
-
-    require_ray("slime submit")
+    if lacking := RayLauncher().missing():
+        raise ConfigError(f"slime submit: {lacking}")
     address = own.address or os.environ.get(_ADDRESS)
     if not address:
         raise ConfigError(f"slime submit: --address http://HOST:8265 or {_ADDRESS} must say where the dashboard is")
@@ -63,18 +66,18 @@ def run(argv: list[str]) -> int:
 
 def _submit(own: Namespace, address: str, command: str, rest: list[str]) -> int:
     settings = _checked(command, rest, check=not own.no_check)
-    # By name: Ray is imported by the cluster package only.
-    cluster = import_module("slime_launcher_ray.submit")
+    from slime_launcher_ray.submit import follow, make_job, submit
+
     with tempfile.TemporaryDirectory(prefix="slime-job-") as name:
-        cluster.make_job(settings, Path(name), own.directory or os.getcwd())
-        client, job = cluster.submit(address, Path(name), own.python, own.job_id)
+        make_job(settings, Path(name), own.directory or os.getcwd())
+        client, job = submit(address, Path(name), own.python, own.job_id)
     print(f"job {job} submitted to {address}", flush=True)
     stop = f"`ray job stop {job} --address {address}` stops it"
     if own.no_wait:
         print(f"`ray job logs -f {job} --address {address}` follows it; {stop}")
         return 0
     try:
-        return int(cluster.follow(client, job))
+        return int(follow(client, job))
     except KeyboardInterrupt:
         print(f"slime: job {job} goes on; {stop}", file=sys.stderr)
         raise
@@ -102,3 +105,6 @@ def _checked(command: str, rest: list[str], *, check: bool) -> Settings:
         if args.preflight:
             run_preflight(prepared)
     return settings
+
+
+command = Command(run)

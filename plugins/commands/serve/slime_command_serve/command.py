@@ -1,13 +1,15 @@
-"""`slime serve`: an HF-layout model directory behind SGLang's and OpenAI's HTTP APIs.
+"""`slime serve`: serve a checkpoint over HTTP (SGLang's and OpenAI's APIs).
 
-Loads torch and the web framework only when it runs. Prints one line when requests are answered; SIGTERM and ctrl-C
-end it cleanly.
+The checkpoint is an HF-layout model directory. Loads torch and the web framework only when it runs. Prints one line
+when requests are answered; SIGTERM and ctrl-C end it cleanly.
 """
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
+
+from slime_core.protocols import Command
 
 if TYPE_CHECKING:
     from slime_core.engines.embedded.engine import EmbeddedEngine
@@ -72,3 +74,6 @@ async def _serve(namespace: argparse.Namespace, engine: EmbeddedEngine) -> int:
     finally:
         sock.close()
     return 0
+
+
+command = Command(run, add_parser)

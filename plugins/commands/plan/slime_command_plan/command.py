@@ -1,4 +1,4 @@
-"""`slime plan`: what a run will be, before anything starts; and with a recorded run, how other settings would do.
+"""`slime plan`: batches, placement and memory of a run before it starts; other settings from a trace.
 
 Loads the classes of trainer and engine, and torch with them; with `--trace` alone neither.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
+from slime_core.protocols import Command
 
 _HELP = """usage: slime plan [RUN.yaml] [--num-gpus N] [--num-cpus N] [--gpu-memory-gib X] [--json] [flags]
        slime plan --trace RUN [--what CHANGES ...] [--json]
@@ -71,7 +72,6 @@ def _plan(rest: list[str], num_gpus: int | None, num_cpus: float | None) -> Any:
     if not rest[0].startswith("-"):
         rest = ["--config", *rest]
     from slime_command_plan.run_plan import plan_run
-
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.presets import load_settings
 
@@ -93,3 +93,6 @@ def _predict(trace: Path, whats: list[str]) -> tuple[dict[str, Any], list[str]]:
     workload, recorded = read_workload(trace)
     found = predictions(workload, recorded, whats)
     return to_dict(workload, recorded, found), describe(recorded, found)
+
+
+command = Command(run, only_prints=True)
