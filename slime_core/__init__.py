@@ -9,9 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slime_environment_session.dialogue import Dialogue
-    from slime_environment_session.session import EnvironmentSession
-
     from slime_core.buffer import BufferBase
     from slime_core.data.observations import Observations
     from slime_core.data.prompts import DatasetSource
@@ -75,11 +72,9 @@ _EXPORTS = {
     "CorrectionInputs": "slime_core.learning.corrections",
     "CorrectionOutputs": "slime_core.learning.corrections",
     "DatasetSource": "slime_core.data.prompts",
-    "Dialogue": "slime_environment_session.dialogue",
     "DynamicFilterOutput": "slime_core.types",
     "EngineTraits": "slime_core.protocols",
     "Environment": "slime_core.protocols",
-    "EnvironmentSession": "slime_environment_session.session",
     "EstimatorBase": "slime_core.estimator",
     "FilterDecision": "slime_core.types",
     "GenerateContext": "slime_core.protocols",
@@ -137,11 +132,9 @@ __all__ = [
     "CorrectionInputs",
     "CorrectionOutputs",
     "DatasetSource",
-    "Dialogue",
     "DynamicFilterOutput",
     "EngineTraits",
     "Environment",
-    "EnvironmentSession",
     "EstimatorBase",
     "FilterDecision",
     "GenerateContext",
@@ -191,8 +184,13 @@ __all__ = [
     "turn_delta",
 ]
 
+_OF_PLUGINS = {"Dialogue": "slime_environment_session", "EnvironmentSession": "slime_environment_session"}
+"""Name -> the package of a plugin that has it."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _OF_PLUGINS:  # an ImportError, since `from slime_core import` leaves out what an AttributeError says
+        raise ImportError(f"slime_core has no {name}; type: from {_OF_PLUGINS[name]} import {name}")
     if name not in _EXPORTS:
         raise AttributeError(f"module 'slime_core' has no attribute {name!r}")
     return getattr(import_module(_EXPORTS[name]), name)

@@ -70,7 +70,7 @@ class Learner:
         self.loss = loss
         self.critic = critic
         self._passes = Passes(args, trainer, loss, estimator, critic, postprocess)
-        self._cost = _sample_cost(args)
+        self._cost = _sample_cost(args, trainer)
 
     @named(
         "optimizer steps of rollout {0}", deadline="train_timeout", then="the process ends (--train-timeout)", stop=True
@@ -102,7 +102,7 @@ class Learner:
         share = schedule.for_rank(self.trainer.rank)
         local = replace(batch.select(share.indices), rollout_id=rollout_id)
         if self.args.use_routing_replay:
-            local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint))
+            local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint, self.trainer))
         clock, steps = Clock(), list[StepResult]()
         trains_actor = self.critic is None or rollout_id >= self.args.num_critic_only_steps
         tensors = self._passes.run(local, share, clock, trains_actor=trains_actor)
@@ -195,8 +195,8 @@ def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
     return {f"{prefix}{name}": value for name, value in metrics.items()}
 
 
-def _sample_cost(args: Args) -> Cost:
+def _sample_cost(args: Args, trainer: Trainer) -> Cost:
     """Forward FLOPs by number of tokens when a balancing switch asks for them."""
     if not (args.balance_data or args.balance_by_flops):
         return float
-    return decoder_shape(args.hf_checkpoint).forward_flops
+    return decoder_shape(args.hf_checkpoint, trainer).forward_flops

@@ -34,7 +34,9 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 """Directories, separated like PATH; `--plugin-dir` adds to it, so other processes see the same plugins."""
 
 GROUP_PREFIX = "slime."
-_ELSEWHERE = (f"{GROUP_PREFIX}foreign_flags", HOOKSPECS_GROUP)
+CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
+"""Kind -> contract suite, read by `slime_core.testing`."""
+_ELSEWHERE = (f"{GROUP_PREFIX}foreign_flags", HOOKSPECS_GROUP, CONTRACTS_GROUP)
 """Groups of installed distributions that hold no component: `config/foreign.py` and `plugins/hooks.py` read them."""
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
 _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")

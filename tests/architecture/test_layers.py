@@ -19,14 +19,12 @@ PUBLIC = {
     "slime_core",
     "slime_core.errors",
     "slime_core.models.config",
-    "slime_core.models.megatron_deepseek",
-    "slime_core.models.megatron_family",
-    "slime_core.models.weight_map",
     "slime_core.ops",
     "slime_core.tools",
     "slime_core.types",
     "slime_core.waits",
     "slime_sandbox_local",
+    "slime_trainer_megatron.families",
 }
 
 
@@ -71,7 +69,12 @@ def _component_names() -> set[str]:
     names: set[str] = set()
     for path in [ROOT / "pyproject.toml", *(p / "pyproject.toml" for p in PLUGINS)]:
         groups = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {})
-        names |= {n for group, entries in groups.items() if group.startswith("slime.") for n in entries}
+        names |= {
+            n
+            for group, entries in groups.items()
+            if group.startswith("slime.") and group != "slime.contracts"
+            for n in entries
+        }
     return names
 
 
@@ -103,6 +106,19 @@ def test_core_never_branches_on_a_component_name() -> None:
                 if isinstance(constant, ast.Constant) and constant.value in names:
                     found.append(f"{file.relative_to(ROOT)}:{constant.lineno} {constant.value!r}")
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        ("slime_core", "slime_generator_multi_turn", "Dialogue"),
+        ("slime_core.testing", "slime_testing_contracts", "RewardContract"),
+    ],
+)
+def test_a_name_that_a_plugin_has_says_where(wanted: tuple[str, str, str]) -> None:
+    old, new, name = wanted
+    with pytest.raises(ImportError, match=rf"type: from {new} import {name}$"):
+        exec(f"from {old} import {name}")
 
 
 def test_core_imports_no_plugin_package() -> None:

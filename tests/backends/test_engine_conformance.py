@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-
-from slime_core.testing import EngineContract
-from slime_core.testing.contracts.engine_case import EngineCase
+from slime_testing_contracts import EngineContract
+from slime_testing_contracts.engine_case import EngineCase
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from slime_core.testing import (
+from slime_testing_contracts import (
     BufferContract,
     CustomLossContract,
     DataSourceContract,
@@ -24,6 +23,9 @@ from slime_core.testing import (
     ToolContract,
     ToolParserContract,
 )
+
+from slime_core.errors import PluginConflictError
+from slime_core.testing import suite_of
 from tests.conftest import Slime
 
 SOURCE = """
@@ -298,7 +300,7 @@ BAD_COMPONENTS = {
 def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """`Class::test` of what failed when the tests in question were run on the bad components in one fresh pytest."""
     folder = tmp_path_factory.mktemp("bad")
-    lines = ["from slime_core.testing import *"]
+    lines = ["from slime_testing_contracts import *"]
     for name, (contract, body, _) in BAD_COMPONENTS.items():
         file = folder / f"{name}.py"
         file.write_text(body)
@@ -359,3 +361,22 @@ def test_every_suite_has_bad_components() -> None:
         "megatron_model_providers",
     }
     assert (tried | elsewhere) - set(hook_flags()) == set(KINDS)
+
+
+def test_a_strangers_suite_is_found_and_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_suites.py").write_text(
+        "from slime_core.testing import Contract\n"
+        "class TheirContract(Contract):\n    kind = 'functions'\n    def test_theirs(self): ...\n"
+    )
+    facts = tmp_path / "theirs-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    suite = "their_suites:TheirContract"
+    (facts / "entry_points.txt").write_text(f"[slime.contracts]\nfunctions = {suite}\nrewards = {suite}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = suite_of("functions")
+    assert theirs.__name__ == "TheirContract"
+    with pytest.raises(TypeError, match=r"TestMine\.test_theirs replaces a test of the contract"):
+        type("TestMine", (theirs,), {"test_theirs": lambda self: None})
+    with pytest.raises(PluginConflictError, match=r"'rewards' of 'slime\.contracts' are several"):
+        suite_of("rewards")

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_trainer_megatron.families import shape as megatron_families
 from slime_trainer_megatron.layout import Layout
 
 from slime_command_plan.batch import BatchPlan, longest_sample, plan_batches, schedule_in_words
@@ -179,7 +180,8 @@ def _memory(
 ) -> list[DeviceMemory]:
     directory = Path(args.hf_checkpoint or "")
     try:
-        shape, parameters = decoder_shape(directory), Parameters.of_directory(directory)
+        # Without a trainer (--debug-rollout-only) Megatron's families are asked: engines serve more than "models" has.
+        shape, parameters = decoder_shape(directory, trainer or megatron_families), Parameters.of_directory(directory)
     except (SlimeError, OSError, ValueError) as error:
         why = "; --prepare-path makes the model" if args.prepare_path and not directory.is_dir() else f": {error}"
         notes.append(f"no memory estimate{why}")

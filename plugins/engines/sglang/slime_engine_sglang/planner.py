@@ -156,6 +156,12 @@ class Planned:
         """What would be started, also for a cluster that is not there. Raises ConfigError."""
         return plan_of(settings, num_gpus=num_gpus)
 
+    @classmethod
+    def planned_models(cls, args: Args) -> list[str]:
+        """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
+        path = args.sglang_config
+        return [model.name for model in read_models(path, f"--sglang-config {str(path)!r}") if model.serves]
+
 
 # -- rules between flags -----------------------------------------------------------------------------------
 

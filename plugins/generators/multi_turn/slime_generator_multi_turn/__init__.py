@@ -18,11 +18,10 @@ import copy
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_environment_session import Dialogue, EnvironmentSession
 
 from slime_core import (
     Args,
-    Dialogue,
-    EnvironmentSession,
     GenerateContext,
     GenerateTraits,
     PluginOptions,
@@ -33,6 +32,8 @@ from slime_core import (
 )
 from slime_core.errors import EnvironmentTimeoutError
 from slime_generator_multi_turn.episode import Episode
+
+__all__ = ["Options", "generate"]
 
 
 class Options(PluginOptions):

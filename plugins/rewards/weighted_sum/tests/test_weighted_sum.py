@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from slime_reward_weighted_sum import WeightedSum
+from slime_testing_contracts import ScriptedService
 
 from slime_core import RewardCaller, Sample, resolve
 from slime_core.errors import ConfigError, PluginError, PluginNotFoundError
-from slime_core.testing import ScriptedService
 
 RIGHT = Sample(prompt="1+1=", response="Answer: 2", label="2", index=0)
 WRONG = Sample(prompt="1+1=", response="Answer: 3", label="2", index=1)

@@ -18,7 +18,6 @@ import torch
 
 from slime_core.errors import TrainError
 from slime_core.models.config import read_hf_config
-from slime_core.models.megatron_family import load_megatron_model
 from slime_core.plugins.hooks import Hooks, hooks_of
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
@@ -29,6 +28,8 @@ from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config
 from slime_trainer_megatron.checkpoints import checkpoint
 from slime_trainer_megatron.checks import check_run
 from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.families.family import load_megatron_model
+from slime_trainer_megatron.families.shape import decoder_shape, routed_layers
 from slime_trainer_megatron.hooks import HOOK_SETTINGS, STORE_PREFIXES, model_provider
 from slime_trainer_megatron.installed import missing
 from slime_trainer_megatron.layout import Layout
@@ -55,6 +56,8 @@ class MegatronTrainer:
         CheckpointError: The weights do not fit their `config.json`.
     """
 
+    decoder_shape = staticmethod(decoder_shape)
+    routed_layers = staticmethod(routed_layers)
     traits = TrainerTraits(
         collective_weights=True,
         reads_megatron=True,
