@@ -160,6 +160,7 @@ class Planned:
     def planned_models(cls, args: Args) -> list[str]:
         """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
         path = args.sglang_config
+        assert path is not None, "asked where there is such a file"
         return [model.name for model in read_models(path, f"--sglang-config {str(path)!r}") if model.serves]
 
 
