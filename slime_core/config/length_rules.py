@@ -69,7 +69,7 @@ def response_is_bounded(s: Settings) -> None:
     if a.rollout_max_response_len is None and a.rollout_max_context_len is not None:
         s.derive("rollout_max_response_len", a.rollout_max_context_len - 1, "rollout_max_context_len - 1")
     if s.command == "eval" and not a.eval_function_path:
-        for d in a.eval_datasets:
+        for d in s.args.eval_datasets:
             if d.max_response_len is None and d.max_context_len is None:
                 raise ConfigError(
                     f"evaluation of {d.name!r} needs --eval-max-response-len N or --eval-max-context-len N."

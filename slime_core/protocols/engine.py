@@ -24,11 +24,11 @@ class RolloutEngine(Protocol):
     `missing(args) -> str`, what it needs and is
     not installed, with what to type, and the classmethod `check_settings(settings) -> list[str]`, called by every
     command that runs something, and by `slime check`, before anything starts: it returns warnings and raises
-    ConfigError. An engine that starts servers may have the classmethod `launch_plan(settings, num_gpus=None)`, for
-    `slime engines plan`: what it would start on this machine, or with so many GPUs, as an object with `describe()` and
-    `to_dict()`; one that serves several models (`--sglang-config`) the classmethod `planned_models(args) -> list[str]`,
-    their names, asked before anything starts. An engine without a plan takes one place of a cluster, or none where its
-    traits say `runs_elsewhere`.
+    ConfigError. An engine that starts servers may have the classmethod `launch_plan(settings, num_gpus=None)`,
+    for `slime engines plan`: what it would start on this machine, or with so many GPUs, as an object with `describe()`
+    and `to_dict()`; one that serves several models (`--sglang-config`) the classmethod `planned_models(args) ->
+    list[str]`, their names, asked before anything starts. An engine without a plan takes one place of a cluster, or
+    none where its traits say `runs_elsewhere`.
 
     An engine that shares devices with the trainer has two more methods, and "offload_rollout" in what it `uses`; the
     launcher calls them under `--offload-rollout`, while no request is in the engine:

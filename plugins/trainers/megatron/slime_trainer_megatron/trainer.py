@@ -56,8 +56,6 @@ class MegatronTrainer:
         CheckpointError: The weights do not fit their `config.json`.
     """
 
-    decoder_shape = staticmethod(decoder_shape)
-    routed_layers = staticmethod(routed_layers)
     traits = TrainerTraits(
         collective_weights=True,
         reads_megatron=True,
@@ -79,6 +77,8 @@ class MegatronTrainer:
             }
         ),
     )
+    decoder_shape = staticmethod(decoder_shape)
+    routed_layers = staticmethod(routed_layers)
 
     def __init__(self, args: Args, *, role: Role = "actor", hooks: Hooks | None = None) -> None:
         """`hooks` are those of the process; without, the functions that the settings name."""
