@@ -11,6 +11,7 @@ from slime_sandbox_local import SandboxError, isolation_here, pool_of
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.errors import ConfigError
+from slime_core.protocols import GenerateTraits, traits_of
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
@@ -180,6 +181,6 @@ def test_a_machine_that_cannot_isolate_ends_the_run_before_it_starts(monkeypatch
         raise SandboxError(f"{mode} needs user namespaces")
 
     monkeypatch.setattr("slime_generator_code_sandbox.require_isolation", refuses)
-    check: Any = getattr(generate, "check")  # noqa: B009 -- an attribute of a function
+    check: Any = traits_of(generate, GenerateTraits).check
     with pytest.raises(ConfigError, match=r"^--sandbox-isolation require: require needs user namespaces$"):
         check(SimpleNamespace(sandbox_isolation="require"), training=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from slime_core import Args, Dialogue, EnvironmentSession, GenerateContext, Sample, SampleStatus, Turn
+from slime_core import Args, GenerateContext, Sample, SampleStatus, Turn
 from slime_core.errors import DataError, PluginError
 
 if TYPE_CHECKING:
