@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from slime_core.cli.main import main
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.launchers import settle_launcher, traits_of
-from slime_core.plugins.manager import forget_registry
-from tests.strangers import install
+from tests.strangers import forgotten, install
 
 ACME = """
 from slime_core import LauncherTraits
@@ -36,11 +34,8 @@ RUN += ["--rollout-max-response-len=4", "--rm-type=exact"]
 def _surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "WORLD_SIZE", "ACME_JOB", "SLIME_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    for name in [name for name in sys.modules if name.startswith("acme_")]:
-        del sys.modules[name]
-    forget_registry()
+    with forgotten():
+        yield
 
 
 def settings(*flags: str) -> Settings:
