@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from slime_core.plugins.manager import forget_registry
@@ -21,3 +22,17 @@ def install(folder: Path, distribution: str, entry_points: Mapping[str, Mapping[
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     forget_registry()
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """Afterwards there are none: their modules begin with `acme_`."""
+    path = list(sys.path)
+    forget_registry()
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name in [name for name in sys.modules if name.startswith("acme_")]:
+            del sys.modules[name]
+        forget_registry()

@@ -50,7 +50,7 @@ class Kind:
     construct: Call | None = None
     """How a class is built; None when the kind takes functions only."""
     instance: str = ""
-    """Name in `slime_core.protocols` of the class that the object is an instance of, where it is no code to call."""
+    """Name in `slime_core.protocols` of the class that the object is an instance of, which has the code as `run`."""
     lists: bool = False
     """A list or tuple of such objects is one component too."""
     traits: type[Traits] | None = None

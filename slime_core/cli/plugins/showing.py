@@ -40,7 +40,7 @@ def _load(component: str) -> tuple[ComponentRef, Any]:
     if kind == HOOK_GROUP:
         return load_hook_module(current_registry().get(HOOK_GROUP, spec))
     resolved = resolve(kind, spec, origin="slime plugins show")
-    return resolved.ref, resolved.obj
+    return resolved.ref, resolved.obj.run if KINDS[resolved.ref.kind].instance else resolved.obj
 
 
 def _facts(ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:
@@ -81,7 +81,7 @@ def _calls(kind: Kind, obj: Any) -> str:
 def _signature(obj: Any) -> str:
     name = getattr(obj, "__name__", type(obj).__name__)
     word = "async " if inspect.iscoroutinefunction(obj) else "class " if inspect.isclass(obj) else ""
-    return f"{word}{name}{inspect.signature(obj)}" if callable(obj) else name
+    return f"{word}{name}{inspect.signature(obj)}"
 
 
 def _options(ref: ComponentRef, obj: Any) -> list[tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,11 +35,8 @@ RUN += ["--rollout-max-response-len=4", "--rm-type=exact"]
 def _surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "WORLD_SIZE", "ACME_JOB", "SLIME_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    for name in [name for name in sys.modules if name.startswith("acme_")]:
-        del sys.modules[name]
-    forget_registry()
+    with forgotten():
+        yield
 
 
 def settings(*flags: str) -> Settings:
