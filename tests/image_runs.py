@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
+from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
+
 from tests.conftest import TinyRun
 from tests.unit.engines.sglang_api.servers import Server, answer
 from tests.unit.engines.sglang_api.weight_servers import WeightServer
