@@ -79,3 +79,11 @@ def test_requirements_are_pips_and_what_was_installed_past_them_is_found() -> No
     assert [name for name, _ in found] == ["slime-rl-core<0.0.1", "pytest<1", "no-such-thing"]
     assert found[0][1] == slime_core.__version__
     assert found[2][1] == ""
+
+
+def test_the_page_says_which_versions_there_are() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "plugins" / "index.md").read_text()
+    raised = {kind.name for kind in kinds.KINDS.values() if kind.api != 1}
+    assert ("All kinds are at version 1." in page) == (not raised), (
+        f"say in docs/plugins/index.md what changed: {raised}"
+    )
