@@ -11,8 +11,7 @@ from slime_core.cli.main import main
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.launchers import launcher_traits, settle_launcher
-from slime_core.plugins.manager import forget_registry
-from tests.strangers import install
+from tests.strangers import forgotten, install
 
 ACME = """
 from slime_core import LauncherTraits

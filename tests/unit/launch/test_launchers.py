@@ -96,5 +96,8 @@ def test_an_address_that_no_launcher_takes(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_unknown_launcher() -> None:
     with pytest.raises(PluginNotFoundError, match=r"^--launcher 'rya' .*Did you mean 'ray'\? Installed: inline, ray"):
         settle_launcher(_settings("--launcher", "rya"))
-    with pytest.raises(PluginNotFoundError, match=r"no launchers plugin .*Installed: inline, ray"):
+    with pytest.raises(
+        PluginNotFoundError,
+        match=r"no launchers plugin 'slurm'\. One of yours has its path: FILE\.py:NAME\. Installed: inline, ray$",
+    ):
         settle_launcher(_settings("--launcher", "slurm"))
