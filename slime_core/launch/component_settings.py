@@ -1,14 +1,15 @@
 """What the run's components say about settings: which ones they act on, and what they find wrong with them.
 
-`prepare` asks once, before anything starts. Optional attributes of an engine's or trainer's class: `uses`, names of the
-settings in `config.support.BY_COMPONENT` that it acts on, and the classmethods `missing(args)`, what it needs and is
-not installed, with what to type (empty when all is there), and `check_settings(settings)`. What a reader would get
-wrong: a class uses what its base classes use, too.
+`prepare` asks once, before anything starts. Optional attributes of the class of an engine, a trainer or a weight
+transport: `uses`, names of the settings in `config.support.BY_COMPONENT` that it acts on, and the classmethods
+`missing(args)`, what it needs and is not installed, with what to type (empty when all is there), and
+`check_settings(settings)`. What a reader would get wrong: a class uses what its base classes use, too.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,14 +32,27 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
     flags = _chosen(parts)
     _check_installed(settings, flags)
     tell_support(settings, parts)
+    _settle_weight_files(settings, parts.weight_transport)
     for part, _ in flags:
         check = getattr(part, "check_settings", None)
         for warning in check(settings) if check is not None else ():
             logger.warning("%s", warning)
 
 
+def _settle_weight_files(settings: Settings, transport: Any) -> None:
+    """A transport that writes files has a directory for them. Raises ConfigError."""
+    args = settings.args
+    if transport is None or not transport.traits.writes_files or args.update_weight_disk_dir is not None:
+        return
+    if args.run_dir is None:
+        raise ConfigError(
+            f"{settings.cite('update_weight_transport')} needs --update-weight-disk-dir DIR or --save DIR."
+        )
+    settings.derive("update_weight_disk_dir", os.path.join(args.run_dir, "weights"), "run_dir")
+
+
 def tell_support(settings: Settings, parts: Components) -> list[str]:
-    """Log and return warnings about settings that neither engine nor trainer acts on. Raises ConfigError."""
+    """Log and return warnings about settings that none of the components acts on. Raises ConfigError."""
     flags = _chosen(parts)
     uses = {setting for part, name in flags for setting in _uses(part, settings.cite(name))}
     if parts.trainer is None:
@@ -57,9 +71,13 @@ def tell_support(settings: Settings, parts: Components) -> list[str]:
 
 
 def _chosen(parts: Components) -> list[tuple[Any, str]]:
-    """(Class, the setting that names it) of engine and trainer, where there are any."""
-    both = ((parts.engine, "rollout_engine"), (parts.trainer, "train_backend"))
-    return [(part, name) for part, name in both if part]
+    """(Class, the setting that names it) of transport, engine and trainer, where there are any."""
+    named = (
+        (parts.weight_transport, "update_weight_transport"),
+        (parts.engine, "rollout_engine"),
+        (parts.trainer, "train_backend"),
+    )
+    return [(part, name) for part, name in named if part]
 
 
 def _check_installed(settings: Settings, flags: Sequence[tuple[Any, str]]) -> None:

@@ -31,6 +31,8 @@ from slime_core.plugins.resolve import Resolved, absolute_spec
 from slime_core.plugins.signatures import construct, declared
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks, SampleHook
+from slime_core.weights.sync import NO_NAMES
+from slime_core.weights.transports import traits_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ class Components:
     """The loss and what it is built with."""
     engine: Any = None
     trainer: Any = None
+    weight_transport: Any = None
+    """The one that the settings name; None: the engine's best, which is known once it has started."""
     data_postprocess: Callable[..., Any] | None = None
     """`--rollout-data-postprocess-path`."""
     weight_post_write: Callable[..., Any] | None = None
@@ -129,6 +133,7 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
                 " fn.needs_engine = False"
             )
         generators = _resolve_generation(parts, r)
+    parts.weight_transport = named_transport(r)
     if learn:
         parts.trainer = r.setting("trainers", "train_backend")
         parts.objective = resolve_objective(settings, r)
@@ -154,6 +159,16 @@ def resolve_components(settings: Settings, *, learn: bool = True) -> tuple[Compo
     check_images(settings, parts, generators)
     parts.resolved = r.used
     return parts, r
+
+
+def named_transport(r: Resolver) -> Any:
+    """The transport that `--update-weight-transport` names; None for words that leave the choice to the engine."""
+    name = "update_weight_transport"
+    if r.args.update_weight_transport in NO_NAMES:
+        return None
+    transport = r.setting("weight_transports", name)
+    traits_of(transport, r.origin(name))
+    return transport
 
 
 def _data_source(r: Resolver) -> Callable[[Any], Any]:

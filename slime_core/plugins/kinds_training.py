@@ -74,6 +74,14 @@ TRAINING = (
         calls=(Call(("args", "rollout_data"), "(args, rollout_data) -> None"),),
     ),
     Kind(
+        name="weight_transports",
+        singular="weight_transport",
+        flags=("--update-weight-transport", "--update-weight-mode"),
+        canonical=("Transport", "WeightTransport"),
+        methods={"send": Call(("weights", "version", "engines"), "(self, weights, version, engines) -> metrics")},
+        construct=BUILT_FROM_ARGS,
+    ),
+    Kind(
         name="weight_post_writes",
         singular="weight_post_write",
         flags=("--custom-update-weight-post-write-path",),

@@ -3,7 +3,7 @@
 Standard library only at run time (torch appears in annotations). User-facing functions take `args` first, with
 attribute access to every setting, as in THUDM/slime. Components never hold a reference to the loop; the loop
 builds them and calls them. Everybody imports the names from here; the modules are by stage: `functions`, `environment`,
-`engine`, `algorithm`, `trainer`.
+`engine`, `algorithm`, `trainer`, `weights`.
 """
 
 from slime_core.protocols.algorithm import (
@@ -41,6 +41,11 @@ from slime_core.protocols.trainer import (
     StepResult,
     Trainer,
 )
+from slime_core.protocols.weights import (
+    TransportTraits,
+    WeightEngines,
+    WeightTransport,
+)
 
 __all__ = [
     "AdvantageEstimator",
@@ -67,5 +72,8 @@ __all__ = [
     "Step",
     "StepResult",
     "Trainer",
+    "TransportTraits",
     "Turn",
+    "WeightEngines",
+    "WeightTransport",
 ]

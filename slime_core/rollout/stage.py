@@ -26,6 +26,7 @@ from slime_core.rollout import stage_state
 from slime_core.rollout.batch import make_batch, refuse_bad
 from slime_core.rollout.contracts import eval_output, train_output
 from slime_core.rollout.engine_memory import EngineMemory
+from slime_core.rollout.engine_weights import deliver
 from slime_core.rollout.evaluations import TIMEOUT, Evaluations, cancel_all
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
@@ -348,30 +349,11 @@ class RolloutStage:
         """Have it take a part of that again; nothing where it has."""
         self._loop.run(self._memory.resume(self.parts.engine, tags))
 
-    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Mapping[str, float] | None:
-        """Hand tensors over; the engine copies them."""
-        return self._update("tensor", weights, version)
-
-    def update_weights_from_distributed(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> Mapping[str, float] | None:
-        """Hand tensors over; the engine broadcasts them."""
-        return self._update("distributed", weights, version)
-
-    def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
-        """Have the engine load an HF-layout directory."""
-        return self._update("disk", path, version)
-
-    def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
-        """Have local copies brought to the version below `root`, and loaded."""
-        return self._update("delta", root, version)
-
-    def _update(self, transport: str, source: Any, version: int) -> Mapping[str, float] | None:
-        """Call the engine's method for the transport; what it measured, if anything."""
+    def update_weights(self, transport: str, payload: Any, version: int) -> Mapping[str, float] | None:
+        """Have the engine serve a version, from what its transport hands over; what it measured, if anything."""
         measured: Mapping[str, float] | None = None
         if self.parts.engine is not None:
-            update = getattr(self.parts.engine, f"update_weights_from_{transport}")
-            measured = self._loop.run(update(source, version))
+            measured = self._loop.run(deliver(self.args, self.parts.engine, transport, payload, version))
         self.weight_version = self.ledger.weight_version = version
         if self.on_new_weights is not None:
             self.between_callbacks(self.on_new_weights)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from slime_core.testing.contracts.trainer import TrainerContract
     from slime_core.testing.contracts.weight_post_write import WeightPostWriteContract
+    from slime_core.testing.contracts.weight_transport import WeightTransportContract
     from slime_core.testing.loop import LoopRun
     from slime_core.testing.service import Asked, ScriptedService
 
@@ -94,6 +95,7 @@ _SUITES = {
     "tools": ("ToolContract", "tools"),
     "trainers": ("TrainerContract", "trainer"),
     "weight_post_writes": ("WeightPostWriteContract", "weight_post_write"),
+    "weight_transports": ("WeightTransportContract", "weight_transport"),
 }
 """Kind -> class, and its module in `contracts`; `functions` have nothing in common and no suite."""
 
@@ -152,6 +154,7 @@ __all__ = [
     "ToolParserContract",
     "TrainerContract",
     "WeightPostWriteContract",
+    "WeightTransportContract",
     "suite_of",
 ]
 

@@ -50,7 +50,7 @@ class EmbeddedEngine:
 
     true_on_policy: ClassVar[bool] = True
     returns_routed_experts: ClassVar[bool] = True
-    weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk", "delta")
+    weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk")
     pause_modes: ClassVar[tuple[str, ...]] = ("abort", "in_place", "retract")
     uses: ClassVar[frozenset[str]] = frozenset({"colocate", "offload_rollout"})
 
@@ -265,14 +265,6 @@ class EmbeddedEngine:
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
         """Load an HF-layout directory. Raises WeightSyncError, and then the old weights still serve."""
         await self._locked(lambda core: core.update_weights_from_disk(Path(path), version))
-
-    async def update_weights_from_delta(self, root: Path, version: int) -> None:
-        """Bring the local copy to a version below `root` and load it. Raises WeightSyncError; the old weights serve."""
-        from slime_core.weights.delta_apply import apply
-
-        local = Path(self._args.update_weight_local_checkpoint_dir)
-        await asyncio.to_thread(apply, Path(root), local, version)
-        await self.update_weights_from_disk(local, version)
 
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> checksum of the tensor served, in the engine's dtype."""

@@ -62,6 +62,7 @@ _TARGETS = {
     "tool_parsers": "@@Class@@",
     "tools": "@@name@@",
     "weight_post_writes": "post_write",
+    "weight_transports": "@@Class@@",
 }
 """What the entry point names in the package; empty for a hook module, which is the package itself."""
 

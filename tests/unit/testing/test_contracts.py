@@ -29,6 +29,7 @@ from slime_core.testing import (
     ToolContract,
     ToolParserContract,
     WeightPostWriteContract,
+    WeightTransportContract,
 )
 from tests.conftest import Slime
 
@@ -238,7 +239,19 @@ BAD_COMPONENTS = {
     "RemovesWeights": (
         WeightPostWriteContract,
         "import shutil\ndef post_write(args, version_dir, rollout_engines):\n    shutil.rmtree(version_dir)\n",
-        "test_it_leaves_the_version_as_it_is[delta]",
+        "test_it_leaves_the_version_as_it_is",
+    ),
+    "LosesATensor": (
+        WeightTransportContract,
+        "from slime_core.protocols import TransportTraits\n"
+        "class Transport:\n"
+        "    traits = TransportTraits(arrives_by='tensor')\n"
+        "    def __init__(self, args): pass\n"
+        "    def send(self, weights, version, engines): return engines.take(iter(list(weights)[1:]))\n"
+        "    @staticmethod\n"
+        "    async def deliver(args, engine, payload, version):\n"
+        "        return await engine.update_weights_from_tensor(payload, version)\n",
+        "test_engines_get_what_was_trained",
     ),
     "LeavesOneOut": (
         RewardPostProcessContract,

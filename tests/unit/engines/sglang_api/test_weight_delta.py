@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.api.weight_delta import puller_url
 from slime_engine_sglang.api.worker import WorkerState
+from slime_weight_transport_delta.puller import Puller, serve
+from slime_weight_transport_delta.writer import DeltaWriter
 
 from slime_core.errors import ConfigError, WeightSyncError
-from slime_core.weights.delta_writer import DeltaWriter
-from slime_core.weights.puller import Puller, serve
 from tests.unit.engines.sglang_api.servers import Server, servers
 
 
