@@ -25,7 +25,6 @@ from slime_core.launch.objective import Objective, resolve_objective, told_witho
 from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.answers import named_extractor
 from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import Resolved, absolute_spec
 from slime_core.plugins.signatures import construct, declared
@@ -258,6 +257,8 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
             r.spec("tools", spec, f"{origin}: tools_path")
     if dataset.answer_path:
         dataset.answer_path = absolute_spec(dataset.answer_path)
+        from slime_core.plugins.answers import named_extractor
+
         named_extractor(dataset.answer_path, f"{origin}: answer_path")
     own = dataset_args(r.args, dataset)
     run_tools(own)

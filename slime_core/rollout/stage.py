@@ -36,13 +36,14 @@ from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.open_groups import OpenGroups
 from slime_core.rollout.parts import RolloutParts as RolloutParts
 from slime_core.rollout.parts import RolloutResult as RolloutResult
-from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import Group, TrainBatch
 from slime_core.waits import named, progress, waiting
 
 if TYPE_CHECKING:
     import torch
+
+    from slime_core.rollout.producer import GroupProducer
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -146,6 +147,8 @@ class RolloutStage:
 
     def producer(self) -> GroupProducer:
         """What generates without end in this stage's event loop; once, after `start`."""
+        from slime_core.rollout.producer import GroupProducer
+
         assert self._context is not None, "continuous generation needs an engine"
         producer = GroupProducer(self.args, self.source, self._context, lambda: self.weight_version)
         self.on_new_weights = producer.wake
