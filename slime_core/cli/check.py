@@ -99,7 +99,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
         PluginError: No trainer or engine has the name given.
     """
     from slime_core.launch.component_settings import tell_support
-    from slime_core.launch.components import Components
+    from slime_core.launch.components import Components, named_transport
     from slime_core.launch.resolver import Resolver
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.presets import load_settings
@@ -111,6 +111,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
     parts = Components(
         engine=resolver.setting("engines", "rollout_engine") if generates else None,
         trainer=resolver.setting("trainers", "train_backend") if trains and not args.debug_rollout_only else None,
+        weight_transport=named_transport(resolver),
     )
     settings.warnings += tell_support(settings, parts)
     return settings

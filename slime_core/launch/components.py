@@ -27,7 +27,6 @@ from slime_core.launch.objective import Objective, resolve_objective, told_witho
 from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.answers import named_extractor
 from slime_core.plugins.hooks import Hooks, bare_manager, nobody
 from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import Resolved, absolute_spec
@@ -35,6 +34,8 @@ from slime_core.plugins.signatures import construct, declared
 from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks
+from slime_core.weights.sync import NO_NAMES
+from slime_core.weights.transports import transport_traits
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class Components:
     """The loss and what it is built with."""
     engine: Any = None
     trainer: Any = None
+    weight_transport: Any = None
+    """The one that the settings name; None: the engine's best, which is known once it has started."""
     post_process_rewards: Callable[..., Any] | None = None
     convert_samples: Callable[..., Any] | None = None
     hooks: Hooks = field(default_factory=nobody)
@@ -137,6 +140,7 @@ def resolve_components(
                 " @declares(RolloutTraits(needs_engine=False))"
             )
         generators = _resolve_generation(parts, r)
+    parts.weight_transport = named_transport(r)
     if learn:
         parts.trainer = r.setting("trainers", "train_backend")
         parts.objective = resolve_objective(settings, r)
@@ -160,6 +164,16 @@ def resolve_components(
     check_images(settings, parts, generators)
     parts.resolved = r.used
     return parts, r
+
+
+def named_transport(r: Resolver) -> Any:
+    """The transport that `--update-weight-transport` names; None for words that leave the choice to the engine."""
+    name = "update_weight_transport"
+    if r.args.update_weight_transport in NO_NAMES:
+        return None
+    transport = r.setting("weight_transports", name)
+    transport_traits(transport, r.origin(name))
+    return transport
 
 
 def _data_source(r: Resolver) -> Callable[[Any], Any]:
@@ -239,6 +253,8 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
             r.spec("tools", spec, f"{origin}: tools_path")
     if dataset.answer_path:
         dataset.answer_path = absolute_spec(dataset.answer_path)
+        from slime_core.plugins.answers import named_extractor
+
         named_extractor(dataset.answer_path, f"{origin}: answer_path")
     own = dataset_args(r.args, dataset)
     run_tools(own)

@@ -18,7 +18,7 @@ from slime_core import loop
 from slime_core.config import Settings
 from slime_core.config.schema import Given
 from slime_core.errors import ConfigError
-from slime_core.launch import drain, inline_async
+from slime_core.launch import drain
 from slime_core.launch.data_parallel import FollowingJournal, ReceivingRollout, SendingRollout, save_together
 from slime_core.launch.lead import Cast, begin_run_dir, build_learner, build_weights, lead, rollouts_of
 from slime_core.launch.lock import sole_writer
@@ -32,7 +32,6 @@ from slime_core.launch.resume import commit_to_resume, first_rollout, named_comm
 from slime_core.launch.rollout_factory import build_data_source
 from slime_core.launch.trainers import Trainers
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
-from slime_core.rollout.async_stage import build_async_rollout
 from slime_core.rollout.stage import RolloutStage
 from slime_core.waits import first_results, published, waiting
 from slime_core.weights.collective import FollowingWeights
@@ -92,6 +91,8 @@ def _lead(
     weights = build_weights(run, trainers, stage, lambda v: run.hooks.slime_weights_updated(weight_version=v))
     rollout: Any = stage
     if run.args.async_training:
+        from slime_core.rollout.async_stage import build_async_rollout
+
         rollout = build_async_rollout(run.args, stage)
     elif num_processes() > 1:
         rollout = SendingRollout(stage, trainers.actor, run.args.distributed_timeout_minutes)
@@ -108,6 +109,8 @@ def _follow(run: Prepared, trainers: Trainers, commit: Path | None) -> dict[str,
     learner = build_learner(run, trainers)
     with drain.outliving():
         if args.async_training:
+            from slime_core.launch import inline_async
+
             inline_async.Follower(trainers, learner, weights, journal).run()
             return {}
         rollout = ReceivingRollout(trainers.actor)

@@ -17,7 +17,7 @@ from typing import Any
 from slime_core import loop
 from slime_core.data.dumps import check_saved
 from slime_core.errors import ConfigError
-from slime_core.launch import drain, inline_async
+from slime_core.launch import drain
 from slime_core.launch.journal import Journal
 from slime_core.launch.offload import make_room, offloading
 from slime_core.launch.prepare import Prepared
@@ -98,7 +98,11 @@ def lead(run: Prepared, cast: Cast, commit: Path | None, started: float) -> dict
 
 def _to_the_end(args: Args, cast: Cast, journal: Journal, start: int) -> int:
     """Run the loop, again from the last commit after what `cast` survives; returns how many rollouts are done."""
-    run_loop = inline_async.drive if args.async_training else _drive
+    run_loop = _drive
+    if args.async_training:
+        from slime_core.launch.inline_async import drive
+
+        run_loop = drive
     while True:
         try:
             return run_loop(args, cast, journal, start)

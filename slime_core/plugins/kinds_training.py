@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_core.plugins.kind import BUILT_FROM_ARGS, Call, Kind
-from slime_core.protocols import TrainerTraits
+from slime_core.protocols import TrainerTraits, TransportTraits
 
 TRAINING = (
     Kind(
@@ -74,6 +74,15 @@ TRAINING = (
         flags=("--custom-advantage-function-path",),
         canonical=("compute_advantages", "compute_advantages_and_returns", "advantages"),
         calls=(Call(("args", "rollout_data"), "(args, rollout_data) -> None"),),
+    ),
+    Kind(
+        name="weight_transports",
+        singular="weight_transport",
+        flags=("--update-weight-transport", "--update-weight-mode"),
+        canonical=("Transport", "WeightTransport"),
+        methods={"send": Call(("weights", "version", "engines"), "(self, weights, version, engines) -> metrics")},
+        construct=BUILT_FROM_ARGS,
+        traits=TransportTraits,
     ),
     Kind(
         name="corrections",

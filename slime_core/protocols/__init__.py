@@ -2,9 +2,9 @@
 
 Standard library only at run time (torch appears in annotations). User-facing functions take `args` first, with
 attribute access to every setting, as in THUDM/slime. Components never hold a reference to the loop; the loop
-builds them and calls them. Everybody imports the names from here; the modules are by stage: `functions`, `environment`,
-`engine`, `algorithm`, `trainer`; what is around them: `launcher`, `command`; `traits` is what components say of
-themselves.
+builds them and calls them. Everybody imports the names from here; the modules are by stage: `functions`,
+`environment`, `engine`, `algorithm`, `trainer`, `weights`; around them: `launcher`, `command`; `traits` is what
+components say of themselves.
 """
 
 from slime_core.protocols.algorithm import (
@@ -50,9 +50,11 @@ from slime_core.protocols.traits import (
     RewardTraits,
     RolloutTraits,
     TrainerTraits,
+    TransportTraits,
     declares,
     traits_of,
 )
+from slime_core.protocols.weights import WeightEngines, WeightTransport
 
 __all__ = [
     "AdvantageEstimator",
@@ -87,7 +89,10 @@ __all__ = [
     "StepResult",
     "Trainer",
     "TrainerTraits",
+    "TransportTraits",
     "Turn",
+    "WeightEngines",
+    "WeightTransport",
     "declares",
     "traits_of",
 ]

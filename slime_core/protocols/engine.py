@@ -40,8 +40,9 @@ class RolloutEngine(Protocol):
     """
 
     weight_transports: ClassVar[tuple[str, ...]]
-    """Of "tensor", "distributed", "disk" and "delta", those this engine takes, best first; it needs the methods of
-    these only. An engine that learns it from its servers may set it again in `start`."""
+    """Names of the transports (`WeightTransport`) that this engine takes, best first, such as "tensor", "distributed"
+    and "disk"; it has the method `update_weights_from_<name>` of each. One that learns it from its servers may set it
+    again in `start`."""
 
     async def start(self) -> None:
         """Load the model of `args.hf_checkpoint`, or connect; returns when requests are served."""
@@ -80,7 +81,7 @@ class RolloutEngine(Protocol):
     ) -> Mapping[str, float] | None:
         """Copy named HF-layout tensors in; running requests go on with the new weights.
 
-        This and the next three consume their argument, raise WeightSyncError, and may return metrics of the update.
+        This and the next two consume their argument, raise WeightSyncError, and may return metrics of the update.
         """
 
     async def update_weights_from_distributed(
@@ -90,9 +91,6 @@ class RolloutEngine(Protocol):
 
     async def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
         """Load an HF-layout directory."""
-
-    async def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
-        """Bring a local copy of the model to a version below `root` (`weights.delta_apply`), and load it."""
 
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> `weights.checksum.tensor_checksum` of the tensor served.

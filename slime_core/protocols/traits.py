@@ -69,6 +69,19 @@ class TrainerTraits(Traits):
 
 
 @dataclass(frozen=True)
+class TransportTraits(Traits):
+    """Of a weight transport's class."""
+
+    writes_files: bool = False
+    """Versions are directories below `--update-weight-disk-dir`, which trainer and engines see under one path."""
+    arrives_by: str | None = None
+    """Engines that take this transport ("tensor", say) take yours as well: `deliver` hands the weights over by it.
+    None: only engines whose `weight_transports` have your transport's name."""
+    uses: frozenset[str] = frozenset()
+    """As an engine's."""
+
+
+@dataclass(frozen=True)
 class GenerateTraits(Traits):
     """Of a generate function."""
 

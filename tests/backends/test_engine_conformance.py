@@ -47,7 +47,7 @@ class Sglang(EngineContract, Offered):
     start_deadline = 300.0
     servers: ClassVar[Mapping[str, Any]] = {
         "device": "cpu",
-        "update_weight_mode": "delta",
+        "update_weight_transport": "delta",
         "router_health_check_interval_secs": 1,
     }
 

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from slime_core.cli.plugins.naming import kind_word, origin, split
-from slime_core.plugins.kinds import HOOK_GROUP, Kind, kind_of
+from slime_core.plugins.kinds import HOOK_GROUP, KINDS, Kind, kind_of
 from slime_core.plugins.registry import ComponentRef
 
 

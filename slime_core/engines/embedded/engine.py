@@ -48,7 +48,7 @@ class _Request:
 class EmbeddedEngine:
     """A `RolloutEngine` in this process. Constructed as `EmbeddedEngine(args)`; loads nothing before `start`."""
 
-    weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk", "delta")
+    weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk")
     traits = EngineTraits(
         true_on_policy=True,
         returns_routed_experts=True,
@@ -267,15 +267,6 @@ class EmbeddedEngine:
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
         """Load an HF-layout directory. Raises WeightSyncError, and then the old weights still serve."""
         await self._locked(lambda core: core.update_weights_from_disk(Path(path), version))
-
-    async def update_weights_from_delta(self, root: Path, version: int) -> None:
-        """Bring the local copy to a version below `root` and load it. Raises WeightSyncError; the old weights serve."""
-        from slime_core.weights.delta_apply import apply
-
-        assert self._args.update_weight_local_checkpoint_dir is not None, "the rules of weight deltas see to it"
-        local = Path(self._args.update_weight_local_checkpoint_dir)
-        await asyncio.to_thread(apply, Path(root), local, version)
-        await self.update_weights_from_disk(local, version)
 
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> checksum of the tensor served, in the engine's dtype."""

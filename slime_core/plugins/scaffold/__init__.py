@@ -51,6 +51,7 @@ _TARGETS = {
     "tools": "@@name@@",
     "launchers": "@@Class@@",
     "commands": "command",
+    "weight_transports": "@@Class@@",
 }
 """What the entry point names in the package; empty for a hook module, which is the package itself."""
 

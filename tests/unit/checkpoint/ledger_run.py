@@ -83,7 +83,7 @@ class LedgerRun:
     def go(self, rollouts: range, *, keep: int | None = None) -> Path:
         """Generate and commit; the last commit."""
         for rollout_id in rollouts:
-            self.stage._update("tensor", [], rollout_id + 1)
+            self.stage.update_weights("tensor", [], rollout_id + 1)
             self.stage.generate_groups(rollout_id)
             commit = self.commit(rollout_id, keep=keep)
         return commit

@@ -24,6 +24,7 @@ from slime_testing_contracts import (
     SampleConverterContract,
     ToolContract,
     ToolParserContract,
+    WeightTransportContract,
 )
 
 from slime_core.errors import PluginConflictError
@@ -259,7 +260,19 @@ BAD_COMPONENTS = {
     "RemovesWeights": (
         hook_contract("slime_weights_written"),
         "import shutil\ndef post_write(args, version_dir, rollout_engines):\n    shutil.rmtree(version_dir)\n",
-        "test_weight_files_are_left_as_they_are[delta]",
+        "test_it_leaves_the_version_as_it_is",
+    ),
+    "LosesATensor": (
+        WeightTransportContract,
+        "from slime_core.protocols import TransportTraits\n"
+        "class Transport:\n"
+        "    traits = TransportTraits(arrives_by='tensor')\n"
+        "    def __init__(self, args): pass\n"
+        "    def send(self, weights, version, engines): return engines.take(iter(list(weights)[1:]))\n"
+        "    @staticmethod\n"
+        "    async def deliver(args, engine, payload, version):\n"
+        "        return await engine.update_weights_from_tensor(payload, version)\n",
+        "test_engines_get_what_was_trained",
     ),
     "LeavesOneOut": (
         RewardPostProcessContract,

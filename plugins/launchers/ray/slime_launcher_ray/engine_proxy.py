@@ -13,18 +13,18 @@ that are open. What a reader would get wrong: a cancelled caller's request is ab
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
 from slime_core.types import GenerationOutput
 from slime_launcher_ray.comeback import Comeback
-from slime_launcher_ray.engine_actor import Finished, Request
+from slime_launcher_ray.engine_actor import UPDATE, Finished, Request
 from slime_launcher_ray.receiver import BucketStream, pack, send
-from slime_launcher_ray.standing import Standing
+from slime_launcher_ray.standing import Standing, Update
 from slime_launcher_ray.wait import EngineGone, Member, awaited
 
 if TYPE_CHECKING:
@@ -311,51 +311,44 @@ class EngineProxy:
         """Weights, and what it had been told to be, before the calls that wait see the new life."""
         await self._call("start", life)
         if self._standing.update is not None:
-            method, contents, rest = self._standing.update
-            if isinstance(contents, Path):
-                await self._call("load_files", method, contents, *rest)
+            update = self._standing.update
+            if update.in_buckets:
+                rest = update.method, update.version
+                await asyncio.to_thread(send, self.member, "take_weights", update.payload, *rest)
             else:
-                await asyncio.to_thread(send, self.member, "take_weights", contents, method, *rest)
+                await self._call("update_from", update.method, update.payload, update.version)
         for method, *args in self._standing.calls():
             await self._call("control", method, *args)
         self._lives(life)
 
     # -- weights -------------------------------------------------------------------------------------------
 
-    async def update_weights_from_tensor(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> Mapping[str, float] | None:
-        """Hand tensors over. Raises WeightSyncError."""
-        return await self._send_weights("update_weights_from_tensor", weights, version)  # type: ignore[no-any-return]
+    def __getattr__(self, name: str) -> Any:
+        """`update_weights_from_<transport>` of every transport: the actor knows what takes it there."""
+        if not name.startswith(UPDATE):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return functools.partial(self._update, name)
 
-    async def update_weights_from_distributed(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> Mapping[str, float] | None:
-        """The same, to an engine that broadcasts them."""
-        return await self._send_weights("update_weights_from_distributed", weights, version)  # type: ignore[no-any-return]
-
-    async def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
-        """Load an HF-layout directory, which the actor's node must see."""
-        return await self._load_files("update_weights_from_disk", path, version)  # type: ignore[no-any-return]
-
-    async def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
-        """Bring its copy to a version below `root`."""
-        return await self._load_files("update_weights_from_delta", root, version)  # type: ignore[no-any-return]
+    async def _update(self, method: str, payload: Any, version: int) -> Mapping[str, float] | None:
+        """Tensors travel in buckets, anything else, such as a directory, as it is. Raises WeightSyncError."""
+        send = self._send_weights if isinstance(payload, Iterator | BucketStream) else self._hand_over
+        measured: Mapping[str, float] | None = await send(method, payload, version)
+        return measured
 
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> checksum of the tensor served."""
         found: dict[str, str] = await self._control("weight_checksums")
         return found
 
-    async def _load_files(self, method: str, path: Path, version: int) -> Any:
+    async def _hand_over(self, method: str, payload: Any, version: int) -> Any:
         while True:
             life = self._life
             try:
-                measured = await self._call("load_files", method, path, version)
+                measured = await self._call("update_from", method, payload, version)
             except EngineGone as error:
                 await self._survive(life, error)
             else:
-                self._standing.update = method, path, (version,)
+                self._standing.update = Update(method, payload, version)
                 return measured
 
     async def _send_weights(self, method: str, weights: Iterable[tuple[str, torch.Tensor]], *rest: Any) -> Any:
@@ -376,8 +369,8 @@ class EngineProxy:
             except EngineGone as error:
                 await self._survive(life, error)
                 continue
-            if self.comeback is not None and method.startswith("update_weights"):
-                self._standing.update = method, kept, rest
+            if self.comeback is not None and method.startswith(UPDATE):
+                self._standing.update = Update(method, kept, rest[0], in_buckets=True)
             return measured
 
 

@@ -220,9 +220,8 @@ class RolloutActor(Shell):
     @travels
     def update_weights(self, number: str, transport: str, version: int) -> Any:
         """Hand the pairs that come to the engine, by its transport."""
-        update = self.stage.update_weights if transport == "tensor" else self.stage.update_weights_from_distributed
         try:
-            return update(self._streams.take(number), version)
+            return self.stage.update_weights(transport, self._streams.take(number), version)
         finally:
             self._streams.close(number)
 
@@ -235,11 +234,9 @@ class RolloutActor(Shell):
             self._streams.close(number)
 
     @travels
-    def update_weights_from_files(self, transport: str, path: Path, version: int) -> Any:
-        """Have the engine load a directory."""
-        by_disk = transport == "disk"
-        update = self.stage.update_weights_from_disk if by_disk else self.stage.update_weights_from_delta
-        return update(path, version)
+    def update_weights_from(self, payload: Any, transport: str, version: int) -> Any:
+        """Hand anything else over, such as a directory."""
+        return self.stage.update_weights(transport, payload, version)
 
     @travels
     def weight_transports(self) -> tuple[str, ...]:

@@ -8,13 +8,23 @@ stay in the object store for it, one copy of the weights and two while they are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
-Update: TypeAlias = tuple[str, list[Any] | Path, tuple[Any, ...]]
-"""Method of the engine, [reference] of each bucket or the directory, further arguments."""
 TAGS = ("weights", "kv_cache")
 """What `release_memory` gives up, where it is not told what."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """A weight version that was served."""
+
+    method: str
+    """Of the engine."""
+    payload: Any
+    """[reference] of each bucket, or what the transport handed over, such as a directory."""
+    version: int
+    in_buckets: bool = False
 
 
 class Standing:

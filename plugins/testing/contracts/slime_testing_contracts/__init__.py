@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         SampleConverterContract,
     )
     from slime_testing_contracts.trainer import TrainerContract
+    from slime_testing_contracts.weight_transport import WeightTransportContract
 
 _EXPORTS = {
     "AdvantageContract": "estimator",
@@ -77,6 +78,7 @@ _EXPORTS = {
     "ToolContract": "tools",
     "ToolParserContract": "tools",
     "TrainerContract": "trainer",
+    "WeightTransportContract": "weight_transport",
 }
 """Name -> module."""
 
@@ -109,6 +111,7 @@ __all__ = [
     "ToolContract",
     "ToolParserContract",
     "TrainerContract",
+    "WeightTransportContract",
 ]
 
 pytest.register_assert_rewrite(*(f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)))

@@ -10,14 +10,17 @@ import asyncio
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
 
+from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args
+from slime_core.rollout.engine_weights import deliver
 from slime_core.testing.base import Contract
 from slime_core.testing.tiny import tiny_model
 from slime_core.types import GenerationOutput
@@ -51,6 +54,28 @@ CAPABILITIES = {
 """What an engine may lack: the class attribute `lacks`, of the engine or of the test class, names it."""
 
 _numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class _Taking:
+    """`WeightEngines` of one engine, whose event loop waits for the transport."""
+
+    settings: Args
+    engine: Any
+    transport: str
+    version: int
+    loop: asyncio.AbstractEventLoop
+
+    def written(self, directory: Path) -> None:
+        """Nobody wants to know."""
+
+    def take(self, payload: Any, dtypes: Mapping[str, torch.dtype] | None = None) -> Mapping[str, float]:
+        """Have it take the version."""
+        update = deliver(self.settings, self.engine, self.transport, payload, self.version)
+        told = asyncio.run_coroutine_threadsafe(update, self.loop).result() or {}
+        numbers = all(isinstance(value, int | float) for value in told.values())
+        assert numbers, f"an update returns None or metrics, name -> number; found {told!r}"
+        return told
 
 
 class EngineCase(Contract):
@@ -155,31 +180,14 @@ class EngineCase(Contract):
         self, engine: Any, transport: str, scale: float, others: Mapping[str, torch.Tensor] | None = None
     ) -> int:
         """Bring the checkpoint's weights, multiplied by `scale`, and `others` instead or besides; their version."""
-        from slime_core.models.hf_io import copy_assets, write_weights
-        from slime_core.weights.delta_writer import DeltaWriter
-
         host = self._hosted
         host.version += 1
         host.changed, version = True, host.version
-        named = reference.weights(scale) | dict(others or {})
-        if transport == "delta":
-            root = Path(str(self.settings.update_weight_disk_dir))
-            if host.delta_writer is None:
-                host.delta_writer = DeltaWriter(root, tiny_model(), run=str(self._home))
-                host.delta_writer.write(reference.weights().items(), version)
-                host.version = version = version + 1
-            host.delta_writer.write(named.items(), version)
-            told = await engine.update_weights_from_delta(root, version)
-        elif transport == "disk":
-            directory = self._home / f"full-{next(_numbers)}"
-            directory.mkdir()
-            copy_assets(tiny_model(), directory)
-            write_weights(directory, named.items())
-            told = await engine.update_weights_from_disk(directory, version)
-        else:
-            told = await getattr(engine, f"update_weights_from_{transport}")(iter(named.items()), version)
-        numbers = told is None or all(isinstance(value, int | float) for value in told.values())
-        assert numbers, f"an update returns None or metrics, name -> number; found {told!r}"
+        if transport not in host.transports:
+            host.transports[transport] = resolve("weight_transports", transport).obj(self.settings)
+        weights = reference.weights(scale) | dict(others or {})
+        taking = _Taking(self.settings, engine, transport, version, asyncio.get_running_loop())
+        await asyncio.to_thread(host.transports[transport].send, iter(weights.items()), version, taking)
         return version
 
     # -- answers ---------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ class EngineHost:
         """Of the weights pushed last."""
         self.changed = False
         """The engine serves other weights than its checkpoint's."""
-        self.delta_writer: Any = None
-        """Of the engine's `--update-weight-disk-dir`, which has one writer."""
+        self.transports: dict[str, Any] = {}
+        """What sends weights, by name: the directory of versions has one writer."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from slime_weight_transport_delta.writer import DeltaWriter
 
 from slime_core.config.schema import Args
 from slime_core.distributions import normalized
@@ -32,7 +33,6 @@ from slime_core.rollout.hooks import RolloutHooks
 from slime_core.testing.base import Contract
 from slime_core.testing.tiny import tiny_model
 from slime_core.types import Group, Sample, SampleStatus
-from slime_core.weights.delta_writer import DeltaWriter
 from slime_testing_contracts.loss import example_batch, example_tensors
 from slime_testing_contracts.rollout import Prompts
 from slime_testing_contracts.samples import answered_sample, scored_group

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from slime_core.config import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args, EngineTraits
@@ -33,9 +34,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DELTA = "delta"
+"""The weight transport for which there are pullers beside the servers."""
 _COUNTS = (
     "requests", "retried_requests", "continued_requests", "bypassed_router", "wrong_version_answers", "broken_streams",
 )  # fmt: skip
+
+
+def without_deltas(settings: Settings) -> list[str]:
+    """A warning of pullers that nobody will ask."""
+    if not settings.args.update_weight_puller_addrs or settings.args.update_weight_transport == DELTA:
+        return []
+    return [f"{settings.cite('update_weight_puller_addrs')} has no effect without --update-weight-mode delta."]
 
 
 class HttpEngine:
@@ -67,7 +77,18 @@ class HttpEngine:
         self.pullers = [puller_url(a) for a in getattr(args, "update_weight_puller_addrs", None) or ()]
         """URLs of the processes that bring deltas to the servers' hosts."""
         if self.pullers:
-            self.weight_transports = (*self.weight_transports, "delta")
+            self.weight_transports = (*self.weight_transports, DELTA)
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> list[str]:
+        """Deltas and pullers go together. Raises ConfigError."""
+        args, pullers = settings.args, "update_weight_puller_addrs"
+        if args.update_weight_transport == DELTA and not getattr(args, pullers):
+            raise ConfigError(
+                f"{settings.cite('update_weight_transport')}: servers that are running already take deltas by"
+                " --update-weight-puller-addrs HOST:PORT ... (slime pull-weights)"
+            )
+        return without_deltas(settings)
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -86,7 +107,7 @@ class HttpEngine:
             self.check = WeightCheck(self.http, self.pool, self._args)
             if self.check.wanted:
                 await self.check.require()
-            deltas = ("delta",) if self.pullers else ()
+            deltas = (DELTA,) if self.pullers else ()
             self.weight_transports = (*await self.weights.transports(), *deltas)
             for worker in self.pool.workers:
                 if not worker.owned and (warning := untested(worker.software)):  # those launched here: check_settings

@@ -27,7 +27,7 @@ import xxhash
 import zstandard
 
 from slime_core.errors import ConfigError, WeightSyncError
-from slime_core.weights.raw_safetensors import INDEX, Bytes
+from slime_weight_transport_delta.raw_safetensors import INDEX, Bytes
 
 FORMAT = "slime-weights-1"
 FULL = "none"

@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from slime_weight_transport_delta.apply import apply
+from slime_weight_transport_delta.format import read_version, versions_in
 
+from slime_core.config import Settings
 from slime_core.errors import ConfigError, WeightSyncError
+from slime_core.launch.component_settings import check_component_settings
+from slime_core.launch.components import Components, named_transport
+from slime_core.launch.resolver import Resolver
 from slime_core.models.hf_io import read_weights
+from slime_core.plugins.presets import load_settings
 from slime_core.weights.checksum import tensor_checksum
-from slime_core.weights.delta_apply import apply
-from slime_core.weights.delta_format import read_version, versions_in
-from slime_core.weights.sync import WeightSync, choose_transport
+from slime_core.weights.sync import WeightSync
 
 
 class Trainer:
@@ -35,23 +40,23 @@ class Trainer:
 class Receiver:
     """An engine in process, which computes in float32."""
 
-    weight_transports = ("tensor", "disk", "delta")
+    weight_transports: tuple[str, ...] = ("tensor",)
     engines = ("the engine",)
 
     def __init__(self, local: Path) -> None:
         self.local, self.fails, self.served, self.version = local, False, {}, 0
 
-    def update_weights(self, weights: Any, version: int) -> None:
+    def update_weights(self, transport: str, payload: Any, version: int) -> None:
+        getattr(self, f"by_{transport}")(payload, version)
+
+    def by_tensor(self, weights: Any, version: int) -> None:
         self.served, self.version = {n: t.clone() for n, t in weights}, version
 
-    def update_weights_from_disk(self, path: Path, version: int) -> None:
-        self.update_weights(read_weights(path), version)
-
-    def update_weights_from_delta(self, root: Path, version: int) -> None:
+    def by_delta(self, root: Path, version: int) -> None:
         apply(root, self.local, version)
         if self.fails:
             raise WeightSyncError("the engine died")
-        self.update_weights(((n, t.float()) for n, t in read_weights(self.local)), version)
+        self.by_tensor(((n, t.float()) for n, t in read_weights(self.local)), version)
 
     def differing_weights(self, weights: Any) -> None:
         return None
@@ -66,13 +71,15 @@ def make(tmp_path: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) ->
     save_file({n: t.to(dtype) for n, t in trainer.tensors.items()}, model / "model.safetensors")
     (model / "config.json").write_text("{}")
     args = {
-        "update_weight_start_version": 0, "update_weight_mode": "delta", "update_weight_transport": "auto",
-        "update_weight_disk_dir": None, "run_dir": tmp_path / "run", "update_weight_disk_keep_files": False,
+        "update_weight_start_version": 0, "update_weight_transport": "delta", "colocate": False,
+        "update_weight_disk_dir": tmp_path / "run" / "weights", "run_dir": tmp_path / "run",
+        "update_weight_disk_keep_files": False,
         "check_weight_update_equal": True, "hf_checkpoint": model, "update_weight_delta_encoding": "xor",
         "update_weight_delta_checksum": "xxh3-128", "update_weight_buffer_size": 2**20, "true_on_policy_mode": False,
         "save_shard_size": 5.0, "custom_update_weight_post_write_path": None,
     }  # fmt: skip
     receiver = Receiver(tmp_path / "local")
+    receiver.weight_transports = changes.pop("transports", receiver.weight_transports)
     post_write = changes.pop("post_write", None)
     sync = WeightSync(SimpleNamespace(**(args | changes)), trainer, receiver, post_write=post_write)
     return sync, trainer, receiver
@@ -158,9 +165,43 @@ def test_bitwise_runs_need_a_float32_checkpoint(tmp_path: Path) -> None:
     make(tmp_path, torch.float32, true_on_policy_mode=True)
 
 
-def test_choice() -> None:
-    assert choose_transport("auto", ("tensor", "disk", "delta"), "delta") == "delta"
-    assert choose_transport("disk", ("disk", "delta")) == "disk"
-    assert choose_transport("auto", (), "delta") == "none"
-    with pytest.raises(ConfigError, match="--update-weight-puller-addrs"):
-        choose_transport("auto", ("disk",), "delta")
+def test_an_engine_that_takes_no_tensors_of_this_process_takes_no_deltas(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'delta': this rollout engine does not take it; allowed: distributed, disk"):
+        make(tmp_path, transports=("distributed", "disk"))
+
+
+BASE = (
+    *("--hf-checkpoint", "m", "--prompt-data", "d", "--rollout-batch-size", "2", "--num-rollout", "1"),
+    *("--rollout-max-response-len", "8", "--rm-type", "exact"),
+)
+
+
+def settings(*flags: str) -> Settings:
+    found = load_settings([*BASE, *flags], command="rollout", files=False)
+    parts = Components(weight_transport=named_transport(Resolver(found)))
+    check_component_settings(found, parts)
+    return found
+
+
+def test_two_directories_are_needed() -> None:
+    args = settings("--update-weight-mode", "delta", "--save", "/run").args
+    assert args.update_weight_disk_dir == "/run/weights"
+    assert args.update_weight_local_checkpoint_dir == "/run/local_weights"
+    with pytest.raises(ConfigError, match="are one directory"):
+        settings(
+            "--update-weight-mode", "delta", "--update-weight-disk-dir", "/d",
+            "--update-weight-local-checkpoint-dir", "/d/../d",
+        )  # fmt: skip
+
+
+def test_trainer_and_engines_share_no_devices() -> None:
+    with pytest.raises(ConfigError, match=r"mode 'delta' \(flag\) and --colocate .* exclude each other"):
+        settings("--update-weight-mode", "delta", "--colocate")
+
+
+def test_settings_of_deltas_alone_are_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    overwrite = ("--update-weight-delta-encoding", "overwrite")
+    settings("--update-weight-transport", "delta", *overwrite)
+    assert "without effect" not in caplog.text
+    settings("--update-weight-transport", "disk", *overwrite)
+    assert "without effect with --update-weight-transport disk: --update-weight-delta-encoding" in caplog.text

@@ -1,9 +1,8 @@
 """A weight version on disk -> a local HF-layout copy of the model, brought to it by the deltas in between.
 
-Pullers and the embedded engine call `apply`. No torch here: the process beside an engine stays small. What a reader
-would get wrong: deltas are written over the local copy in place, so a note in `.slime_weights.json` says before the
-first byte that the copy is torn; a crash then costs a rebuild from the last version that stands by itself, never a
-wrong model.
+Pullers and `DeltaTransport.deliver` call `apply`. No torch here: the process beside an engine stays small. Deltas are
+written over the local copy in place, so a note in `.slime_weights.json` says before the first byte that the copy is
+torn; a crash then costs a rebuild from the last version that stands by itself, never a wrong model.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.delta_format import Version, checksum_function, decode, read_version
-from slime_core.weights.raw_safetensors import (
+from slime_weight_transport_delta.format import Version, checksum_function, decode, read_version
+from slime_weight_transport_delta.raw_safetensors import (
     INDEX,
     Bytes,
     Entry,

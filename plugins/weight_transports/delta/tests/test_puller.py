@@ -14,10 +14,9 @@ import pytest
 import torch
 from aiohttp import web
 from safetensors.torch import load_file, save_file
-
-from slime_core.weights import puller as module
-from slime_core.weights.delta_writer import DeltaWriter
-from slime_core.weights.puller import Puller, serve
+from slime_weight_transport_delta import puller as module
+from slime_weight_transport_delta.puller import Puller, serve
+from slime_weight_transport_delta.writer import DeltaWriter
 
 
 @asynccontextmanager

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from slime_weight_transport_delta import apply as applying
+from slime_weight_transport_delta import raw_safetensors
+from slime_weight_transport_delta.apply import STATE, LocalState, apply, local_state
+from slime_weight_transport_delta.format import read_version, versions_in
+from slime_weight_transport_delta.raw_safetensors import INDEX
+from slime_weight_transport_delta.writer import OWNER, DeltaWriter
 
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.models.hf_io import read_weights
-from slime_core.weights import delta_apply, raw_safetensors
-from slime_core.weights.delta_apply import STATE, LocalState, apply, local_state
-from slime_core.weights.delta_format import read_version, versions_in
-from slime_core.weights.delta_writer import OWNER, DeltaWriter
-from slime_core.weights.raw_safetensors import INDEX
 
 Tensors = dict[str, torch.Tensor]
 PARTS = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float32, "empty": torch.float32}
@@ -294,7 +295,7 @@ def test_a_local_directory_of_somebody_else_is_never_touched(setting: Setting) -
 def test_two_appliers_exclude_each_other(setting: Setting) -> None:
     setting.write(setting.weights, 1)
     with (
-        delta_apply._sole(setting.local),
+        applying._sole(setting.local),
         pytest.raises(WeightSyncError, match="another process applies weights there"),
     ):
         setting.apply(1)
@@ -559,7 +560,7 @@ def test_undo_leaves_the_bytes_as_they_were(setting: Setting) -> None:
 
 
 def _shards(setting: Setting) -> Any:
-    from slime_core.weights.delta_format import checksum_function
-    from slime_core.weights.delta_shards import Shards
+    from slime_weight_transport_delta.format import checksum_function
+    from slime_weight_transport_delta.shards import Shards
 
     return Shards(setting.source, 1, checksum_function("adler32"))

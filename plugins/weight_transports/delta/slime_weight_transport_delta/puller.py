@@ -1,7 +1,7 @@
 """The process beside the engines of a host: deltas -> its local copy of the model -> the engines load it.
 
-`slime pull-weights` runs it; `engines.sglang_api.weight_delta` tells it which version to bring. So neither SGLang nor
-its router needs a patch: an engine sees `/update_weights_from_disk` with a directory on its own disk.
+`slime pull-weights` runs it; a run's client of SGLang tells it which version to bring. So neither SGLang nor its router
+needs a patch: an engine sees `/update_weights_from_disk` with a directory on its own disk.
 
     POST /pull {"version": N[, "engine_urls": [...]][, "timeout": S][, "flush_cache": false]}
         -> {success, version, bytes, seconds, rebuilt, engines: {url: {success, message}}}[, message]
@@ -25,7 +25,7 @@ import aiohttp
 from aiohttp import web
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.delta_apply import Applied, apply, local_state
+from slime_weight_transport_delta.apply import Applied, apply, local_state
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Tensors of one weight version -> safetensors files of bounded size, called as Hugging Face calls shards.
 
-`delta_writer` fills one per version. What a reader would get wrong: the names say how many files there are, so they are
+`writer` fills one per version. What a reader would get wrong: the names say how many files there are, so they are
 given at the end, in a directory that is not visible yet.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slime_core.weights.raw_safetensors import Bytes, write_safetensors
+from slime_weight_transport_delta.raw_safetensors import Bytes, write_safetensors
 
 
 class Shards:

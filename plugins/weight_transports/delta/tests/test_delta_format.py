@@ -13,11 +13,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from slime_weight_transport_delta import format as delta_format
+from slime_weight_transport_delta.format import changed_elements, checksum_function, decode, encode
+from slime_weight_transport_delta.raw_safetensors import ITEM_BYTES, read_header, view, weight_files, write_safetensors
 
 from slime_core.errors import ConfigError, WeightSyncError
-from slime_core.weights import delta_format
-from slime_core.weights.delta_format import changed_elements, checksum_function, decode, encode
-from slime_core.weights.raw_safetensors import ITEM_BYTES, read_header, view, weight_files, write_safetensors
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.uint8, torch.float8_e4m3fn]
 
@@ -176,7 +176,11 @@ def test_a_directory_without_weights_is_named(tmp_path: Path) -> None:
 def test_the_format_is_light() -> None:
     import subprocess
 
-    names = ["slime_core.weights.delta_apply", "slime_core.weights.puller", "slime_core.cli.pull_weights"]
+    names = [
+        "slime_weight_transport_delta.apply",
+        "slime_weight_transport_delta.puller",
+        "slime_weight_transport_delta.__main__",
+    ]
     code = f"import sys, importlib; [importlib.import_module(n) for n in {names}]; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

@@ -1,6 +1,6 @@
 """The trainer's tensors -> weight versions on disk that hold only what changed.
 
-`weights.sync` calls `write` once per push and `prune` once the engines serve it. A copy of the bytes last written is
+`DeltaTransport` calls `write` once per push and `prune` once the engines serve it. A copy of the bytes last written is
 kept in host memory. What a reader would get wrong: a version that could not be written is undone in that copy too, so
 the next delta still starts from the version that readers have.
 
@@ -24,7 +24,7 @@ import torch
 
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.models.hf_io import copy_assets
-from slime_core.weights.delta_format import (
+from slime_weight_transport_delta.format import (
     FULL,
     Version,
     changed_elements,
@@ -33,8 +33,7 @@ from slime_core.weights.delta_format import (
     version_directory,
     versions_in,
 )
-from slime_core.weights.delta_shards import Shards
-from slime_core.weights.raw_safetensors import (
+from slime_weight_transport_delta.raw_safetensors import (
     INDEX,
     Bytes,
     flush,
@@ -42,6 +41,7 @@ from slime_core.weights.raw_safetensors import (
     view,
     write_json,
 )
+from slime_weight_transport_delta.shards import Shards
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 OWNER = "slime_weights.json"
