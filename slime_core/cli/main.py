@@ -154,7 +154,7 @@ def overview(argv: Sequence[str] = ()) -> str:
     """What `slime --help` prints."""
     from slime_core.plugins.commands import offered
 
-    theirs, remarks = offered(argv, [c.name for c in COMMANDS])
+    theirs = offered(argv, [c.name for c in COMMANDS])
     rows = [*((c.name, c.help) for c in COMMANDS), *theirs, ("version", "print the version")]
     width = max(len(name) for name, _ in rows)
     lines = [
@@ -164,7 +164,6 @@ def overview(argv: Sequence[str] = ()) -> str:
         "",
         "commands:",
         *(f"  {name:<{width}}  {text}" for name, text in rows),
-        *(f"  {remark}" for remark in remarks),
         "",
         "`slime <command> --help` explains one command; `slime train --help-all` lists every setting.",
     ]

@@ -1,25 +1,22 @@
 """Commands of plugins: the list of them, without importing any, and the one that is chosen.
 
-They are components like all others (kind `commands`), so what leaves plugins out leaves them out, too. Installed
-distributions are looked at only when the word is none of the core's, or for the list.
+They are components like all others (kind `commands`), so what leaves plugins out leaves them out, too. They are looked
+for only when the word is none of the core's, or for the list, which has those of installed distributions.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.distributions import BUNDLE, installed
-from slime_core.errors import ConfigError, SlimeError
-from slime_core.plugins.allow import enter_safe_mode
-from slime_core.plugins.discovery import discovered
-from slime_core.plugins.kinds import KINDS
-from slime_core.plugins.registry import ComponentRef
+from slime_core.distributions import BUNDLE, allowed_words, entry_points, installed, is_allowed
+from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from slime_core.protocols import Command
@@ -38,10 +35,12 @@ def load(argv: Sequence[str], core: Sequence[str]) -> Command:
         ConfigError: There is no such command.
         PluginError: It is left out by what the user typed, two distributions offer it, or it cannot be loaded.
     """
+    from slime_core.plugins.allow import enter_safe_mode
     from slime_core.plugins.manager import current_registry
     from slime_core.plugins.resolve import resolve
 
-    _obey(argv)
+    if "--no-plugins" in argv:
+        enter_safe_mode()
     registry = current_registry()
     distribution, colon, shown = argv[0].rpartition(":")
     name = shown.replace("-", "_")
@@ -51,31 +50,30 @@ def load(argv: Sequence[str], core: Sequence[str]) -> Command:
     return command
 
 
-def offered(argv: Sequence[str], core: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """(What to type, help) of every command of a plugin, and what stops the list, in words.
+def offered(argv: Sequence[str], core: Sequence[str]) -> list[tuple[str, str]]:
+    """(What to type, help) of every command of an installed distribution, by name; nothing of slime is loaded for it.
 
     A name that the core or another distribution has, too, is typed with its distribution.
     """
-    try:
-        _obey(argv)
-        registry = discovered(KINDS[KIND].group)
-    except SlimeError as error:
-        return [], [f"Commands of plugins are not known: {error}"]
-    rows = []
-    for name in registry.names(KIND):
-        refs = registry.offers(KIND, name)
-        for ref in refs:
-            taken = len(refs) > 1 or _typed(name) in core
-            rows.append((f"{ref.distribution}:{_typed(name)}" if taken else _typed(name), help_line(ref)))
-    return rows, []
+    words = allowed_words(argv, os.environ)
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for name, entry, distribution in entry_points(f"slime.{KIND}"):
+        if is_allowed(words, name, distribution):
+            found.setdefault((_typed(name), entry.value), (distribution, help_line(entry.value, distribution)))
+    names = [*core, *(name for name, _ in found)]
+    rows = [
+        (name if names.count(name) == 1 else f"{distribution}:{name}", text)
+        for (name, _), (distribution, text) in found.items()
+    ]
+    return sorted(rows)
 
 
-def help_line(ref: ComponentRef) -> str:
+def help_line(target: str, distribution: str) -> str:
     """What the list says of a command: its module's word, or why there is none."""
     try:
-        return first_line(_source(ref).read_bytes()) or f"of {ref.origin}"
+        return first_line(_source(target).read_bytes()) or f"of {distribution}"
     except (ImportError, OSError, SyntaxError, ValueError) as error:
-        return f"not usable ({ref.origin}): {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return f"not usable ({distribution}): {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def first_line(source: bytes) -> str:
@@ -84,21 +82,15 @@ def first_line(source: bytes) -> str:
     return re.sub(r"^`slime [^`]*`: ", "", first).rstrip(".")
 
 
-def _obey(argv: Sequence[str]) -> None:
-    """`--no-plugins` counts for commands, too."""
-    if "--no-plugins" in argv:
-        enter_safe_mode()
-
-
-def _source(ref: ComponentRef) -> Path:
+def _source(target: str) -> Path:
     """The file of a command's module, found without importing its packages. Raises ImportError, ValueError."""
-    first, *rest = ref.target.partition(":")[0].strip().split(".")
-    folders = None if ref.folder is None else [str(ref.folder / "src"), str(ref.folder)]
-    spec: ModuleSpec | None = find_spec(first) if folders is None else PathFinder.find_spec(first, folders)
+    name = target.partition(":")[0].strip()
+    first, *rest = name.split(".")
+    spec = find_spec(first)
     for part in rest:
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ())) if spec else None
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"no module {ref.target.partition(':')[0]!r}")
+        raise ModuleNotFoundError(f"no module {name!r}")
     return Path(spec.origin)
 
 

@@ -43,17 +43,14 @@ _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
 
 
 class InstalledComponents:
-    """Entry points of the distributions on `sys.path`; with `group`, of those that offer something in it."""
-
-    def __init__(self, group: str = GROUP_PREFIX) -> None:
-        self.group = group
+    """Entry points of the distributions on `sys.path`."""
 
     @hookimpl
     def slime_register_components(self, registry: Registry) -> None:
         """Read metadata only; a distribution whose metadata cannot be read becomes a problem, not an error."""
         for dist in metadata.distributions():
             try:
-                if self.group not in (dist.read_text("entry_points.txt") or ""):
+                if GROUP_PREFIX not in (dist.read_text("entry_points.txt") or ""):
                     continue  # most; parsing them all takes longer than the rest
                 entries = [entry for entry in dist.entry_points if entry.group.startswith(GROUP_PREFIX)]
                 if not entries:
@@ -82,18 +79,12 @@ class InstalledComponents:
 
 
 class DirectoryComponents:
-    """Entry points declared by the plugin folders of one directory: itself, `*/` and `*/*/`.
+    """Entry points declared by the plugin folders of one directory: itself, `*/` and `*/*/`."""
 
-    With `group`, of those that offer something in it.
-    """
-
-    def __init__(
-        self, directory: Path, rank: int = RANK_EXPLICIT, layouts: Sequence[str] = _LAYOUTS, group: str = ""
-    ) -> None:
+    def __init__(self, directory: Path, rank: int = RANK_EXPLICIT, layouts: Sequence[str] = _LAYOUTS) -> None:
         self.directory = directory
         self.rank = rank
         self.layouts = layouts
-        self.group = group
 
     @hookimpl
     def slime_register_components(self, registry: Registry) -> None:
@@ -101,10 +92,7 @@ class DirectoryComponents:
         for layout in self.layouts:
             for file in sorted(self.directory.glob(layout)):
                 try:
-                    text = file.read_text(encoding="utf-8")
-                    if self.group not in text:
-                        continue
-                    project = tomllib.loads(text).get("project", {})
+                    project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
                     refs = _project_refs(project, file.parent, self.rank)
                 except (OSError, ValueError, AttributeError, TypeError) as error:
                     registry.problems.append(Problem(str(file), f"{type(error).__name__}: {error}"))
@@ -222,23 +210,23 @@ def search_as(args: Args | None) -> None:
     add_plugin_directories([directories] if isinstance(directories, str) else directories)
 
 
-def sources(group: str = "") -> list[InstalledComponents | DirectoryComponents]:
-    """Every place components are found in, as hook implementations; with `group`, of distributions that offer it."""
-    found: list[InstalledComponents | DirectoryComponents] = [InstalledComponents(group or GROUP_PREFIX)]
-    found += [DirectoryComponents(directory, group=group) for directory in plugin_directories()]
+def sources() -> list[InstalledComponents | DirectoryComponents]:
+    """Every place components are found in, as hook implementations."""
+    found: list[InstalledComponents | DirectoryComponents] = [InstalledComponents()]
+    found += [DirectoryComponents(directory) for directory in plugin_directories()]
     if (root := checkout_root()) is not None:
-        found.append(DirectoryComponents(root, RANK_CHECKOUT, layouts=("pyproject.toml",), group=group))
-        found.append(DirectoryComponents(root / "plugins", RANK_CHECKOUT, group=group))
+        found.append(DirectoryComponents(root, RANK_CHECKOUT, layouts=("pyproject.toml",)))
+        found.append(DirectoryComponents(root / "plugins", RANK_CHECKOUT))
     return found
 
 
-def discovered(group: str = "") -> Registry:
-    """What metadata says that is allowed; with `group`, of the distributions that offer something in it.
+def discovered() -> Registry:
+    """What metadata says that is allowed.
 
     Raises:
         ConfigError: A plugin directory does not exist.
     """
     registry = Registry(AllowList.from_environment())
-    for source in sources(group):
+    for source in sources():
         source.slime_register_components(registry)
     return registry

@@ -118,7 +118,7 @@ def test_a_bad_one_is_one_line_and_stops_no_other(
 @pytest.mark.usefixtures("acme")
 def test_no_such_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(tmp_path, "acme-bad", {COMMANDS: {"bad": "acme_gone.deep"}})
-    assert rows(capsys)["bad"].startswith("not usable (acme-bad 1.0)")
+    assert rows(capsys)["bad"].startswith("not usable (acme-bad)")
     assert "no module 'acme_gone'" in refusal(capsys, "bad")
 
 
@@ -141,13 +141,19 @@ def test_unknown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert refusal(capsys, "helo") == "slime: error: unknown command 'helo'. Did you mean hello?\n"
     assert "Commands: init, train" in (said := refusal(capsys, "frobnicate"))
     assert "pip install" not in said
-    monkeypatch.setattr(plugin_commands, "installed", lambda name: None)
+    monkeypatch.setattr(plugin_commands, "installed", lambda distribution: None)
     assert "pip install slime-rl" in refusal(capsys, "frobnicate")
 
 
-def test_a_plugin_directory_that_is_gone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SLIME_PLUGIN_DIR", "/nowhere/at/all")
-    assert main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert "Commands of plugins are not known: --plugin-dir / SLIME_PLUGIN_DIR: /nowhere/at/all" in out
-    assert "\n  train " in out
+def test_from_a_plugin_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = f'[project]\nname = "acme-here"\n[project.entry-points."{COMMANDS}"]\nhello = "acme_here"\n'
+    (tmp_path / "pyproject.toml").write_text(table)
+    (tmp_path / "acme_here.py").write_text(SETTINGS)
+    monkeypatch.setenv("SLIME_PLUGIN_DIR", str(tmp_path))
+    assert main(["hello"]) == 7
+    monkeypatch.setenv("SLIME_PLUGIN_DIR", str(tmp_path / "gone"))
+    capsys.readouterr()
+    assert "gone is not a directory" in refusal(capsys, "hello")
+    assert "train" in rows(capsys)
