@@ -40,7 +40,9 @@ def _load(component: str) -> tuple[ComponentRef, Any]:
     if kind == HOOK_GROUP:
         return load_hook_module(current_registry().get(HOOK_GROUP, spec))
     resolved = resolve(kind, spec, origin="slime plugins show")
-    return resolved.ref, resolved.obj.run if KINDS[resolved.ref.kind].instance else resolved.obj
+    return resolved.ref, resolved.obj.run if resolved.ref.kind in KINDS and KINDS[
+        resolved.ref.kind
+    ].instance else resolved.obj
 
 
 def _facts(ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:

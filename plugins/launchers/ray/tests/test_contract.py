@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import CommandContract, LauncherContract
+from slime_testing_contracts import CommandContract, LauncherContract
 
 
 class TestRay(LauncherContract):

@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -97,7 +96,7 @@ class DeltaTransport:
         return await engine.update_weights_from_tensor(weights, version)
 
 
-def _dtypes_sent(args: Any) -> Mapping[str, torch.dtype]:
+def _dtypes_sent(args: Args) -> Mapping[str, torch.dtype]:
     """Deltas have the checkpoint's dtypes, as what the engines started with."""
     dtypes = stored_dtypes(Path(args.hf_checkpoint))
     narrow = sorted(name for name, dtype in dtypes.items() if dtype != torch.float32)

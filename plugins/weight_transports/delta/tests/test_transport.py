@@ -139,26 +139,6 @@ def test_a_function_that_raises_stops_the_push_before_the_engine(tmp_path: Path)
     assert (sync.version, receiver.version) == (0, 0)
 
 
-def test_the_function_is_told_of_full_versions_too(tmp_path: Path) -> None:
-    seen: list[str] = []
-    sync, *_ = make(
-        tmp_path, update_weight_mode="full", update_weight_transport="disk", check_weight_update_equal=False,
-        post_write=lambda args, version_dir, rollout_engines: seen.append(version_dir),
-    )  # fmt: skip
-    sync.push()
-    assert seen == [str(tmp_path / "run" / "weights" / "weight_v000001")]
-
-
-def test_without_files_the_function_is_said_to_be_without_effect(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    given: dict[str, Any] = {"update_weight_mode": "full", "post_write": lambda **_: None}
-    make(tmp_path, **given)[0].push()
-    assert not caplog.text  # a plugin's, which is there in every run
-    make(tmp_path, **given, custom_update_weight_post_write_path="mine.py")[0].push()
-    assert "without effect, since weights go by tensor" in caplog.text
-
-
 def test_bitwise_runs_need_a_float32_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs a float32 --hf-checkpoint.*a is torch\.bfloat16"):
         make(tmp_path, true_on_policy_mode=True)

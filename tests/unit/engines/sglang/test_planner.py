@@ -517,7 +517,7 @@ def test_the_plans_settings_are_those_of_some_components() -> None:
     from slime_core.config.support import BY_COMPONENT
 
     assert set(BY_COMPONENT) >= USES
-    assert Planned.uses == USES
+    assert Planned.traits.uses == USES
 
 
 # -- every plan --------------------------------------------------------------------------------------------
