@@ -53,7 +53,6 @@ COMMANDS: tuple[Own, ...] = (
     Own("check", "find what is wrong with a run before it starts", True),
     Own("eval", "score a checkpoint on evaluation data", True),
     Own("rollout", "generate and score samples without training", True),
-    Own("pull-weights", "apply weight deltas beside engines", False),
     Own("rewards", "score saved samples again with another reward", True, only_prints=True),
     Own("samples", "keep the best of saved samples as data for slime sft", False),
     Own("ledger", "what became of every prompt group of a run", False, only_prints=True),

@@ -1,4 +1,6 @@
-"""`slime pull-weights`: keeps an engine's host supplied with the weights of a run that sends deltas.
+"""`slime pull-weights`: apply weight deltas beside engines.
+
+It keeps an engine's host supplied with the weights of a run that sends deltas.
 
 slime starts it beside the engines it launches; beside engines of your own you start it, one per host. Loads no torch.
 SIGTERM and ctrl-C end it cleanly.
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+from slime_core.protocols import Command
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,3 +77,6 @@ def run(namespace: argparse.Namespace) -> int:
             f"cannot listen on {namespace.host}:{namespace.port} ({error}); choose another --port, 0 for a free one"
         ) from error
     return 0
+
+
+command = Command(run, add_parser)
