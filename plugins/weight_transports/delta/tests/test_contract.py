@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import WeightTransportContract
+from slime_testing_contracts import WeightTransportContract
 
 
 class TestDelta(WeightTransportContract):
