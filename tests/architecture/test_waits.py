@@ -84,7 +84,7 @@ ALLOWED = {
     "rollout/stage.py:keep_result": "named by its callers; the parts of a rollout or evaluation have deadlines",
     "trainers/embedded/parallel.py": _COLLECTIVE,
     "slime_trainer_megatron": _COLLECTIVE,
-    "slime_weight_transport_delta/puller.py:_apply": "copies files, must not be left behind; the request has the deadline",
+    "slime_weight_transport_delta/puller.py:_apply": "copies files, and is not left behind; see the request",
     "slime_weight_transport_delta/puller.py:serve": "serves until a signal",
 }
 """Place (a function, file or folder) -> why it needs no name or deadline of its own."""

@@ -1,6 +1,8 @@
 """`slime pull-weights`: apply weight deltas beside engines.
 
-Keeps an engine's host supplied with the weights of a run that sends deltas. slime starts it beside the engines it launches; beside engines of your own you start it, one per host. Loads no torch.
+It keeps an engine's host supplied with the weights of a run that sends deltas.
+
+slime starts it beside the engines it launches; beside engines of your own you start it, one per host. Loads no torch.
 SIGTERM and ctrl-C end it cleanly.
 """
 
