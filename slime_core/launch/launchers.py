@@ -23,7 +23,7 @@ from slime_core.plugins.discovery import search_as
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import absolute_spec, resolve
 from slime_core.plugins.signatures import construct
-from slime_core.protocols import Args, Launcher, LauncherTraits
+from slime_core.protocols import Args, Launcher, LauncherTraits, traits_of
 from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
@@ -132,10 +132,7 @@ def load(spec: str, origin: str) -> Launcher:
     """
     resolved = resolve(KIND, spec, origin=origin)
     launcher: Launcher = construct(resolved.obj, None) if inspect.isclass(resolved.obj) else resolved.obj
-    traits = getattr(launcher, "traits", None)
-    if not isinstance(traits, LauncherTraits):
-        raise PluginSignatureError(f"{resolved.ref.label}: `traits` is no slime_core.LauncherTraits: {traits!r:.80}")
-    for name in traits.settings:
+    for name in traits_of(launcher, LauncherTraits, resolved.ref.label).settings:
         if name not in flag_specs():
             raise PluginSignatureError(f"{resolved.ref.label}: `traits.settings` has {name!r}, which is no setting")
     return launcher

@@ -37,7 +37,7 @@ from slime_core.protocols.functions import (
     Reward,
     RewardFn,
 )
-from slime_core.protocols.launcher import Launcher, LauncherTraits
+from slime_core.protocols.launcher import Launcher
 from slime_core.protocols.trainer import (
     LossFn,
     MicroBatchOutput,
@@ -47,6 +47,7 @@ from slime_core.protocols.trainer import (
 from slime_core.protocols.traits import (
     EngineTraits,
     GenerateTraits,
+    LauncherTraits,
     RewardTraits,
     RolloutTraits,
     TrainerTraits,

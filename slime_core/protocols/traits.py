@@ -82,6 +82,22 @@ class TransportTraits(Traits):
 
 
 @dataclass(frozen=True)
+class LauncherTraits(Traits):
+    """What `--launcher auto` takes for a wish for this launcher, and what it can do."""
+
+    settings: tuple[str, ...] = ()
+    """Settings that only this launcher acts on, such as `ray_address`: one that is given chooses it."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that choose it, where no such setting does and torchrun has not started the process."""
+    spans_nodes: bool = False
+    """It starts the trainer's processes itself, on every node; torchrun has nothing to start."""
+    restarts_trainer: bool = False
+    """It acts on `--max-trainer-restarts`."""
+    restarts_engines: bool = False
+    """It starts an engine that lives in this framework's processes again (`--use-fault-tolerance`)."""
+
+
+@dataclass(frozen=True)
 class GenerateTraits(Traits):
     """Of a generate function."""
 

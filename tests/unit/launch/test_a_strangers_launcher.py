@@ -98,7 +98,7 @@ BAD = {
     "1 / 0\n": "ZeroDivisionError",
     "Launcher = 3\n": "expected a class with train",
     ACME.replace("def train(self, settings)", "def train(self)"): "expected (self, settings) -> dict",
-    ACME.replace("LauncherTraits(", "dict("): "is no slime_core.LauncherTraits",
+    ACME.replace("LauncherTraits(", "dict("): "its traits are dict; write traits = LauncherTraits",
     ACME.replace("LauncherTraits(", "LauncherTraits(settings=('acme_x',), "): "'acme_x', which is no setting",
     ACME + "    def __init__(self):\n        raise OSError('no')\n": "OSError: no",
 }
