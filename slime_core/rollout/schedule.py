@@ -32,7 +32,6 @@ from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args, RolloutTraits, declares
-from slime_core.rollout.afresh import restarted
 from slime_core.rollout.contracts import drawn_groups
 from slime_core.rollout.deadlines import Limits, dropped_for_good, ended, run_group, some_done
 from slime_core.rollout.decisions import (
@@ -48,6 +47,7 @@ from slime_core.rollout.decisions import (
 from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.generate import SampleRunner, train_sampling_params
+from slime_core.rollout.regenerate import restarted
 from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime_core.waits import waiting
 

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 from slime_core.errors import EngineError
 from slime_core.rollout.engine_weights import deliver
 from slime_core.types import GenerationOutput
+from slime_launcher_ray.call_order import CallOrder
 from slime_launcher_ray.receiver import Streams
 from slime_launcher_ray.shell import Shell
-from slime_launcher_ray.turns import Turns
 from slime_launcher_ray.wait import EngineGone, as_known
 
 Request: TypeAlias = tuple[int, list[int], Mapping[str, Any], Mapping[str, Any]]
@@ -47,12 +47,12 @@ class EngineActor(Shell):
         self._tasks: set[asyncio.Task[None]] = set()
         self._patience = self.order.settings.args.distributed_timeout_minutes * 60.0
         self._streams = Streams(self._patience)
-        self._turns = Turns(self._patience)
+        self._turns = CallOrder(self._patience)
         self._life: int | None = None
 
     async def start(self, life: int) -> tuple[str, ...]:
         """Bring it up; the transports it takes weights by. `life`: the caller's count of starts."""
-        self._life, self._turns, self._places = life, Turns(self._patience), itertools.count()
+        self._life, self._turns, self._places = life, CallOrder(self._patience), itertools.count()
         self._engine = self.prepared.parts.engine(self.prepared.args)
         try:
             await self._engine.start()

@@ -1,4 +1,4 @@
-"""The trainer's door: what must hold of every sample that is trained on, whoever made it.
+"""Admission to training: what must hold of every sample that is trained on, whoever made it.
 
 `rollout/batch.py` calls `admit` once for the samples that become a batch: generated, loaded or supervised. The sample
 runner asks `problem` as soon as a sample has been generated, so that a bad one counts as a failure like others. What a

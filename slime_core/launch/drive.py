@@ -1,8 +1,8 @@
 """A run from its record's beginning to its summary, whatever launched it: resume, loop, hooks, end.
 
-Each launcher builds the parts of its run and calls `lead` in the process that records it: the real parts (`inline`),
-or stand-ins for those that live elsewhere (`cluster.conduct`). What a reader would get wrong: `lead` may run the loop
-several times, where the launcher says what it survives; only the last end is the run's.
+Each launcher builds the parts of its run and calls `drive` in the process that records it: the real parts (`inline`),
+or stand-ins for those that live elsewhere. `drive` may run the loop several times, where the launcher says what it
+survives; only the last end is the run's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slime_core.weights.sync import WeightReceiver, WeightSync
 
 
 @dataclass
-class Cast:
+class RunParts:
     """The parts of a run as its leading process has them: the real ones, or stand-ins for those that live elsewhere."""
 
     trainers: Any
@@ -57,17 +57,17 @@ class Cast:
     """Puts the parts into the state of the last commit; the rollout to go on with. Raises when that cannot be."""
 
 
-def lead(run: Prepared, cast: Cast, commit: Path | None, started: float) -> dict[str, Any]:
+def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -> dict[str, Any]:
     """The run from its record's beginning to its summary, for every launcher: resume, loop, hooks, stop."""
-    args, run_dir, stage, weights = run.args, run_dir_of(run.args), cast.stage, cast.weights
+    args, run_dir, stage, weights = run.args, run_dir_of(run.args), parts.stage, parts.weights
     journal = Journal(
         args,
         run_dir,
         run.hooks,
-        [lambda directory, _: cast.save_trainers(directory), stage.save],
+        [lambda directory, _: parts.save_trainers(directory), stage.save],
         lambda: {
-            "weight_version": weights.version + cast.unpushed,
-            "unfinished_evaluations": cast.unfinished,
+            "weight_version": weights.version + parts.unpushed,
+            "unfinished_evaluations": parts.unfinished,
             "settings": run.settings.to_dict(),
         },
         run.plugins,
@@ -80,50 +80,50 @@ def lead(run: Prepared, cast: Cast, commit: Path | None, started: float) -> dict
                 args,
                 commit,
                 run.settings.to_dict(),
-                trainer=cast.trainers,
+                trainer=parts.trainers,
                 stage=stage,
                 weights=weights,
                 journal=journal,
             )
             if not args.finetune:
-                cast.unfinished += unfinished_evaluations(commit)
-        cut_after(run_dir, start, cast.unfinished)
+                parts.unfinished += unfinished_evaluations(commit)
+        cut_after(run_dir, start, parts.unfinished)
         try:
-            done = _to_the_end(args, cast, journal, start)
+            done = _to_the_end(args, parts, journal, start)
         finally:
             stage.stop()
-        early = done < args.num_rollout or bool(cast.unfinished)
+        early = done < args.num_rollout or bool(parts.unfinished)
         return journal.finish(run.settings.command, done, str(commit) if commit else None, early=early)
 
 
-def _to_the_end(args: Args, cast: Cast, journal: Journal, start: int) -> int:
-    """Run the loop, again from the last commit after what `cast` survives; returns how many rollouts are done."""
-    run_loop = _drive
+def _to_the_end(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
+    """Run the loop, again from the last commit after what `parts` survives; returns how many rollouts are done."""
+    run_loop = _run_loop
     if args.async_training:
-        from slime_core.launch.inline_async import drive
+        from slime_core.launch.inline_async import run_loop_async
 
-        run_loop = drive
+        run_loop = run_loop_async
     while True:
         try:
-            return run_loop(args, cast, journal, start)
-        except cast.survives as error:
-            assert cast.recover is not None
-            start = cast.recover(error, journal)
-            cast.unpushed = False
-            cast.unfinished[:] = unfinished_evaluations(journal.store.commits()[-1])
+            return run_loop(args, parts, journal, start)
+        except parts.survives as error:
+            assert parts.recover is not None
+            start = parts.recover(error, journal)
+            parts.unpushed = False
+            parts.unfinished[:] = unfinished_evaluations(journal.store.commits()[-1])
 
 
-def _drive(args: Args, cast: Cast, journal: Journal, start: int) -> int:
+def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
     """Run the synchronous loop to its end, an early one included; returns how many rollouts are done."""
-    make_room(args, cast.trainers)
-    cast.rollout.start()
+    make_room(args, parts.trainers)
+    parts.rollout.start()
     with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
-        draining.on_ask(cast.stage.interrupt)
-        stages = loop.Stages(cast.rollout, cast.learner, cast.weights, journal, cast.unfinished)
-        stages = offloading(args, stages, cast.trainers)
+        draining.on_ask(parts.stage.interrupt)
+        stages = loop.Stages(parts.rollout, parts.learner, parts.weights, journal, parts.unfinished)
+        stages = offloading(args, stages, parts.trainers)
         try:
             return loop.train(args, timed_stages(stages, args, start), start)
-        except cast.survives as error:
+        except parts.survives as error:
             draining.check_goes_on(error)
             raise
 

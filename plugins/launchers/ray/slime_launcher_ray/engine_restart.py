@@ -1,9 +1,9 @@
 """An engine's actor that died is started by Ray anew, empty; here it becomes the run's engine again.
 
-`engine_proxy` awaits `Comeback.again` in the rollout actor, then has the new one start and take the weights served.
-Only under `--use-fault-tolerance`: the crew then lets Ray restart the actor (`max_restarts`), in its place and under
-its handle. What a reader would get wrong: Ray restarts the process as often as it dies; what
-`--rollout-max-engine-restarts` bounds is how often it is brought back into the run.
+`engine_proxy` awaits `EngineRestart.again` in the rollout actor, then has the new one start and take the weights
+served. Only under `--use-fault-tolerance`: `Actors` then lets Ray restart the actor (`max_restarts`), in its place and
+under its handle. Ray restarts the process as often as it dies; what `--rollout-max-engine-restarts` bounds is how often
+it is brought back into the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _LOOK = 0.5
 
 
-class Comeback:
+class EngineRestart:
     """Of one engine's actor.
 
     Args:

@@ -1,7 +1,7 @@
 """Calls of an asynchronous actor begin in the order in which they were made, which Ray does not promise.
 
     proxy    submit("in_turn", life, 0, "advance", ...)      submit("in_turn", life, 1, "submit", ...)
-    actor    `Turns.come(number)` -> the call, up to its first wait -> `Turns.begun()` -> the next number
+    actor    `CallOrder.come(number)` -> the call, up to its first wait -> `CallOrder.begun()` -> the next number
 
 `engine_proxy` counts, `EngineActor.in_turn` takes. What a reader would get wrong: calls begin one after the other and
 then run side by side; a number that never comes holds up those behind it, until their deadline.
@@ -15,7 +15,7 @@ from slime_core.errors import EngineError
 from slime_core.waits import gave_up, waiting
 
 
-class Turns:
+class CallOrder:
     """The numbers 0, 1, 2, ... of one caller; all methods in one event loop.
 
     Args:

@@ -6,14 +6,14 @@ import asyncio
 import random
 
 import pytest
-from slime_launcher_ray.turns import Turns
+from slime_launcher_ray.call_order import CallOrder
 
 from slime_core.errors import EngineError
 
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_in_order(seed: int) -> None:
-    turns, begun = Turns(patience=60.0), []
+    turns, begun = CallOrder(patience=60.0), []
 
     async def call(number: int) -> None:
         await turns.come(number)
@@ -27,7 +27,7 @@ async def test_in_order(seed: int) -> None:
 
 
 async def test_one_that_does_not_come() -> None:
-    turns = Turns(patience=0.01)
+    turns = CallOrder(patience=0.01)
     with pytest.raises(EngineError, match="call 0 of the rollout actor did not come"):
         await turns.come(1)
     await turns.come(0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core import Sample, SampleStatus, door
+from slime_core import Sample, SampleStatus, admission
 from slime_core.errors import RolloutError
 from slime_core.provenance import NOT_SAMPLED, Source, Span
 from slime_core.rollout.batch import make_batch
@@ -42,17 +42,17 @@ def told(**changes: Any) -> Sample:
 
 def test_code_that_knows_no_spans_keeps_working() -> None:
     for sample in (by_hand(), by_hand(spans=[Span(Source.USER, 2)]), told(spans=None)):
-        assert door.admit([sample]) == []
+        assert admission.admit([sample]) == []
         assert sample.spans == [("user", 2, ""), ("sampled", 2, ""), ("tool", 1, ""), ("sampled", 1, "")]
         assert sample.loss_mask == [1, 1, 0, 1]
     bare = by_hand(loss_mask=None, rollout_log_probs=None)
-    assert door.admit([bare]) == []
+    assert admission.admit([bare]) == []
     assert bare.loss_mask == [1, 1, 1, 1]
 
 
 def test_a_mask_that_withholds_is_kept_and_recorded() -> None:
     sample = told(loss_mask=[0, 1, 0, 1])
-    assert door.admit([sample]) == []
+    assert admission.admit([sample]) == []
     assert sample.loss_mask == [0, 1, 0, 1]
     assert sample.spans == [
         ("user", 2, ""), ("sampled", 1, "loss_mask"), ("sampled", 1, ""), ("tool", 1, ""), ("sampled", 1, "")
@@ -63,7 +63,7 @@ def test_a_mask_may_be_an_array() -> None:
     for given, kept in (([1, 1, 0, 1], [1, 1, 0, 1]), ([0, 1, 0, 1], [0, 1, 0, 1])):
         for mask in (np.array(given), torch.tensor(given), np.array(given, dtype=bool)):
             sample = told(loss_mask=mask)
-            assert door.admit([sample]) == []
+            assert admission.admit([sample]) == []
             assert sample.loss_mask == kept
 
 
@@ -71,7 +71,7 @@ def test_a_mask_gives_nothing_back_that_was_withheld() -> None:
     sample = told()
     sample.withhold(0, 2, "role reader")
     sample.loss_mask = [1, 1, 0, 1]
-    assert door.admit([sample]) == []
+    assert admission.admit([sample]) == []
     assert sample.loss_mask == [0, 0, 0, 1]
 
 
@@ -109,7 +109,7 @@ REFUSED: list[tuple[Callable[[], Sample], str]] = [
 def test_what_is_refused_is_data(make: Callable[[], Sample], message: str) -> None:
     sample, good = make(), told()
     before = copy.deepcopy(sample)
-    problem = door.problem(sample)
+    problem = admission.problem(sample)
     assert problem is not None
     assert sample == before
     assert "\n" not in problem
@@ -129,16 +129,16 @@ def test_a_batch_of_which_nothing_may_be_trained_ends_the_run() -> None:
 
 def test_samples_that_train_nothing_are_left_alone() -> None:
     removed = told(loss_mask=[1, 1, 1, 1], remove_sample=True)
-    assert door.admit([removed]) == []
+    assert admission.admit([removed]) == []
     assert removed.loss_mask == [1, 1, 1, 1]
 
 
 def test_a_sampled_token_that_stands_for_an_image() -> None:
     """5 was a tool's, 6 was sampled; without images neither means anything."""
     pictured = told(multimodal_train_inputs={"pixel_values": [[0.5]]})
-    assert door.problem(pictured, image_token=5) is None
-    assert door.problem(told(), image_token=6) is None
-    assert door.admit([pictured], image_token=6) == [pictured]
+    assert admission.problem(pictured, image_token=5) is None
+    assert admission.problem(told(), image_token=6) is None
+    assert admission.admit([pictured], image_token=6) == [pictured]
     reason = pictured.metadata["failure"]["error"]
     assert reason.startswith("error: response token 3 was sampled and is 6, the token of images")
 
@@ -148,7 +148,7 @@ def test_a_demonstration_trains_without_a_policy() -> None:
     trajectory.add_demonstration([3, 4])
     trajectory.add([5], Source.TEMPLATE)
     sample = trajectory.write(by_hand())
-    assert door.admit([sample]) == []
+    assert admission.admit([sample]) == []
     assert sample.loss_mask == [1, 1, 0]
 
 
@@ -161,35 +161,35 @@ def drawn(**changes: Any) -> Sample:
 
 def test_spans_of_code_that_does_not_know_them_are_forgotten() -> None:
     sample = drawn()
-    given = door.Drawn.of(sample)
+    given = admission.Drawn.of(sample)
     sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 3, 4], 2, [1, 0]
     assert given.problem(sample, same=True) is None
-    assert door.settled(sample) == [("template", 1, ""), ("user", 1, ""), ("sampled", 1, ""), ("tool", 1, "")]
+    assert admission.settled(sample) == [("template", 1, ""), ("user", 1, ""), ("sampled", 1, ""), ("tool", 1, "")]
     sample.tokens, sample.response_length = [9, 1, 2, 3, 4], 2  # its own way to encode the prompt, with a BOS
     assert given.problem(sample, same=True) is None
-    assert door.settled(sample) == [("user", 3, ""), ("sampled", 1, ""), ("tool", 1, "")]
+    assert admission.settled(sample) == [("user", 3, ""), ("sampled", 1, ""), ("tool", 1, "")]
 
 
 def test_a_partial_response_that_is_built_again_by_hand() -> None:
     sample = drawn()
     sample.append_response_tokens(None, [3], [-1.0])
-    given = door.Drawn.of(sample)
+    given = admission.Drawn.of(sample)
     sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 7, 8, 9], 3, [0, 1, 1]
     sample.rollout_log_probs, sample.token_weight_versions = None, []
     assert given.problem(sample, same=True) is None
-    assert door.settled(sample)[2:] == [("tool", 1, ""), ("sampled", 2, "")]
+    assert admission.settled(sample)[2:] == [("tool", 1, ""), ("sampled", 2, "")]
 
 
 def test_sampled_tokens_stand_after_the_prompt_they_were_sampled_after() -> None:
     sample = drawn()
-    given = door.Drawn.of(sample)
+    given = admission.Drawn.of(sample)
     sample.append_response_tokens(None, [3], [-1.0])
     assert given.problem(sample, same=True) is None
     other = drawn()
     other.tokens = [9, 8, 7]  # a prompt of the function's own, before anything was sampled
     other.append_response_tokens(None, [3], [-1.0])
     assert given.problem(other, same=True) is None
-    assert door.problem(other) is None
+    assert admission.problem(other) is None
     sample.tokens[0] = 9
     problem = given.problem(sample, same=True)
     assert problem is not None
@@ -203,15 +203,17 @@ def test_sampled_tokens_stand_after_the_prompt_they_were_sampled_after() -> None
 
 def test_a_response_that_is_text_gets_ids_and_no_log_probs() -> None:
     sample = drawn(response="yes")
-    assert door.is_text(sample)
-    assert door.take_text(sample, [7, 8]) is None
+    assert admission.is_text(sample)
+    assert admission.take_text(sample, [7, 8]) is None
     assert (sample.tokens, sample.response_length, sample.status) == ([1, 2, 7, 8], 2, SampleStatus.COMPLETED)
-    assert door.admit([sample]) == []
+    assert admission.admit([sample]) == []
     assert sample.spans == [Span(Source.TEMPLATE, 1), Span(Source.USER, 1), Span(Source.TEXT, 2)]
     assert sample.loss_mask == [1, 1]
     masked = drawn(response="yes", loss_mask=[0, 1], status=SampleStatus.TRUNCATED)
-    assert door.take_text(masked, [7, 8]) is None
-    assert door.admit([masked]) == []
+    assert admission.take_text(masked, [7, 8]) is None
+    assert admission.admit([masked]) == []
     assert (masked.loss_mask, masked.status) == ([0, 1], SampleStatus.TRUNCATED)
     wrong = drawn(response="yes", loss_mask=[1, 1, 1])
-    assert "loss_mask has 3 entries and the response, given as text, has 2 tokens" in str(door.take_text(wrong, [7, 8]))
+    assert "loss_mask has 3 entries and the response, given as text, has 2 tokens" in str(
+        admission.take_text(wrong, [7, 8])
+    )

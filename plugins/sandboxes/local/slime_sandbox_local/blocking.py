@@ -2,7 +2,7 @@
 
 `local.py` starts and ends keepers with these. asyncio's default threads are as many as the processors and four, and
 shared with whatever else blocks (files, retrievers), so sandboxes of hundreds of samples would stand in line there with
-their deadlines running. What a reader would get wrong: a thread of `beside` ends with its call, and nobody joins it.
+their deadlines running. What a reader would get wrong: a thread of `on_thread` ends with its call, and nobody joins it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STARTS = max(4, 2 * (os.cpu_count() or 1))
 _places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
-async def beside(what: str, call: Callable[[], T], unwanted: Callable[[T], None]) -> asyncio.Future[T]:
+async def on_thread(what: str, call: Callable[[], T], unwanted: Callable[[T], None]) -> asyncio.Future[T]:
     """Wait for a place, and begin the call in a daemon thread of its own; its deadline is the caller's.
 
     Args:

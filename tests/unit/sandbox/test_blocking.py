@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from slime_sandbox_local import LocalSandbox, isolation_here
-from slime_sandbox_local.beside import STARTS, beside, ended
+from slime_sandbox_local.blocking import STARTS, ended, on_thread
 
 WAITS = "import sys; sys.stdin.read()"
 
@@ -29,7 +29,7 @@ def test_no_more_calls_at_a_time_and_threads_that_end() -> None:
         return 7
 
     async def one() -> int:
-        return await (await beside("a call", call, print))
+        return await (await on_thread("a call", call, print))
 
     async def many() -> list[int]:
         return await asyncio.gather(*(one() for _ in range(4 * STARTS)))
@@ -49,7 +49,7 @@ def test_what_the_call_raises_frees_its_place() -> None:
     async def many() -> None:
         for _ in range(2 * STARTS):
             with pytest.raises(OSError, match="no more"):
-                await (await beside("a call", call, print))
+                await (await on_thread("a call", call, print))
 
     asyncio.run(many())
 
@@ -58,7 +58,7 @@ def test_a_result_that_comes_after_the_loop_is_given_away() -> None:
     go, given = threading.Event(), threading.Event()
 
     async def leave() -> None:
-        await beside("a late call", lambda: go.wait(60), lambda _: given.set())
+        await on_thread("a late call", lambda: go.wait(60), lambda _: given.set())
 
     asyncio.run(leave())
     go.set()

@@ -27,7 +27,7 @@ class Update:
     in_buckets: bool = False
 
 
-class Standing:
+class EngineState:
     """Of one engine."""
 
     def __init__(self) -> None:

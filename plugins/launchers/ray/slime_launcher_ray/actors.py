@@ -1,7 +1,7 @@
 """The actors of a run: created, told apart, compared, built side by side; and all gone at the end.
 
-    Crew.assemble   empty actors -> logs and addresses -> same code everywhere? -> rollout stage, then trainer ranks
-    Crew.close      engine, workers and process groups end by themselves; then every actor is killed
+    Actors.assemble   empty actors -> logs and addresses -> same code everywhere? -> rollout stage, then trainer ranks
+    Actors.close      engine, workers and process groups end by themselves; then every actor is killed
 
 What a reader would get wrong: an actor that fails while it is built fails the run, with its own error, and `close`
 takes the others with it. `end_ranks` and `replace_ranks` are for `recovery`.
@@ -32,10 +32,10 @@ from slime_launcher_ray.engine_actor import EngineActor
 from slime_launcher_ray.fingerprint import check_same_code, fingerprint
 from slime_launcher_ray.gpus import SeenGpu, seen_by_tasks, visible_to_servers
 from slime_launcher_ray.placing import Reserved, cluster_gpus
+from slime_launcher_ray.remote_stages import relay_last, stopped
 from slime_launcher_ray.rollout_actor import RolloutActor
 from slime_launcher_ray.shared_paths import remove_tokens, write_token
 from slime_launcher_ray.shell import FOLDER, Order, end_quietly, log_of
-from slime_launcher_ray.stand_ins import relay_last, stopped
 from slime_launcher_ray.trainer_actor import TrainerActor
 from slime_launcher_ray.wait import (
     BUCKETS,
@@ -62,7 +62,7 @@ _GONE = 30.0
 
 
 @dataclass
-class Crew:
+class Actors:
     """The actors."""
 
     rollout: Member
@@ -79,7 +79,7 @@ class Crew:
         return [*self.ranks, self.rollout, *([self.engine] if self.engine is not None else [])]
 
     @classmethod
-    def create(cls, run: Prepared, placement: Placement, reserved: Reserved, carried: Carried | None = None) -> Crew:
+    def create(cls, run: Prepared, placement: Placement, reserved: Reserved, carried: Carried | None = None) -> Actors:
         """Empty actors in their places; `carried` are files that Ray brings to the nodes."""
         make = _Maker(run, reserved, carried)
         manager = placement.manager
@@ -88,7 +88,7 @@ class Crew:
         if has_own_process(run.parts.engine) and placement.engines:
             place = placement.engines[0]
             where = (place.bundles[0], place.cpus, place.gpus)
-            restarts = -1 if run.args.use_fault_tolerance else 0  # `Comeback` counts
+            restarts = -1 if run.args.use_fault_tolerance else 0  # `EngineRestart` counts
             engine = make(
                 EngineActor, "engine", EngineError, where, _ENGINE_LANES,
                 max_concurrency=_AT_ONCE, max_restarts=restarts,
