@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 
-.PHONY: install constraints sglang demo demo-tools test test-smoke test-backends lint types docs oracle benchmarks clean
+.PHONY: install constraints sglang demo demo-tools test test-smoke test-backends lint types size docs oracle benchmarks clean
 
 install: $(STAMP)
 
@@ -96,6 +96,9 @@ lint: install
 
 types: install
 	$(BIN)/mypy
+
+size: install
+	$(BIN)/python scripts/size.py --demo
 
 docs: install
 	$(BIN)/python scripts/generate_docs.py --check

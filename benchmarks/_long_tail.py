@@ -202,7 +202,7 @@ class _World:
 
     def push(self) -> dict[str, float]:
         self._version += 1
-        self.stage.update_weights((), self._version)
+        self.stage.update_weights("tensor", (), self._version)
         return {}
 
     def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:

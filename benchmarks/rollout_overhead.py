@@ -40,17 +40,16 @@ SLOW = 0.05
 """Seconds of a slow reward."""
 REWARD = """
 import asyncio, hashlib, time
+from slime_core import RewardTraits, declares
 
 def share(sample):
     return int.from_bytes(hashlib.blake2b(str(sample.index).encode(), digest_size=4).digest(), "big") % 100
 
-{keyword} reward(args, sample):
+{declaration}{keyword} reward(args, sample):
     part = share(sample) if {misbehaves} else 100
     if part < 1: {sleep}(3600)
     if part < 6: {sleep}({slow})
     return 1.0
-
-{declaration}
 """
 
 
@@ -63,7 +62,7 @@ def write_reward(directory: Path, kind: str, misbehaves: bool) -> Path:
         sleep="await asyncio.sleep" if is_async else "time.sleep",
         misbehaves=misbehaves,
         slow=SLOW,
-        declaration="" if is_async else f"reward.execution = {kind!r}",
+        declaration="" if is_async else f"@declares(RewardTraits(execution={kind!r}))\n",
     )
     path.write_text(text, encoding="utf-8")
     return path

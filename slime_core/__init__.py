@@ -9,9 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slime_environment_session.dialogue import Dialogue
-    from slime_environment_session.session import EnvironmentSession
-
     from slime_core.buffer import BufferBase
     from slime_core.data.observations import Observations
     from slime_core.data.prompts import DatasetSource
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
     from slime_core.errors import SlimeError
     from slime_core.estimator import EstimatorBase
     from slime_core.fan_out import execution_rewards, executions
+    from slime_core.launch.findings import Finding, Level
     from slime_core.learning.corrections import CorrectionInputs, CorrectionOutputs
     from slime_core.plugins.adapters import RewardCaller
     from slime_core.plugins.answers import answer_extractor, answer_of
@@ -35,13 +33,22 @@ if TYPE_CHECKING:
     from slime_core.protocols import (
         AdvantageInputs,
         Advantages,
+        Args,
+        Command,
+        EngineTraits,
         Environment,
         GenerateContext,
+        GenerateTraits,
+        LauncherTraits,
         LossInputs,
         LossOutputs,
         RewardInputs,
+        RewardTraits,
+        RolloutTraits,
         Step,
+        TrainerTraits,
         Turn,
+        declares,
     )
     from slime_core.provenance import Source, Span
     from slime_core.trajectory import Trajectory
@@ -62,29 +69,36 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "AdvantageInputs": "slime_core.protocols",
     "Advantages": "slime_core.protocols",
+    "Args": "slime_core.protocols",
     "BufferBase": "slime_core.buffer",
     "Candidate": "slime_core.plugins.candidates",
+    "Command": "slime_core.protocols",
     "CorrectionInputs": "slime_core.learning.corrections",
     "CorrectionOutputs": "slime_core.learning.corrections",
     "DatasetSource": "slime_core.data.prompts",
-    "Dialogue": "slime_environment_session.dialogue",
     "DynamicFilterOutput": "slime_core.types",
+    "EngineTraits": "slime_core.protocols",
     "Environment": "slime_core.protocols",
-    "EnvironmentSession": "slime_environment_session.session",
     "EstimatorBase": "slime_core.estimator",
     "FilterDecision": "slime_core.types",
+    "Finding": "slime_core.launch.findings",
     "GenerateContext": "slime_core.protocols",
+    "GenerateTraits": "slime_core.protocols",
     "GenerationOutput": "slime_core.types",
     "Group": "slime_core.types",
     "JsonClient": "slime_core.plugins.json_client",
+    "LauncherTraits": "slime_core.protocols",
+    "Level": "slime_core.launch.findings",
     "LossInputs": "slime_core.protocols",
     "LossOutputs": "slime_core.protocols",
     "Observations": "slime_core.data.observations",
     "PluginOptions": "slime_core.plugins.options",
     "RewardCaller": "slime_core.plugins.adapters",
     "RewardInputs": "slime_core.protocols",
+    "RewardTraits": "slime_core.protocols",
     "RolloutFnEvalOutput": "slime_core.types",
     "RolloutFnTrainOutput": "slime_core.types",
+    "RolloutTraits": "slime_core.protocols",
     "Sample": "slime_core.types",
     "SampleStatus": "slime_core.types",
     "SlimeError": "slime_core.errors",
@@ -92,14 +106,16 @@ _EXPORTS = {
     "Span": "slime_core.provenance",
     "Step": "slime_core.protocols",
     "TrainBatch": "slime_core.types",
+    "TrainerTraits": "slime_core.protocols",
     "Trajectory": "slime_core.trajectory",
     "Turn": "slime_core.protocols",
     "answer_extractor": "slime_core.plugins.answers",
     "answer_of": "slime_core.plugins.answers",
     "candidate_rewards": "slime_core.plugins.candidates",
+    "declares": "slime_core.protocols",
+    "encode_prompt": "slime_core.data.tokenizer",
     "execution_rewards": "slime_core.fan_out",
     "executions": "slime_core.fan_out",
-    "encode_prompt": "slime_core.data.tokenizer",
     "get_model_url": "slime_core.engines.model_urls",
     "hookimpl": "slime_core.plugins.hookspecs",
     "last_boxed": "slime_core.plugins.boxed",
@@ -117,29 +133,36 @@ _EXPORTS = {
 __all__ = [
     "AdvantageInputs",
     "Advantages",
+    "Args",
     "BufferBase",
     "Candidate",
+    "Command",
     "CorrectionInputs",
     "CorrectionOutputs",
     "DatasetSource",
-    "Dialogue",
     "DynamicFilterOutput",
+    "EngineTraits",
     "Environment",
-    "EnvironmentSession",
     "EstimatorBase",
     "FilterDecision",
+    "Finding",
     "GenerateContext",
+    "GenerateTraits",
     "GenerationOutput",
     "Group",
     "JsonClient",
+    "LauncherTraits",
+    "Level",
     "LossInputs",
     "LossOutputs",
     "Observations",
     "PluginOptions",
     "RewardCaller",
     "RewardInputs",
+    "RewardTraits",
     "RolloutFnEvalOutput",
     "RolloutFnTrainOutput",
+    "RolloutTraits",
     "Sample",
     "SampleStatus",
     "SlimeError",
@@ -147,15 +170,17 @@ __all__ = [
     "Span",
     "Step",
     "TrainBatch",
+    "TrainerTraits",
     "Trajectory",
     "Turn",
     "__version__",
     "answer_extractor",
     "answer_of",
     "candidate_rewards",
+    "declares",
+    "encode_prompt",
     "execution_rewards",
     "executions",
-    "encode_prompt",
     "get_model_url",
     "hookimpl",
     "last_boxed",
@@ -170,8 +195,13 @@ __all__ = [
     "turn_delta",
 ]
 
+_OF_PLUGINS = {"Dialogue": "slime_environment_session", "EnvironmentSession": "slime_environment_session"}
+"""Name -> the package of a plugin that has it."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _OF_PLUGINS:  # an ImportError, since `from slime_core import` leaves out what an AttributeError says
+        raise ImportError(f"slime_core has no {name}; type: from {_OF_PLUGINS[name]} import {name}")
     if name not in _EXPORTS:
         raise AttributeError(f"module 'slime_core' has no attribute {name!r}")
     return getattr(import_module(_EXPORTS[name]), name)

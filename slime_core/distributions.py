@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +38,20 @@ def own_distributions() -> frozenset[str]:
             own.add(normalized(match[0]))
     own.update(_checkout_names(Path(__file__).resolve().parents[1]))
     return frozenset(own)
+
+
+def allowed_words(argv: Sequence[str], env: Mapping[str, str]) -> set[str] | None:
+    """What `--no-plugins` and SLIME_PLUGINS leave besides slime's own, before settings are read; None is everything."""
+    if "--no-plugins" in argv or env.get("SLIME_NO_PLUGINS", "").strip().lower() in ("1", "true", "yes", "on"):
+        return set()
+    text = env.get("SLIME_PLUGINS")
+    return None if text is None else {word.strip() for word in text.split(",") if word.strip()}
+
+
+def is_allowed(words: set[str] | None, name: str, distribution: str) -> bool:
+    """Whether an entry point may be used."""
+    named = words is None or not words.isdisjoint((name, distribution, f"{distribution}:{name}"))
+    return named or normalized(distribution) in own_distributions()
 
 
 def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:

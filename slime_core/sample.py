@@ -122,8 +122,8 @@ class Sample:
     row: int | None = None
     """Which row of `--prompt-data` the prompt is: its identity over the epochs."""
     spans: list[Span] | None = None
-    """Who wrote each of `tokens`, prompt included. None, or spans of the prompt only: nobody told, and `door.settled`
-    derives the rest from the other fields."""
+    """Who wrote each of `tokens`, prompt included. None, or spans of the prompt only: nobody told, and
+    `admission.settled` derives the rest from the other fields."""
     sampled_after: int | None = None
     """Digest of the prompt's ids that the response was appended to; None where nobody appended."""
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
+from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model, write_image
+
 from tests.conftest import TinyRun
 from tests.unit.engines.sglang_api.servers import Server, answer
 from tests.unit.engines.sglang_api.weight_servers import WeightServer
@@ -20,13 +21,13 @@ PICTURED, PLAIN, SAMPLES = 4, 1, 2
 """Rows with an image, rows without, and samples of each; a rollout draws all."""
 _REWARD = """
 import os, signal
+from slime_core import RewardTraits, declares
 
+@declares(RewardTraits(execution="inline"))
 def reward(args, sample, **kwargs):
     if os.environ.get("END") == str(sample.index):
         os.kill(os.getpid(), signal.SIGKILL)
     return float(sample.index % 3)
-
-reward.execution = "inline"
 """
 
 

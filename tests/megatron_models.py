@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from slime_core.models.megatron_family import MegatronModel, load_megatron_model
-from slime_core.models.weight_map import critic_of
+from slime_trainer_megatron.families import MegatronModel, critic_of, load_megatron_model
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -193,6 +193,7 @@ def make_args(**changes: Any) -> SimpleNamespace:
         "opsm_delta": 1e-4,
         "num_critic_only_steps": 0,
         "opd_kl_coef": 1.0,
+        "opd_teacher_load": None,
         "opd_type": None,
         "use_opd": False,
         "use_rollout_entropy": False,

@@ -35,6 +35,7 @@ from slime.utils.types import Sample
 
 import slime_core
 from slime_core.errors import CheckpointError, ConfigError, RolloutError
+from slime_core.protocols import RolloutTraits, traits_of
 
 MakeArgs = Callable[..., Any]
 PARAMS = {"temperature": 1.0, "max_new_tokens": 8}
@@ -455,4 +456,4 @@ def test_supervised_rows(make_args: MakeArgs, tokenizer: Any) -> None:
     assert tokenizer.decode(second.response_tokens) == "2<|end|>"
     assert second.loss_mask == [1] * second.response_length
     assert (first.reward, first.status) == (0.0, Sample.Status.COMPLETED)
-    assert sft_rollout.generate_rollout.needs_engine is False
+    assert not traits_of(sft_rollout.generate_rollout, RolloutTraits).needs_engine

@@ -34,10 +34,9 @@ def model_provider(pre_process=True, post_process=True, vp_stage=None):
     import torch
     from megatron.core.models.gpt import GPTModel
     from slime_trainer_megatron.arguments.config import padded_vocab_size, transformer_config
+    from slime_trainer_megatron.families import load_megatron_model
     from slime_trainer_megatron.layout import Layout
     from slime_trainer_megatron.model.specs import block_spec
-
-    from slime_core.models.megatron_family import load_megatron_model
 
     args = _given["args"]
     family = load_megatron_model(args.hf_checkpoint)

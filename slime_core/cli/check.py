@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from slime_core.cli.parser import Parser
-from slime_core.errors import SlimeError
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
     from slime_core.launch.findings import Finding
 
 COMMANDS = ("train", "sft", "rollout", "eval")
-_OF_GPUS = ("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus", "colocate", "launcher", "ray_address")
-"""Settings of a run on other machines than this one, if this one has no GPU."""
 
 _HELP = """usage: slime check [RUN.yaml] [--for COMMAND] [--flags-only] [--strict] [--json] [flags]
 
@@ -71,8 +68,7 @@ def run(argv: list[str]) -> int:
         with redirect_stdout(sys.stderr):  # a recipe may tell what it makes
             run = prepare(settings, learn=learn, make=bool(elsewhere))
         findings = [*preflight(run), *starting(run)]
-        if learn:
-            findings += _memory(settings)
+        findings += [found for told in run.hooks.slime_check(settings=settings) for found in told]
         findings = [replace(found, message=found.message.replace(f"{folder}{os.sep}", "")) for found in findings]
         if elsewhere:
             made = f"{settings.cite('prepare_path')} has made model and data in a temporary directory"
@@ -103,7 +99,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
         PluginError: No trainer or engine has the name given.
     """
     from slime_core.launch.component_settings import tell_support
-    from slime_core.launch.components import Components
+    from slime_core.launch.components import Components, named_transport
     from slime_core.launch.resolver import Resolver
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.presets import load_settings
@@ -115,6 +111,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
     parts = Components(
         engine=resolver.setting("engines", "rollout_engine") if generates else None,
         trainer=resolver.setting("trainers", "train_backend") if trains and not args.debug_rollout_only else None,
+        weight_transport=named_transport(resolver),
     )
     settings.warnings += tell_support(settings, parts)
     return settings
@@ -139,48 +136,6 @@ def _to_be_made(settings: Settings, folder: Path) -> list[str]:
         pairs[1::2] = map(elsewhere, pairs[1::2])
         flags += ["--eval-prompt-data", *pairs]
     return flags
-
-
-def _memory(settings: Settings) -> Iterator[Finding]:
-    """What the run plan needs on the fullest device, against what a device of this machine has."""
-    import torch
-    from slime_command_plan.memory import shown, total
-    from slime_command_plan.run_plan import plan_run
-
-    from slime_core.launch.findings import Finding, Level
-
-    args, gpus = settings.args, torch.cuda.device_count() if settings.args.device != "cpu" else 0
-    if not gpus and args.device != "cpu" and any(map(settings.is_given, _OF_GPUS)):
-        yield Finding("memory", Level.NOTE, "this machine has no GPU to compare with; slime plan says what each needs")
-        return
-    try:
-        plan = plan_run(settings, num_gpus=gpus)
-    except SlimeError as error:
-        yield Finding("memory", Level.NOTE, f"no estimate: {error}")
-        return
-    if not plan.memory:
-        return
-    has = float(torch.cuda.get_device_properties(0).total_memory if gpus else _main_memory())
-    ranks = 1 if gpus else len(plan.placement.trainers)
-    fullest = max(plan.memory, key=lambda device: device.total)
-    trainer = plan.memory[0]
-    more = (ranks - 1) * trainer.total if trainer.device.startswith("trainer") else 0.0
-    needs, held = fullest.total + more, ranks * total([item for item in trainer.items if item.idle])
-    where = "a GPU of this machine" if gpus else "this machine"
-    text = f"about {shown(needs)} of the {shown(has)} of {where} (within a factor of 2; slime plan says for what)"
-    if held > has:
-        lora = "; --lora-rank N trains adapters alone" if args.lora_rank is None else ""
-        text = f"weights, gradients and optimizer alone take {shown(held)}, and {where} has {shown(has)}{lora}"
-        yield Finding("memory", Level.ERROR, text)
-    else:
-        yield Finding("memory", Level.WARNING if needs > has else Level.OK, text)
-
-
-def _main_memory() -> int:
-    """Bytes, by the machine or by the limit of this process's control group."""
-    machine, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else ""
-    return min(machine, int(text)) if text.isdigit() else machine
 
 
 def as_json(finding: Finding) -> str:

@@ -55,8 +55,9 @@ def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:
 
 
 def _given(settings: Any, flag: str) -> str:
-    """The value of a flag that a file, the environment or the command line set."""
+    """The value of a flag that a file, the environment or the command line set; `auto` names no component."""
     name = flag.removeprefix("--").replace("-", "_")
     if not flag.startswith("--") or name not in settings.origins or not settings.is_given(name):
         return ""
-    return str(getattr(settings.args, name) or "")
+    value = str(getattr(settings.args, name) or "")
+    return "" if value == "auto" else value

@@ -5,6 +5,9 @@ from __future__ import annotations
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
 
+_BESIDE = {"megatron": True, "sglang": False}
+"""Value of --opd-type -> the teacher is beside the actor, in the trainer, and not served elsewhere."""
+
 
 def distillation(s: Settings) -> None:
     """A local teacher has a checkpoint; a remote one's log-probs come with the samples."""
@@ -23,9 +26,9 @@ def distillation(s: Settings) -> None:
             f"{s.cite('use_opd')} needs --opd-type local (a teacher beside the actor; also called megatron) or"
             " --opd-type sglang (its log-probs come with the samples)."
         )
-    if a.opd_type == "megatron" and not a.opd_teacher_load:
+    if _BESIDE[a.opd_type] and not a.opd_teacher_load:
         raise ConfigError(f"{s.cite('opd_type')} needs --opd-teacher-load DIR, an HF-layout model.")
-    if a.opd_type == "sglang" and a.opd_teacher_load:
+    if a.opd_teacher_load and not _BESIDE[a.opd_type]:
         raise ConfigError(
             f"{s.cite('opd_teacher_load')} is for --opd-type local; with sglang the teacher is served elsewhere."
         )

@@ -15,7 +15,7 @@ from slime_core.config.foreign_values import convert, convert_words
 from slime_core.config.origins import Entry, Origin
 from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignFlags, find_foreign
 from slime_core.config.spec import did_you_mean, flag_specs
-from slime_core.distributions import entry_points, normalized, own_distributions
+from slime_core.distributions import allowed_words, entry_points, is_allowed
 from slime_core.errors import ConfigError
 
 GROUP = "slime.foreign_flags"
@@ -55,10 +55,9 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
     `--no-plugins` and SLIME_PLUGINS leave out those of other distributions, as they do other plugins.
     """
     owners, warnings = list[ForeignFlags](), list[str]()
-    allowed = _allowed(argv, env)
+    words = allowed_words(argv, env)
     for name, entry, distribution in entry_points(GROUP):
-        words = (name, distribution, f"{distribution}:{name}")
-        if allowed is not None and allowed.isdisjoint(words) and normalized(distribution) not in own_distributions():
+        if not is_allowed(words, name, distribution):
             continue
         try:
             owner = entry.load()()
@@ -71,14 +70,6 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
             continue
         owners.append(owner)
     return tuple(owners), warnings
-
-
-def _allowed(argv: Sequence[str], env: Mapping[str, str]) -> set[str] | None:
-    """What may be used besides slime's own; None is everything."""
-    if "--no-plugins" in argv or env.get("SLIME_NO_PLUGINS", "").strip().lower() in ("1", "true", "yes", "on"):
-        return set()
-    text = env.get("SLIME_PLUGINS")
-    return None if text is None else {word.strip() for word in text.split(",") if word.strip()}
 
 
 def _refuse_overlap(owner: ForeignFlags, others: Sequence[ForeignFlags]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slime_core.config.schema import Given
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
 
@@ -64,11 +65,11 @@ def context_of(checkpoint: str | None) -> int | None:
 
 def response_is_bounded(s: Settings) -> None:
     """Without a limit an untrained model may never stop; the context is one, too."""
-    a = s.args
+    a: Given = s.args
     if a.rollout_max_response_len is None and a.rollout_max_context_len is not None:
         s.derive("rollout_max_response_len", a.rollout_max_context_len - 1, "rollout_max_context_len - 1")
     if s.command == "eval" and not a.eval_function_path:
-        for d in a.eval_datasets:
+        for d in s.args.eval_datasets:
             if d.max_response_len is None and d.max_context_len is None:
                 raise ConfigError(
                     f"evaluation of {d.name!r} needs --eval-max-response-len N or --eval-max-context-len N."

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 from slime_core.config.backends import choose_backends
 from slime_core.config.flags import parse_flags
 from slime_core.config.foreign import find_owners, resolve
-from slime_core.config.foreign_help import flags_text
 from slime_core.config.layers import Layered, collect, lay_below, validate
 from slime_core.config.named_model import flags_of_named_model
 from slime_core.config.origins import Origin
@@ -65,6 +64,8 @@ def load_settings(
     layered = collect(parsed, env, foreign, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
     if parsed.help_flag:
+        from slime_core.config.foreign_help import flags_text
+
         print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
         raise SystemExit(0)
     layered.warnings += unusable

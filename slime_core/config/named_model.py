@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from slime_core.config.foreign import Given
 from slime_core.config.origins import Entry, Origin
 from slime_core.config.passthrough import ForeignFlags, find_foreign
-from slime_core.model_presets.megatron_flags import megatron_flags
-from slime_core.model_presets.presets import find_preset
 
 
 def flags_of_named_model(named: Entry | None, foreign: Sequence[ForeignFlags]) -> list[Given]:
@@ -27,6 +25,9 @@ def flags_of_named_model(named: Entry | None, foreign: Sequence[ForeignFlags]) -
     """
     if named is None or named.value is None:
         return []
+    from slime_core.model_presets.megatron_flags import megatron_flags
+    from slime_core.model_presets.presets import find_preset
+
     preset = find_preset(str(named.value), str(named.origin))
     origin = Origin("preset", f"--model {preset.name}")
     given = [Given(flag.replace("-", "_"), value, origin) for flag, value in megatron_flags(preset).items()]

@@ -280,49 +280,21 @@ def placement(s: Settings) -> None:
 # -- weights ----------------------------------------------------------------------------------
 
 
+_BY_FILES = ("auto", "nccl", "disk")
+"""Transports that `--update-weight-mode delta` may stand beside: files, or nothing that says otherwise."""
+
+
 def weight_transport(s: Settings) -> None:
-    """Weights on disk need a directory."""
-    a = s.args
-    delta = a.update_weight_mode == "delta"
-    if (a.update_weight_transport == "disk" or delta) and a.update_weight_disk_dir is None:
-        if a.run_dir is None:
-            name = "update_weight_mode" if delta else "update_weight_transport"
-            raise ConfigError(f"{s.cite(name)} needs --update-weight-disk-dir DIR or --save DIR.")
-        s.derive("update_weight_disk_dir", os.path.join(a.run_dir, "weights"), "run_dir")
-    if delta:
-        _weight_deltas(s)
+    """`--update-weight-mode` other than full is the transport of that name."""
+    mode, transport = s.args.update_weight_mode, s.args.update_weight_transport
+    if mode == "full":
         return
-    for name in _DELTA_ONLY:
-        if s.is_given(name):
-            s.warnings.append(f"{s.cite(name)} has no effect without --update-weight-mode delta.")
-
-
-_DELTA_ONLY = (
-    "update_weight_delta_encoding",
-    "update_weight_delta_checksum",
-    "update_weight_local_checkpoint_dir",
-    "update_weight_puller_addrs",
-)
-
-
-def _weight_deltas(s: Settings) -> None:
-    """Deltas are files, for engines that do not share the trainer's devices."""
-    a = s.args
-    if a.update_weight_transport == "tensor":
+    if transport not in (*_BY_FILES, mode):
         raise ConfigError(
             f"{s.cite('update_weight_mode')} goes by files, not by {s.cite('update_weight_transport')}; remove that, or"
             " type --update-weight-transport disk."
         )
-    if a.colocate:
-        raise ConfigError(f"{s.cite('update_weight_mode')} and {s.cite('colocate')} exclude each other; remove one.")
-    if a.update_weight_local_checkpoint_dir is None and a.run_dir is not None:
-        s.derive("update_weight_local_checkpoint_dir", os.path.join(a.run_dir, "local_weights"), "run_dir")
-    paths = [os.path.realpath(p) for p in (a.update_weight_disk_dir, a.update_weight_local_checkpoint_dir) if p]
-    if len(set(paths)) < len(paths):
-        raise ConfigError(
-            f"{s.cite('update_weight_disk_dir')} and {s.cite('update_weight_local_checkpoint_dir')} are one directory;"
-            " the second is a copy that each engine's host keeps for itself."
-        )
+    s.derive("update_weight_transport", mode, "update_weight_mode")
 
 
 def offloading(s: Settings) -> None:

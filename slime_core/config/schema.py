@@ -87,14 +87,15 @@ class Given(
 ):
     """One attribute per flag: what somebody gave, or the default; None is what the rules have yet to fill in."""
 
+    eval_datasets: list[EvalDataset] = Field(default_factory=list)
+    """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""
+
 
 class Args(Given):
     """The run's settings: one attribute per flag, plus pass-through flags and custom keys."""
 
     model_config = ConfigDict(defer_build=False)
 
-    eval_datasets: list[EvalDataset] = Field(default_factory=list)
-    """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""
     sglang_model_routers: dict[str, tuple[str, int]] | None = None
     """Host and port that answer for each model while an engine serves them; no flag of its own."""
     _defaults: Defaults = PrivateAttr(default_factory=Defaults)
@@ -108,6 +109,7 @@ class Args(Given):
         hf_checkpoint: str
         num_rollout: int
         rollout_batch_size: int
+        rollout_max_response_len: int
         over_sampling_batch_size: int
         global_batch_size: int
         num_steps_per_rollout: int

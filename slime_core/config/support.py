@@ -141,13 +141,16 @@ BY_COMPONENT: Mapping[str, Lack] = {
     "rollout_num_gpus_per_engine": Lack.HINT,
     "sglang_config": Lack.REFUSED,
     "sglang_router_request_timeout_secs": Lack.HINT,
+    "update_weight_delta_checksum": Lack.HINT,
+    "update_weight_delta_encoding": Lack.HINT,
+    "update_weight_local_checkpoint_dir": Lack.HINT,
     "update_weight_puller_addrs": Lack.HINT,
     "update_weight_pause_mode": Lack.HINT,
     "update_weight_timeout": Lack.HINT,
     "use_fault_tolerance": Lack.HINT,
 }
-"""Settings that only some engines and trainers act on, namely those whose class has them in its attribute `uses` ->
-what happens with the others; looked at by the launcher, once it knows the run's components."""
+"""Settings that only some engines, trainers and weight transports act on, namely those whose class has them in its
+attribute `uses` -> what happens with the others; looked at by the launcher, once it knows the run's components."""
 
 OF_TRAINERS = frozenset(
     {name for name in BY_COMPONENT if name.startswith(("lora_", "custom_megatron_"))}

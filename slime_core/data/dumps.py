@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from slime_core.errors import DataError, RecordError, RolloutError
-from slime_core.protocols import Args
+from slime_core.protocols import Args, RolloutTraits
 from slime_core.routed_experts import json_default
 from slime_core.types import Group, RolloutFnTrainOutput, Sample
 
@@ -150,8 +150,7 @@ def subsample(groups: list[Group], ratio: float) -> list[Group]:
 class SavedRollout:
     """The rollout function of `--load-debug-rollout-data`: no engine, no data, no reward; what a file holds."""
 
-    needs_engine = False
-    replays = True  # a file says what is trained on, twice if it likes
+    traits = RolloutTraits(needs_engine=False, replays=True)  # a file says what is trained on, twice if it likes
 
     def __call__(self, args: Args, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
         """The groups of the rollout's file. Raises DataError."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core import provenance
+from slime_core.admission import settled
 from slime_core.data.demonstrations import Piece
-from slime_core.door import settled
 from slime_core.errors import DataError
 from slime_core.provenance import Source, Span, Spans
 from slime_core.types import Sample
@@ -37,7 +37,7 @@ def to_row(sample: Sample, tokenizer: Any) -> dict[str, Any]:
     """One row of `--prompt-data`: `input`, `label`, `metadata` with the tokens, and `tools` if the sample had some.
 
     Args:
-        sample: One that `door.problem` finds nothing wrong with.
+        sample: One that `admission.problem` finds nothing wrong with.
         tokenizer: Of the model that sampled.
     """
     spans = settled(sample)

@@ -12,8 +12,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slime_core.admission import problem
 from slime_core.data.sampled_rows import reward_of
-from slime_core.door import problem
 from slime_core.fan_out import executions, mean
 from slime_core.provenance import Source
 from slime_core.types import Group, Sample, SampleStatus

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError
 from slime_core.plugins.manager import current_registry
@@ -18,6 +18,9 @@ from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args
 from slime_core.tools import Tool, ToolParser, check_tools
+
+if TYPE_CHECKING:
+    from slime_core.tools import Tool, ToolParser
 
 AUTO = "auto"
 _FLAG = "--tool-call-parser"
@@ -30,11 +33,14 @@ def run_tools(args: Args | None) -> tuple[Tool, ...]:
         ConfigError: Two have one name, or one has no schema and none can be made.
         PluginError: A spec names nothing that can be loaded.
     """
-    return _loaded(tuple(getattr(args, "tools_path", None) or ()), current_registry())
+    specs = tuple(getattr(args, "tools_path", None) or ())
+    return _loaded(specs, current_registry()) if specs else ()
 
 
 @lru_cache(maxsize=16)
 def _loaded(specs: tuple[str, ...], registry: Registry) -> tuple[Tool, ...]:
+    from slime_core.tools import Tool
+
     tools: list[Tool] = []
     for spec in specs:
         origin = f"--tools-path {spec!r}"

@@ -1,7 +1,7 @@
 """Which models a run serves and which URL answers for one: `slime_core.planned_models`, `slime_core.get_model_url`.
 
-For users' generate and reward functions. What a reader would get wrong: addresses are known only while the engine runs,
-names also before.
+For users' generate and reward functions. The names are the engine's to know (`planned_models` of its class). What a
+reader would get wrong: addresses are known only while the engine runs, names also before.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ def planned_models(args: Args) -> list[str]:
 
     Raises:
         ConfigError: The file cannot be read, or is wrong.
+        PluginError: There is no such engine.
     """
-    from slime_engine_sglang.models_yaml import read_models
+    from slime_core.plugins.resolve import resolve
 
-    path = getattr(args, "sglang_config", None)
-    if not path:
+    if not getattr(args, "sglang_config", None):
         return []
-    return [model.name for model in read_models(path, f"--sglang-config {str(path)!r}") if model.serves]
+    engine = resolve("engines", args.rollout_engine, origin="--rollout-engine").obj
+    ask = getattr(engine, "planned_models", None)
+    return [] if ask is None else list(ask(args))
 
 
 def get_model_url(args: Args, model_name: str, endpoint: str = "/generate") -> str:

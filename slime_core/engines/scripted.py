@@ -10,13 +10,14 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 _TENSORS_ONLY = "ScriptedEngine takes weights as tensors only"
@@ -238,10 +239,6 @@ class ScriptedEngine:
         raise EngineError(_TENSORS_ONLY)
 
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
-        """Not a transport of this engine."""
-        raise EngineError(_TENSORS_ONLY)
-
-    async def update_weights_from_delta(self, root: Path, version: int) -> None:
         """Not a transport of this engine."""
         raise EngineError(_TENSORS_ONLY)
 

@@ -1,14 +1,14 @@
 """What the run's components say about settings: which ones they act on, and what they find wrong with them.
 
-`prepare` asks once, before anything starts. Optional attributes of an engine's or trainer's class: `uses`, names of the
-settings in `config.support.BY_COMPONENT` that it acts on, and the classmethods `missing(args)`, what it needs and is
-not installed, with what to type (empty when all is there), and `check_settings(settings)`. What a reader would get
-wrong: a class uses what its base classes use, too.
+`prepare` asks once, before anything starts. The traits of an engine, a trainer or a weight transport say which
+settings of `config.support.BY_COMPONENT` it `uses`; its class may have the classmethods `missing(args)`, what it needs
+and is not installed, with what to type (empty when all is there), and `check_settings(settings)`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,12 +18,13 @@ from slime_core.config.spec import flag_specs
 from slime_core.config.support import OF_TRAINERS, check_component_support
 from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.components import Components
-from slime_core.launch.launchers import RAY
+from slime_core.launch.launchers import launcher_traits
+from slime_core.protocols import EngineTraits, TrainerTraits, TransportTraits, traits_of
 
 logger = logging.getLogger(__name__)
 
 OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_tolerance"})
-"""Settings that the Ray launcher acts on for an engine that works in an actor (`slime_launcher_ray.comeback`)."""
+"""Settings that a launcher acts on for an engine in a process that it started (`LauncherTraits.restarts_engines`)."""
 
 
 def check_component_settings(settings: Settings, parts: Components) -> None:
@@ -31,22 +32,37 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
     flags = _chosen(parts)
     _check_installed(settings, flags)
     tell_support(settings, parts)
+    _settle_weight_files(settings, parts.weight_transport)
     for part, _ in flags:
         check = getattr(part, "check_settings", None)
         for warning in check(settings) if check is not None else ():
             logger.warning("%s", warning)
 
 
+def _settle_weight_files(settings: Settings, transport: Any) -> None:
+    """A transport that writes files has a directory for them. Raises ConfigError."""
+    args = settings.args
+    if transport is None or not transport.traits.writes_files or args.update_weight_disk_dir is not None:
+        return
+    if args.run_dir is None:
+        raise ConfigError(
+            f"{settings.cite('update_weight_transport')} needs --update-weight-disk-dir DIR or --save DIR."
+        )
+    settings.derive("update_weight_disk_dir", os.path.join(args.run_dir, "weights"), "run_dir")
+
+
 def tell_support(settings: Settings, parts: Components) -> list[str]:
-    """Log and return warnings about settings that neither engine nor trainer acts on. Raises ConfigError."""
+    """Log and return warnings about settings that none of the components acts on. Raises ConfigError."""
     flags = _chosen(parts)
-    uses = {setting for part, name in flags for setting in _uses(part, settings.cite(name))}
+    uses = set(_uses(traits_of(parts.engine, EngineTraits), settings.cite("rollout_engine")))
+    uses |= set(_uses(traits_of(parts.trainer, TrainerTraits), settings.cite("train_backend")))
+    uses |= set(_uses(traits_of(parts.weight_transport, TransportTraits), settings.cite("update_weight_transport")))
     if parts.trainer is None:
         uses |= OF_TRAINERS
     if (
-        settings.args.launcher == RAY
-        and parts.engine is not None
-        and not getattr(parts.engine, "runs_elsewhere", False)
+        parts.engine is not None
+        and not traits_of(parts.engine, EngineTraits).runs_elsewhere
+        and launcher_traits(settings).restarts_engines
     ):
         uses |= OF_ENGINE_ACTORS
     chosen = " and ".join(f"--{name.replace('_', '-')} {getattr(settings.args, name)}" for _, name in flags)
@@ -57,9 +73,13 @@ def tell_support(settings: Settings, parts: Components) -> list[str]:
 
 
 def _chosen(parts: Components) -> list[tuple[Any, str]]:
-    """(Class, the setting that names it) of engine and trainer, where there are any."""
-    both = ((parts.engine, "rollout_engine"), (parts.trainer, "train_backend"))
-    return [(part, name) for part, name in both if part]
+    """(Class, the setting that names it) of transport, engine and trainer, where there are any."""
+    named = (
+        (parts.weight_transport, "update_weight_transport"),
+        (parts.engine, "rollout_engine"),
+        (parts.trainer, "train_backend"),
+    )
+    return [(part, name) for part, name in named if part]
 
 
 def _check_installed(settings: Settings, flags: Sequence[tuple[Any, str]]) -> None:
@@ -73,15 +93,9 @@ def _check_installed(settings: Settings, flags: Sequence[tuple[Any, str]]) -> No
     raise ConfigError("\n".join(lacking) + (f"\nOr go on without: type {way}" if way else ""))
 
 
-def uses_of(part: Any) -> frozenset[str]:
-    """Settings of `BY_COMPONENT` that a component acts on, which `check_component_settings` has checked."""
-    return frozenset(_uses(part, ""))
-
-
-def _uses(part: Any, cited: str) -> Iterator[str]:
+def _uses(traits: EngineTraits | TrainerTraits | TransportTraits, cited: str) -> Iterator[str]:
     """Settings that a component says it acts on. Raises PluginError for a name that is no setting."""
-    for owner in getattr(part, "__mro__", (part,)):
-        for setting in getattr(owner, "__dict__", {}).get("uses", ()):
-            if setting not in flag_specs():
-                raise PluginError(f"{cited}: `uses` of {owner.__name__} has {setting!r}, which is no setting")
-            yield setting
+    for setting in sorted(traits.uses):
+        if setting not in flag_specs():
+            raise PluginError(f"{cited}: `uses` of its traits has {setting!r}, which is no setting")
+        yield setting

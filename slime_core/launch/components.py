@@ -27,14 +27,15 @@ from slime_core.launch.objective import Objective, resolve_objective, told_witho
 from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.answers import named_extractor
 from slime_core.plugins.hooks import Hooks, bare_manager, nobody
 from slime_core.plugins.options import option_name
 from slime_core.plugins.resolve import Resolved, absolute_spec
 from slime_core.plugins.signatures import construct, declared
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.hooks import RolloutHooks
+from slime_core.weights.sync import NO_NAMES
+from slime_core.weights.transports import transport_traits
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class Components:
     """The loss and what it is built with."""
     engine: Any = None
     trainer: Any = None
+    weight_transport: Any = None
+    """The one that the settings name; None: the engine's best, which is known once it has started."""
     post_process_rewards: Callable[..., Any] | None = None
     convert_samples: Callable[..., Any] | None = None
     hooks: Hooks = field(default_factory=nobody)
@@ -129,14 +132,15 @@ def resolve_components(
     parts.post_process_rewards = r.function("reward_post_processes", "custom_reward_post_process_path")
     parts.convert_samples = r.function("sample_converters", "custom_convert_samples_to_train_data_path")
     generators: list[GenerateCaller] = []
-    if getattr(parts.rollout_function, "needs_engine", True):
+    if traits_of(parts.rollout_function, RolloutTraits).needs_engine:
         if r.args.debug_train_only:
             raise ConfigError(
                 f"{settings.cite('debug_train_only')} starts no engine, and {settings.cite('rollout_function_path')}"
                 " may need one: load saved samples (--load-debug-rollout-data FILE), or say so on the function:"
-                " fn.needs_engine = False"
+                " @declares(RolloutTraits(needs_engine=False))"
             )
         generators = _resolve_generation(parts, r)
+    parts.weight_transport = named_transport(r)
     if learn:
         parts.trainer = r.setting("trainers", "train_backend")
         parts.objective = resolve_objective(settings, r)
@@ -160,6 +164,16 @@ def resolve_components(
     check_images(settings, parts, generators)
     parts.resolved = r.used
     return parts, r
+
+
+def named_transport(r: Resolver) -> Any:
+    """The transport that `--update-weight-transport` names; None for words that leave the choice to the engine."""
+    name = "update_weight_transport"
+    if r.args.update_weight_transport in NO_NAMES:
+        return None
+    transport = r.setting("weight_transports", name)
+    transport_traits(transport, r.origin(name))
+    return transport
 
 
 def _data_source(r: Resolver) -> Callable[[Any], Any]:
@@ -206,14 +220,12 @@ def _resolve_generation(parts: Components, r: Resolver) -> list[GenerateCaller]:
     parts.needs_address = not (
         all(g.takes_context for g in generators) and all("context" in inspect.signature(f).parameters for f in rollouts)
     )
-    if args.environment_path and not any(g.uses_environment for g in generators):
+    if args.environment_path and not any(g.traits.uses_environment for g in generators):
         logger.warning(
-            "%s: without effect, unless a row chooses a generator that uses it; %s does not say so (an attribute"
-            " uses_environment = True); multi_turn does", r.origin("environment_path"), parts.generator.label,
+            "%s: without effect, unless a row chooses a generator that uses it; %s does not say so (a trait"
+            " uses_environment=True); multi_turn does", r.origin("environment_path"), parts.generator.label,
         )  # fmt: skip
     parts.engine = r.setting("engines", "rollout_engine")
-    if any(g.uses_sandbox for g in generators):
-        _require_isolation(args, r)
     r.each("tools", "tools_path")
     if args.tool_call_parser != AUTO:
         r.setting("tool_parsers", "tool_call_parser")
@@ -230,7 +242,7 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
     if dataset.environment_path:
         dataset.environment_path = absolute_spec(dataset.environment_path)
         r.spec("environments", dataset.environment_path, f"{origin}: environment_path")
-        if not generator.uses_environment:
+        if not generator.traits.uses_environment:
             logger.warning(
                 "%s: environment_path %r is without effect, unless a row chooses a generator that uses it; %s does not"
                 " say so", origin, dataset.environment_path, generator.label,
@@ -241,20 +253,13 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
             r.spec("tools", spec, f"{origin}: tools_path")
     if dataset.answer_path:
         dataset.answer_path = absolute_spec(dataset.answer_path)
+        from slime_core.plugins.answers import named_extractor
+
         named_extractor(dataset.answer_path, f"{origin}: answer_path")
     own = dataset_args(r.args, dataset)
     run_tools(own)
     generator.check(own, training=False)
     return generator
-
-
-def _require_isolation(args: Args, r: Resolver) -> None:
-    from slime_sandbox_local import SandboxError, require_isolation
-
-    try:
-        require_isolation(args.sandbox_isolation)
-    except SandboxError as error:
-        raise ConfigError(f"{r.origin('sandbox_isolation')}: {error}") from error
 
 
 def _check_same_bits(settings: Settings, parts: Components) -> None:
@@ -266,11 +271,14 @@ def _check_same_bits(settings: Settings, parts: Components) -> None:
             f"{settings.cite('true_on_policy_mode')}: --loss-type {settings.args.loss_type!r} is not computed from the"
             " log-probs that are compared with the engine's; it works with policy_loss"
         )
-    for name, part in (("rollout_engine", parts.engine), ("train_backend", parts.trainer)):
-        if part is not None and not getattr(part, "true_on_policy", False):
+    for name, part, same in (
+        ("rollout_engine", parts.engine, traits_of(parts.engine, EngineTraits).true_on_policy),
+        ("train_backend", parts.trainer, traits_of(parts.trainer, TrainerTraits).true_on_policy),
+    ):
+        if part is not None and not same:
             raise ConfigError(
                 f"{settings.cite('true_on_policy_mode')}: {settings.cite(name)} does not compute the same bits in every"
-                f" batch (its class declares no `true_on_policy`); choose another --{name.replace('_', '-')}"
+                f" batch (its traits do not say `true_on_policy`); choose another --{name.replace('_', '-')}"
             )
 
 

@@ -20,7 +20,7 @@ from slime_core.errors import ConfigError
 from slime_core.fan_out import executions
 from slime_core.launch.prepare import Prepared
 from slime_core.observability.run_dir import CONFIG, run_dir_of, versions, write_text
-from slime_core.protocols import Args
+from slime_core.protocols import Args, RolloutTraits, traits_of
 from slime_core.rollout.eval_record import EvalRecord, read_state
 from slime_core.rollout.eval_scores import prompts_of, score_values
 from slime_core.rollout.generate import sampling_seed
@@ -103,7 +103,7 @@ def _record(prepared: Prepared, run_dir: Path) -> EvalRecord | None:
     """The record to go on with, or a new one; None where the evaluation function keeps none."""
     args = prepared.args
     before = read_state(run_dir)
-    if not getattr(prepared.parts.eval_function, "records_evaluation", False):
+    if not traits_of(prepared.parts.eval_function, RolloutTraits).records_evaluation:
         if args.resume is not None:
             raise ConfigError(
                 f"--resume {args.resume}: --eval-function-path {args.eval_function_path!r} keeps no record of what it"

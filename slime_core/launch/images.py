@@ -1,7 +1,7 @@
 """Whether every component of a run with images takes them, looked at before anything starts.
 
-Called by `launch/components.py`. A component says so itself: the classes of an engine and a trainer, and a generate
-function, by the attribute `takes_images = True`. What a reader would get wrong: a trainer that takes images still needs
+Called by `launch/components.py`. A component says so itself, in its traits: the classes of an engine and a trainer, and
+a generate function. What a reader would get wrong: a trainer that takes images still needs
 a model that does; the trainer says so when it loads one.
 """
 
@@ -14,6 +14,7 @@ from slime_core.config import Settings
 from slime_core.data.images import check_kinds
 from slime_core.errors import ConfigError
 from slime_core.plugins.adapters import GenerateCaller
+from slime_core.protocols import EngineTraits, TrainerTraits, traits_of
 
 if TYPE_CHECKING:
     from slime_core.launch.components import Components
@@ -32,18 +33,18 @@ def check_images(settings: Settings, parts: Components, generators: Sequence[Gen
     for columns in asked.values():
         check_kinds(columns)
     origin = next(iter(asked))
-    if parts.engine is not None and not getattr(parts.engine, "takes_images", False):
+    if parts.engine is not None and not traits_of(parts.engine, EngineTraits).takes_images:
         raise ConfigError(
             f"{origin}: {settings.cite('rollout_engine')} generates from text only; type --rollout-engine sglang or"
             " --rollout-engine http"
         )
-    if parts.trainer is not None and not getattr(parts.trainer, "takes_images", False):
+    if parts.trainer is not None and not traits_of(parts.trainer, TrainerTraits).takes_images:
         raise ConfigError(
             f"{origin}: {settings.cite('train_backend')} trains on text only; type --train-backend embedded"
         )
     for generator in generators:
-        if not generator.takes_images:
+        if not generator.traits.takes_images:
             raise ConfigError(
                 f"{origin}: {generator.label} does not give images to the engine; use single_turn, or a function with"
-                " the attribute takes_images = True, which passes image_data=sample.image_data()"
+                " @declares(GenerateTraits(takes_images=True)), which passes image_data=sample.image_data()"
             )

@@ -1,7 +1,7 @@
 """The inline launcher: every stage in this process (with several trainer processes, in rank 0's); pdb works.
 
 `train` resolves, prepares, builds, resumes, runs the loop and cleans up, in that order; whatever is wrong with the
-settings ends it before a model is loaded. What every launcher does with the parts it built is in `launch/lead.py`.
+settings ends it before a model is loaded. What every launcher does with the parts it built is in `launch/drive.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from slime_core import loop
 from slime_core.config import Settings
 from slime_core.config.schema import Given
 from slime_core.errors import ConfigError
-from slime_core.launch import drain, inline_async
+from slime_core.launch import drain
 from slime_core.launch.data_parallel import FollowingJournal, ReceivingRollout, SendingRollout, save_together
-from slime_core.launch.lead import Cast, begin_run_dir, build_learner, build_weights, lead, rollouts_of
+from slime_core.launch.drive import RunParts, begin_run_dir, build_learner, build_weights, drive, rollouts_of
 from slime_core.launch.lock import sole_writer
 from slime_core.launch.offload import make_room, offloading
 from slime_core.launch.preflight import run_preflight
@@ -32,7 +32,6 @@ from slime_core.launch.resume import commit_to_resume, first_rollout, named_comm
 from slime_core.launch.rollout_factory import build_data_source
 from slime_core.launch.trainers import Trainers
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
-from slime_core.rollout.async_stage import build_async_rollout
 from slime_core.rollout.stage import RolloutStage
 from slime_core.waits import first_results, published, waiting
 from slime_core.weights.collective import FollowingWeights
@@ -77,7 +76,7 @@ def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]
     with waiting("the trainer and its models", deadline=None, then="as long as it takes to read them"):
         trainers = run.parts.build_trainers(args)
     try:
-        return _lead(run, trainers, stage, commit, started) if stage else _follow(run, trainers, commit)
+        return _drive(run, trainers, stage, commit, started) if stage else _follow(run, trainers, commit)
     except Exception as error:
         if is_rank():
             report(error)
@@ -86,17 +85,19 @@ def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]
         trainers.close()
 
 
-def _lead(
+def _drive(
     run: Prepared, trainers: Trainers, stage: RolloutStage, commit: Path | None, started: float
 ) -> dict[str, Any]:
     weights = build_weights(run, trainers, stage, lambda v: run.hooks.slime_weights_updated(weight_version=v))
     rollout: Any = stage
     if run.args.async_training:
+        from slime_core.rollout.async_stage import build_async_rollout
+
         rollout = build_async_rollout(run.args, stage)
     elif num_processes() > 1:
         rollout = SendingRollout(stage, trainers.actor, run.args.distributed_timeout_minutes)
-    cast = Cast(trainers, partial(save_together, trainers), stage, rollout, build_learner(run, trainers), weights)
-    return lead(run, cast, commit, started)
+    parts = RunParts(trainers, partial(save_together, trainers), stage, rollout, build_learner(run, trainers), weights)
+    return drive(run, parts, commit, started)
 
 
 def _follow(run: Prepared, trainers: Trainers, commit: Path | None) -> dict[str, Any]:
@@ -108,6 +109,8 @@ def _follow(run: Prepared, trainers: Trainers, commit: Path | None) -> dict[str,
     learner = build_learner(run, trainers)
     with drain.outliving():
         if args.async_training:
+            from slime_core.launch import inline_async
+
             inline_async.Follower(trainers, learner, weights, journal).run()
             return {}
         rollout = ReceivingRollout(trainers.actor)

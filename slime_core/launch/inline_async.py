@@ -39,8 +39,8 @@ from slime_core.routed_experts import json_default
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
+    from slime_core.launch.drive import RunParts
     from slime_core.launch.journal import Journal
-    from slime_core.launch.lead import Cast
 
 _AT_WORK = {"do": "wait"}
 _WORDS_PER_DEADLINE = 4
@@ -50,14 +50,14 @@ class TrainingSide:
     """Learner, weights and journal of `loop_async`, in the trainer thread of rank 0.
 
     Args:
-        cast: Whose learner and weights these are; it is told what a commit has to remember.
+        parts: Whose learner and weights these are; it is told what a commit has to remember.
         journal: Of the run.
         trainer: Has the connection to the other processes; None when there are none.
         deadline_minutes: Of their wait for a word.
     """
 
-    def __init__(self, cast: Cast, journal: Journal, trainer: Trainer | None, deadline_minutes: float) -> None:
-        self._cast = cast
+    def __init__(self, parts: RunParts, journal: Journal, trainer: Trainer | None, deadline_minutes: float) -> None:
+        self._parts = parts
         self._journal = journal
         self._trainer = trainer
         idle = None if trainer is None else lambda: self._tell(_AT_WORK)
@@ -68,8 +68,8 @@ class TrainingSide:
 
         def train() -> dict[str, float]:
             self._tell({"do": "train", "rollout_id": rollout_id, "batch": batch})
-            metrics: dict[str, float] = self._cast.learner.train(rollout_id, batch)
-            self._cast.unpushed = True
+            metrics: dict[str, float] = self._parts.learner.train(rollout_id, batch)
+            self._parts.unpushed = True
             return metrics
 
         return await self._thread.call(f"training on rollout {rollout_id}", train)
@@ -79,8 +79,8 @@ class TrainingSide:
 
         def push() -> dict[str, float]:
             self._tell({"do": "push"})
-            metrics: dict[str, float] = self._cast.weights.push()
-            self._cast.unpushed = False
+            metrics: dict[str, float] = self._parts.weights.push()
+            self._parts.unpushed = False
             return metrics
 
         return await self._thread.call("the weight update", push)
@@ -122,28 +122,28 @@ def _json(value: Any) -> Any:
     return asdict(value) if isinstance(value, TrainBatch) else json_default(value)
 
 
-def drive(args: Args, cast: Cast, journal: Journal, start: int) -> int:
+def run_loop_async(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
     """Run the asynchronous loop to its end, an early one included; returns how many rollouts are done."""
     side = TrainingSide(
-        cast, journal, cast.trainers.actor if num_processes() > 1 else None, args.distributed_timeout_minutes
+        parts, journal, parts.trainers.actor if num_processes() > 1 else None, args.distributed_timeout_minutes
     )
     try:
         with asyncio.Runner() as runner:
-            return runner.run(_drive(args, cast, side, start))
+            return runner.run(_drive(args, parts, side, start))
     finally:
         side.close()
 
 
-async def _drive(args: Args, cast: Cast, side: TrainingSide, start: int) -> int:
+async def _drive(args: Args, parts: RunParts, side: TrainingSide, start: int) -> int:
     stays = False
     try:
-        await cast.rollout.start()
+        await parts.rollout.start()
         with Drain(args.drain_timeout, quiet=is_rank()) as drain:
-            drain.on_ask(cast.stage.interrupt)
-            stages = loop_async.AsyncStages(cast.rollout, side, side, side, lambda: drain.asked, cast.unfinished)
+            drain.on_ask(parts.stage.interrupt)
+            stages = loop_async.AsyncStages(parts.rollout, side, side, side, lambda: drain.asked, parts.unfinished)
             try:
                 done = await loop_async.train(args, timed_stages(stages, args, start), start)
-            except cast.survives as error:
+            except parts.survives as error:
                 drain.check_goes_on(error)
                 stays = True
                 raise
@@ -153,7 +153,7 @@ async def _drive(args: Args, cast: Cast, side: TrainingSide, start: int) -> int:
         raise
     finally:
         if not stays:
-            await cast.rollout.stop()
+            await parts.rollout.stop()
     await side.end(None)
     return done
 

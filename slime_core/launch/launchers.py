@@ -1,91 +1,164 @@
-"""Which launcher a run gets: `--launcher`, or what the surroundings say; nothing is imported to find out.
+"""Which launcher a run gets: `--launcher NAME`, a component of kind `launchers`, or what the surroundings say.
 
-    --launcher auto   ray      --ray-address is given, or RAY_ADDRESS is set, or a Ray job started this process
-                      inline   otherwise, and in processes that torchrun started
+    --launcher auto   the launcher one of whose settings is given, such as --ray-address
+                      inline in processes that torchrun started
+                      the launcher one of whose environment variables is set
+                      inline otherwise
 
-`slime_core.launch.run` asks; `cluster/session.py` asks for the address.
+`slime_core.launch.run` asks.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-from importlib.util import find_spec
+from collections.abc import Mapping
+from typing import Any
 
 from slime_core.config import Settings
-from slime_core.errors import ConfigError
-from slime_core.protocols import Args
+from slime_core.config.spec import flag_specs
+from slime_core.errors import ConfigError, PluginError, PluginSignatureError
+from slime_core.plugins.discovery import search_as
+from slime_core.plugins.manager import current_registry
+from slime_core.plugins.resolve import absolute_spec, resolve
+from slime_core.plugins.signatures import construct
+from slime_core.protocols import Args, Launcher, LauncherTraits, traits_of
+from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
 
-RAY, INLINE = "ray", "inline"
-MODULES = {RAY: "slime_launcher_ray.launcher", INLINE: "slime_core.launch.inline"}
-"""Where each has its `train(settings)`."""
-_IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Set by Ray in the entry points of its jobs."""
-_ADDRESS = "RAY_ADDRESS"
+AUTO, INLINE = "auto", "inline"
+KIND = "launchers"
+SETTINGS = ("ray_address",)
+"""Settings that mean nothing to a launcher that does not name them in its traits."""
 
 
-def settle_launcher(settings: Settings) -> str:
-    """ "ray" or "inline", and `args.launcher` says so from now on.
+class InlineLauncher:
+    """The stages live in this process, and in further trainer processes of this machine."""
+
+    traits = LauncherTraits()
+
+    def missing(self, args: Args) -> str:
+        """Nothing."""
+        return ""
+
+    def train(self, settings: Settings) -> dict[str, Any]:
+        """In this process, or as one of its ranks."""
+        with waiting("loading code", deadline=None, then="as long as it takes"):
+            from slime_core.launch import inline, ranks
+        with ranks.as_rank():
+            return inline.train(settings)
+
+
+def settle_launcher(settings: Settings) -> Launcher:
+    """The run's launcher; `args.launcher` names it from now on.
 
     Raises:
-        ConfigError: Ray is not installed, or the settings contradict each other.
+        ConfigError: Something that it needs is not installed, or the settings contradict each other.
+        PluginError: It cannot be found or loaded.
     """
     args = settings.args
+    search_as(args)
     by_torchrun = "WORLD_SIZE" in os.environ
-    if args.launcher == "auto":
-        chosen, why = _guess(args, by_torchrun)
+    if args.launcher == AUTO:
+        chosen, why = _guess(args, _all(), by_torchrun)
         settings.derive("launcher", chosen, why)
-    if args.launcher == RAY:
-        if by_torchrun:
-            raise ConfigError(
-                f"{settings.cite('launcher')}: torchrun started this process (WORLD_SIZE is set), and Ray starts the"
-                " trainer's processes itself; leave torchrun out, or type --launcher inline"
-            )
-        require_ray(settings.cite("launcher"))
-    elif args.max_trainer_restarts:
+    args.launcher = absolute_spec(args.launcher)
+    cited = settings.cite("launcher")
+    launcher = load(args.launcher, cited)
+    traits = launcher.traits
+    if traits.spans_nodes and by_torchrun:
         raise ConfigError(
-            f"{settings.cite('max_trainer_restarts')}: only --launcher ray can restart the trainer. Inline, rank 0"
-            " is the process that leads the run and has the engine, and the other ranks end with it; start the command"
-            " again with --load, which goes on from the last commit"
+            f"{cited}: torchrun started this process (WORLD_SIZE is set), and this launcher starts the trainer's"
+            f" processes itself; leave torchrun out, or type --launcher {INLINE}"
         )
-    elif args.ray_address:
-        raise ConfigError(f"{settings.cite('ray_address')} contradicts {settings.cite('launcher')}; remove one")
+    if lacking := launcher.missing(args):
+        raise ConfigError(f"{cited}: {lacking}")
+    if args.max_trainer_restarts and not traits.restarts_trainer:
+        able = [name for name, other in _all().items() if other.traits.restarts_trainer]
+        others = f", --launcher {' or '.join(able)} can" if able else ""
+        raise ConfigError(
+            f"{settings.cite('max_trainer_restarts')}: {cited} cannot restart the trainer{others}. Without, start the"
+            " command again with --load, which goes on from the last commit"
+        )
+    for name in SETTINGS:
+        if getattr(args, name) and name not in traits.settings:
+            raise ConfigError(f"{settings.cite(name)} contradicts {cited}; remove one")
     if args.max_trainer_restarts and not args.save_interval:
         raise ConfigError(
             f"{settings.cite('max_trainer_restarts')}: a restart begins at a commit, and before the end there is none"
             " without --save-interval; set it"
         )
-    return str(args.launcher)
+    return launcher
+
+
+def launcher_traits(settings: Settings) -> LauncherTraits:
+    """What the run's launcher can do; where none has been settled yet, as in `slime check`, what inline can.
+
+    Raises:
+        PluginError: It cannot be found or loaded.
+    """
+    spec = settings.args.launcher
+    return load(INLINE if spec == AUTO else spec, settings.cite("launcher")).traits
 
 
 def tell_inline_only(settings: Settings, what: str) -> None:
-    """Warn of settings of Ray that `what`, which does everything in this process, does not follow."""
-    asked = [name for name in ("launcher", "ray_address") if settings.is_given(name) and settings.args.launcher == RAY]
-    asked += ["ray_address"] if settings.args.ray_address and "ray_address" not in asked else []
+    """Warn of settings of other launchers that `what`, which does everything in this process, does not follow."""
+    args = settings.args
+    asked = ["launcher"] if settings.is_given("launcher") and args.launcher not in (AUTO, INLINE) else []
+    asked += [name for name in SETTINGS if getattr(args, name)]
     if asked:
         shown = ", ".join(settings.cite(name) for name in asked)
         logger.warning("%s: without effect with %s, which does everything in this process", shown, what)
 
 
-def require_ray(why: str) -> None:
-    """Raise ConfigError unless Ray is installed."""
-    if find_spec("ray") is None:
-        raise ConfigError(f'{why}: Ray is not installed; type pip install "slime-rl[ray]"')
+def _all() -> Mapping[str, Launcher]:
+    """Every launcher that can be loaded, by what one types. Logs a warning for each of the others."""
+    found = {}
+    for name in current_registry().names(KIND):
+        try:
+            found[name] = load(name, "")
+        except PluginError as error:
+            logger.warning("--launcher %s does without: %s", AUTO, error)
+    return found
 
 
-def ray_address(args: Args) -> str | None:
-    """The cluster to join: `--ray-address`, or that of the environment under `--launcher auto`; None: a local one."""
-    return args.ray_address or os.environ.get(_ADDRESS) or ("auto" if _IN_A_JOB in os.environ else None)
+def load(spec: str, origin: str) -> Launcher:
+    """The launcher that `spec` names, built.
+
+    Raises:
+        PluginError: It cannot be found, loaded or built, or does not say what it can do.
+    """
+    resolved = resolve(KIND, spec, origin=origin)
+    launcher: Launcher = construct(resolved.obj, None) if inspect.isclass(resolved.obj) else resolved.obj
+    for name in traits_of(launcher, LauncherTraits, resolved.ref.label).settings:
+        if name not in flag_specs():
+            raise PluginSignatureError(f"{resolved.ref.label}: `traits.settings` has {name!r}, which is no setting")
+    return launcher
 
 
-def _guess(args: Args, by_torchrun: bool) -> tuple[str, str]:
-    if args.ray_address:
-        return RAY, "--ray-address"
-    if by_torchrun:
-        return INLINE, "started by torchrun"
-    for name in (_ADDRESS, _IN_A_JOB):
-        if name in os.environ:
-            return RAY, f"environment variable {name}"
-    return INLINE, "no Ray cluster is named"
+def _guess(args: Args, known: Mapping[str, Launcher], by_torchrun: bool) -> tuple[str, str]:
+    """What `auto` means, and why. Raises ConfigError where two launchers are meant."""
+    flags = {
+        name: flag_specs()[setting].flag
+        for name, each in known.items()
+        for setting in each.traits.settings
+        if getattr(args, setting)
+    }
+    if flags or by_torchrun:
+        return _only(flags) if flags else (INLINE, "started by torchrun")
+    variables = {
+        name: f"environment variable {variable}"
+        for name, each in known.items()
+        for variable in reversed(each.traits.variables)
+        if variable in os.environ
+    }
+    return _only(variables) if variables else (INLINE, "nothing names another")
+
+
+def _only(claims: Mapping[str, str]) -> tuple[str, str]:
+    if len(claims) > 1:
+        shown = " and ".join(f"{name} ({why})" for name, why in claims.items())
+        raise ConfigError(f"--launcher {AUTO}: both {shown} are meant; type --launcher NAME")
+    return next(iter(claims.items()))

@@ -11,8 +11,6 @@ from slime_core.config import Settings
 from slime_core.config.foreign import find_owners
 from slime_core.config.passthrough import find_foreign
 from slime_core.errors import ConfigError
-from slime_core.model_presets.contradictions import contradictions
-from slime_core.model_presets.presets import find_preset
 from slime_core.models.config import read_hf_config
 
 
@@ -25,6 +23,9 @@ def check_named_model(settings: Settings) -> None:
     args = settings.args
     if args.model is None or not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
         return
+    from slime_core.model_presets.contradictions import contradictions
+    from slime_core.model_presets.presets import find_preset
+
     preset, hf = find_preset(args.model), read_hf_config(str(args.hf_checkpoint))
     both = f"{settings.cite('model')} is not the model of {settings.cite('hf_checkpoint')}"
     if hf["model_type"] != preset.model_type:

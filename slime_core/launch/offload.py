@@ -21,10 +21,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from slime_core.config import Settings
-from slime_core.launch.component_settings import uses_of
 from slime_core.launch.components import Components
 from slime_core.loop import Learning, Stages, Weights
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
 from slime_core.types import TrainBatch
 
 logger = logging.getLogger(__name__)
@@ -57,9 +56,12 @@ class TrainingProcesses(Protocol):
 def settle_offload(settings: Settings, parts: Components) -> None:
     """Turn off what the components cannot do, or what there is nobody to do it for, with a warning."""
     args = settings.args
-    sides = (("offload_rollout", parts.engine, "rollout_engine"), ("offload_train", parts.trainer, "train_backend"))
-    for name, part, chosen in sides:
-        if not getattr(args, name) or (part is not None and name in uses_of(part)):
+    sides = (
+        ("offload_rollout", parts.engine, "rollout_engine", traits_of(parts.engine, EngineTraits).uses),
+        ("offload_train", parts.trainer, "train_backend", traits_of(parts.trainer, TrainerTraits).uses),
+    )
+    for name, part, chosen, uses in sides:
+        if not getattr(args, name) or name in uses:
             continue
         flag = name.replace("_", "-")
         if part is not None and not settings.is_given(name):  # where the user gave it, `uses` has been asked before

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from slime_core.config import Settings
 from slime_core.config.gpu_layout import gpu_layout
 from slime_core.errors import ConfigError
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits, traits_of
 
 TRAINER_SHARE = 0.4
 """Of a bundle that an engine shares: fractions that let both in, as in THUDM/slime."""
@@ -215,7 +215,7 @@ def engines_of(engine: Any, settings: Settings, num_gpus: int) -> tuple[list[Eng
     Raises:
         ConfigError: The engine's plan cannot work.
     """
-    if engine is None or (getattr(engine, "runs_elsewhere", False) and not hasattr(engine, "launch_plan")):
+    if engine is None or (traits_of(engine, EngineTraits).runs_elsewhere and not hasattr(engine, "launch_plan")):
         return [], []
     planner = getattr(engine, "launch_plan", None)
     if planner is None:

@@ -28,7 +28,7 @@ from slime_core.launch.findings import Finding, Level
 from slime_core.launch.fresh_process import FreshProcess
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.resume import first_rollout, goes_on, named_commit
-from slime_core.models.decoder_shape import decoder_shape
+from slime_core.models.config import vocab_size_of
 from slime_core.models.hf_io import weight_files
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.types import Sample
@@ -134,7 +134,7 @@ def _limits(run: Prepared, *, training: bool) -> _Limits:
         response = 0  # the context bounds prompt and answer together
     supervised = not args.compute_advantages_and_returns
     return _Limits(
-        decoder_shape(args.hf_checkpoint).vocab_size,
+        vocab_size_of(args.hf_checkpoint),
         positions,
         0 if supervised else response or 0,
         args.rollout_batch_size if training and not args.streaming_data else None,

@@ -29,7 +29,7 @@ from slime_core.models.config import read_hf_config
 from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins, hook_provenance
 from slime_core.plugins.options import Used, check_plugin_options
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
 from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.loop_thread import LoopThread
@@ -181,9 +181,9 @@ def check_routing_replay(settings: Settings, parts: Components) -> None:
         return
     asked = "use_rollout_routing_replay" if args.use_rollout_routing_replay else "use_routing_replay"
     if parts.trainer is not None:
-        if not getattr(parts.trainer, "routing_replay", False):
+        if not traits_of(parts.trainer, TrainerTraits).routing_replay:
             raise ConfigError(
-                f"{settings.cite(asked)}: {settings.cite('train_backend')} cannot replay routing (its class declares no"
+                f"{settings.cite(asked)}: {settings.cite('train_backend')} cannot replay routing (its traits do not say"
                 " `routing_replay`); choose another --train-backend"
             )
         if not getattr(parts.loss, "needs_advantages", True):
@@ -192,10 +192,11 @@ def check_routing_replay(settings: Settings, parts: Components) -> None:
                 " it works with policy_loss"
             )
     engine = parts.engine
-    if args.use_rollout_routing_replay and engine is not None and not getattr(engine, "returns_routed_experts", False):
+    tells = traits_of(engine, EngineTraits).returns_routed_experts
+    if args.use_rollout_routing_replay and engine is not None and not tells:
         raise ConfigError(
-            f"{settings.cite(asked)}: {settings.cite('rollout_engine')} does not say which experts it used (its class"
-            " declares no `returns_routed_experts`); choose another --rollout-engine, or --use-routing-replay alone"
+            f"{settings.cite(asked)}: {settings.cite('rollout_engine')} does not say which experts it used (its traits"
+            " do not say `returns_routed_experts`); choose another --rollout-engine, or --use-routing-replay alone"
         )
     checkpoint = str(args.hf_checkpoint)
     if (Path(checkpoint) / "config.json").is_file():

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.config import Settings
 from slime_core.errors import ConfigError
 from slime_core.launch.drain import Drain
-from slime_core.launch.launchers import RAY
+from slime_core.launch.launchers import launcher_traits
 from slime_core.launch.process import is_leader, num_processes
 from slime_core.launch.rank_errors import ASKED_TO_END, first_error, report
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
@@ -68,11 +68,12 @@ def processes_of(settings: Settings, trainer: Any) -> int:
         return started
     needed: int | None = ask(settings)
     nodes = settings.args.actor_num_nodes
-    if nodes > 1 and not by_torchrun and settings.args.launcher != RAY:
+    if nodes > 1 and not by_torchrun and not launcher_traits(settings).spans_nodes:
         each = needed // nodes if needed else "N"
         raise ConfigError(
-            f"{settings.cite('actor_num_nodes')}: without Ray (--launcher ray) slime starts processes on this machine"
-            f" only; on every node, type torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d"
+            f"{settings.cite('actor_num_nodes')}: --launcher {settings.args.launcher} starts processes on this machine"
+            " only. Name one that has a cluster (such as --launcher ray), or on every node, type"
+            f" torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d"
             " --rdzv-endpoint HOST:PORT"
             f" -m slime_core {settings.command} ... with the same settings"
         )

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config import Settings
+from slime_core.launch.drive import rollouts_of, told_to_hooks
 from slime_core.launch.journal import Journal
-from slime_core.launch.lead import rollouts_of, told_to_hooks
 from slime_core.launch.lock import sole_writer
 from slime_core.launch.prepare import Prepared, prepare
 from slime_core.launch.process import is_leader

@@ -13,6 +13,7 @@ from slime_core.checkpoint.sources import Source, find_source, looked_for, requi
 from slime_core.checkpoint.store import is_checkpoint
 from slime_core.config import Settings
 from slime_core.errors import CheckpointError, ConfigError
+from slime_core.protocols import TrainerTraits, traits_of
 
 _STEPS = {"load": "ckpt_step", "ref_load": "ref_ckpt_step", "opd_teacher_load": "opd_teacher_ckpt_step"}
 _USED = {"ref_load": "reference", "opd_teacher_load": "teacher", "critic_load": "critic"}
@@ -91,7 +92,7 @@ def _check_hf(settings: Settings) -> None:
 
 
 def _check_format(settings: Settings, name: str, source: Source, trainer: Any) -> None:
-    if not source.has_hf and not getattr(trainer, "reads_megatron", False):
+    if not source.has_hf and not traits_of(trainer, TrainerTraits).reads_megatron:
         raise ConfigError(
             f"{settings.cite(name)}: is {source}, which {settings.cite('train_backend')} does not read; type slime"
             " convert megatron-to-hf, or --train-backend megatron"

@@ -19,18 +19,14 @@ from dataclasses import replace
 
 from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.clock import Clock
-from slime_core.learning.critic import value_loss
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
 from slime_core.learning.passes import DataPostprocess, Passes
 from slime_core.learning.report import log_prob_gap, rollout_report
-from slime_core.learning.routing import routing_arrays
 from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
-from slime_core.learning.train_dump import write_train_data
 from slime_core.models.decoder_shape import decoder_shape
-from slime_core.models.routed_layers import routed_layers
-from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer
+from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
 from slime_core.types import TrainBatch
 from slime_core.waits import named
 
@@ -70,7 +66,7 @@ class Learner:
         self.loss = loss
         self.critic = critic
         self._passes = Passes(args, trainer, loss, estimator, critic, postprocess)
-        self._cost = _sample_cost(args)
+        self._cost = _sample_cost(args, trainer)
 
     @named(
         "optimizer steps of rollout {0}", deadline="train_timeout", then="the process ends (--train-timeout)", stop=True
@@ -93,7 +89,7 @@ class Learner:
                 f"rollout {rollout_id}: every response token of all {len(batch)} samples is masked; nothing to train"
                 " on. Look for failed or removed samples and for filters or loss masks that are too strict"
             )
-        if batch.multimodal_train_inputs is not None and not getattr(self.trainer, "takes_images", False):
+        if batch.multimodal_train_inputs is not None and not traits_of(self.trainer, TrainerTraits).takes_images:
             raise TrainError(
                 f"rollout {rollout_id}: its samples have images, which {type(self.trainer).__name__} does not take;"
                 " type --train-backend embedded"
@@ -102,7 +98,10 @@ class Learner:
         share = schedule.for_rank(self.trainer.rank)
         local = replace(batch.select(share.indices), rollout_id=rollout_id)
         if self.args.use_routing_replay:
-            local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint))
+            from slime_core.learning.routing import routing_arrays
+            from slime_core.models.routed_layers import routed_layers
+
+            local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint, self.trainer))
         clock, steps = Clock(), list[StepResult]()
         trains_actor = self.critic is None or rollout_id >= self.args.num_critic_only_steps
         tensors = self._passes.run(local, share, clock, trains_actor=trains_actor)
@@ -147,6 +146,8 @@ class Learner:
     def _train_critic(
         self, local: TrainBatch, tensors: TrainTensors, share: RankSchedule, denominators: list[Denominators]
     ) -> dict[str, float]:
+        from slime_core.learning.critic import value_loss
+
         assert self.critic is not None
 
         def loss_of_step(number: int) -> LossFn:
@@ -187,6 +188,8 @@ class Learner:
         if tensors.rollout_log_probs is not None and known:
             metrics |= log_prob_gap(tensors, known, self.trainer)
         if self.args.save_debug_train_data:
+            from slime_core.learning.train_dump import write_train_data
+
             write_train_data(self.args.save_debug_train_data, batch, share.indices, tensors, column, self.trainer)
         return metrics
 
@@ -195,8 +198,9 @@ def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
     return {f"{prefix}{name}": value for name, value in metrics.items()}
 
 
-def _sample_cost(args: Args) -> Cost:
+def _sample_cost(args: Args, trainer: Trainer) -> Cost:
     """Forward FLOPs by number of tokens when a balancing switch asks for them."""
     if not (args.balance_data or args.balance_by_flops):
         return float
-    return decoder_shape(args.hf_checkpoint).forward_flops
+
+    return decoder_shape(args.hf_checkpoint, trainer).forward_flops

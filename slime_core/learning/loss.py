@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import torch
 
 from slime_core.errors import TrainError
-from slime_core.learning.corrector import Corrector
 from slime_core.learning.reducers import MakeReducer, reduced
 from slime_core.learning.tensors import Denominators, TrainTensors, gather
 from slime_core.ops.corrections import interpolated_log_probs, off_policy_sequences
@@ -24,6 +23,9 @@ from slime_core.ops.masking import weighted_sum
 from slime_core.ops.ratios import ratio_from_kl, token_kl
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput
 from slime_core.types import TrainBatch
+
+if TYPE_CHECKING:
+    from slime_core.learning.corrector import Corrector
 
 OldPolicy = Literal["reused", "recomputed", "interpolated"]
 """Where old log-probs come from: the first step's own, a pass of the trainer over all samples, or the loss itself."""

@@ -136,7 +136,7 @@ class Passes:
         if args.kl_coef or args.use_kl_loss:
             with clock.timed("ref_log_probs"):
                 tensors.ref_log_probs = self.trainer.log_probs(local, micro_batches, role="ref")
-        if args.use_opd and args.opd_type == "megatron":
+        if args.use_opd and args.opd_teacher_load:
             with clock.timed("teacher_log_probs"):
                 tensors.teacher_log_probs = self.trainer.log_probs(local, micro_batches, role="teacher")
         if args.use_opd and tensors.teacher_log_probs is None:

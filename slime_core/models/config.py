@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, PluginNotFoundError
 
 
 @dataclass(frozen=True)
@@ -130,3 +130,14 @@ def load_model_config(directory: str | Path) -> ModelConfig:
     config = family.obj(hf)
     assert isinstance(config, ModelConfig), f"model family {hf['model_type']} returned {type(config)}"
     return config
+
+
+def vocab_size_of(directory: str | Path) -> int:
+    """Token ids are below this, also of a family that has no plugin of this kind. Raises ConfigError."""
+    try:
+        return load_model_config(directory).vocab_size
+    except PluginNotFoundError:
+        size = read_hf_config(directory).get("vocab_size")
+    if not isinstance(size, int):
+        raise ConfigError(f"{directory}/config.json: no 'vocab_size'")
+    return size

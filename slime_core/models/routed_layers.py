@@ -1,18 +1,17 @@
 """Which layers of a model have routed experts, and how many: what the arrays of routing replay look like.
 
-Called by the learner, which knows no trainer. The numbers come from the family plugin of either kind ("models" for the
-embedded pair, "megatron_models" for the Megatron trainer), since most families have only one. What a reader would get
-wrong: arrays have a row for every layer, dense ones included, as the engines report them.
+Of the family's plugin of kind "models"; of a family that has none, as the trainer tells. What a reader would get wrong:
+arrays have a row for every layer, dense ones included, as the engines report them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slime_core.errors import PluginNotFoundError
 from slime_core.models.config import load_model_config
-from slime_core.models.megatron_family import Architecture, load_megatron_model
 
 
 @dataclass(frozen=True)
@@ -28,26 +27,24 @@ class RoutedLayers:
     experts_per_token: int
 
 
-def routed_layers(directory: str | Path) -> RoutedLayers:
+def routed_layers(directory: str | Path, trainer: Any) -> RoutedLayers:
     """Of an HF-layout model with experts.
+
+    Args:
+        directory: With the model's `config.json`.
+        trainer: Asked by `routed_layers(directory)`, where it has that.
 
     Raises:
         ConfigError: `config.json` is not there or is another model's.
-        PluginNotFoundError: No plugin knows the family.
+        PluginNotFoundError: Nobody knows the family.
     """
     try:
         config = load_model_config(directory)
     except PluginNotFoundError:
-        architecture = load_megatron_model(directory).architecture
-        chosen = int(architecture.transformer["moe_router_topk"])
-        layers = layers_with_experts(architecture)
-        return RoutedLayers(architecture.num_layers, layers, architecture.num_experts, chosen)
+        ask = getattr(trainer, "routed_layers", None)
+        if ask is None:
+            raise
+        layers: RoutedLayers = ask(directory)
+        return layers
     assert config.moe is not None, "checked at start-up"
     return RoutedLayers(config.num_layers, config.moe.layers, config.moe.num_experts, config.moe.experts_per_token)
-
-
-def layers_with_experts(architecture: Architecture) -> tuple[int, ...]:
-    """Their numbers, as Megatron reads `moe_layer_freq`: a list of flags, or every n-th layer."""
-    frequency, count = architecture.transformer.get("moe_layer_freq", 1), architecture.num_layers
-    has = [i % frequency == 0 for i in range(count)] if isinstance(frequency, int) else list(frequency)
-    return tuple(i for i in range(count) if has[i])

@@ -36,7 +36,7 @@ from slime_core.plugins.workers.calls import Component
 from slime_core.plugins.workers.execution import LOAD_DEADLINE, Slots, deadline, execution_of
 from slime_core.plugins.workers.threads import AbandonableThreadPool
 from slime_core.plugins.workers.watch import watched, watching
-from slime_core.protocols import Args, GenerateContext, Reward
+from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.types import Sample
 from slime_core.waits import waiting
 
@@ -110,7 +110,7 @@ class RewardCaller:
         self._function = function
         self.batched: bool = group or self._scores_texts or _scores_lists(function)
         """True: one call scores a list. False: the rollout may score every sample as soon as it is generated."""
-        self.scores_groups: bool = group or bool(getattr(obj, "scores_groups", False))
+        self.scores_groups: bool = group or traits_of(obj, RewardTraits, self.label).scores_groups
         """True: the list must be the whole group, since scores depend on each other."""
         self._keywords = declared(function, ("evaluation",))
         if group and not inline and not self._scores_texts and _takes_one_sample(function):
@@ -284,7 +284,7 @@ def _elsewhere(*args: Any, **keywords: Any) -> Any:
 
 
 def _scores_lists(function: Callable[..., Any]) -> bool:
-    return bool(getattr(function, "scores_groups", False)) or takes_list(function)
+    return traits_of(function, RewardTraits).scores_groups or takes_list(function)
 
 
 def _takes_one_sample(function: Callable[..., Any]) -> bool:
@@ -304,16 +304,10 @@ class GenerateCaller:
         self._keywords = declared(self._function, offered)
         self.takes_context = "context" in self._keywords
         """False: the function reaches the engine, if at all, through `args.sglang_router_ip` and `_port`."""
-        self.uses_environment = bool(getattr(self._function, "uses_environment", False))
-        """It says that its samples act in `--environment-path`."""
-        self.uses_sandbox = bool(getattr(self._function, "uses_sandbox", False))
-        self.takes_images = bool(getattr(self._function, "takes_images", False))
-        """Says that it hands `sample.image_data()` to the engine."""
-        """It says that it makes sandboxes, so that what the machine can isolate is looked at before the run."""
-        self._check = getattr(self._function, "check", None)
+        self.traits = traits_of(self._function, GenerateTraits, self.label)
 
     def check(self, args: Args, *, training: bool) -> None:
-        """What the function has to say to these settings before anything starts (its attribute `check`).
+        """What the function has to say to these settings before anything starts (its trait `check`).
 
         Args:
             args: Of the run, or of the evaluation data set that names the function.
@@ -322,8 +316,8 @@ class GenerateCaller:
         Raises:
             ConfigError: It cannot be used so.
         """
-        if self._check is not None:
-            self._check(args, training=training)
+        if self.traits.check is not None:
+            self.traits.check(args, training=training)
 
     async def call(
         self,

@@ -1,7 +1,7 @@
 """A sample -> the answer it gives, for votes (majority@k, `self_consistency`, `best_of_n`).
 
-A reward that reads an answer out of the response offers that as its attribute `extract_answer(sample) -> str | None`
-(a function's attribute, a class's static method); `answer_extractor` finds it. What a reader would get wrong: two
+A reward that reads an answer out of the response offers that as its trait `extract_answer(sample) -> str | None`;
+`answer_extractor` finds it. What a reader would get wrong: two
 answers are the same vote when they are the same text, so normalising is the extractor's work, and None is no vote.
 """
 
@@ -15,13 +15,12 @@ from typing import TypeAlias
 from slime_core.errors import ConfigError
 from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.resolve import absolute_spec, find, resolve
-from slime_core.protocols import Args
+from slime_core.protocols import Args, RewardTraits, traits_of
 from slime_core.sample import Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
 
 Extractor: TypeAlias = Callable[[Sample], "str | None"]
-ATTRIBUTE = "extract_answer"
 ERROR = "answer_error"
 """Key of the metadata of a sample whose extractor raised."""
 
@@ -55,16 +54,15 @@ def named_extractor(spec: str, origin: str = "") -> Extractor:
     found = _of_reward(spec)
     if found is None:
         raise ConfigError(
-            f"{origin or 'answer'}: the reward {spec!r} offers no {ATTRIBUTE}; name a reward that does, or the path of"
-            " a function (sample) -> str | None"
+            f"{origin or 'answer'}: the reward {spec!r} offers no extract_answer; name a reward that does, or the path"
+            " of a function (sample) -> str | None"
         )
     return found
 
 
 @functools.lru_cache(maxsize=64)
 def _of_reward(spec: str) -> Extractor | None:
-    found: Extractor | None = getattr(resolve("rewards", spec).obj, ATTRIBUTE, None)
-    return found
+    return traits_of(resolve("rewards", spec).obj, RewardTraits).extract_answer
 
 
 def answer_of(sample: Sample, extract: Extractor) -> str | None:

@@ -10,8 +10,10 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from slime_core.protocols import RewardTraits, declares, traits_of
 from slime_core.sample import Sample
 
 _OPENING = "\\boxed{"
@@ -68,9 +70,10 @@ def _boxed_samples(function: Callable[..., Any], position: int) -> Callable[...,
         told = [_told(s) for s in given] if isinstance(given, Sequence) else _told(given)
         return function(*args[:position], told, *args[position + 1 :], **keywords)
 
-    extract = getattr(function, "extract_answer", None)
+    traits = traits_of(function, RewardTraits)
+    extract = traits.extract_answer
     if extract is not None:
-        call.extract_answer = lambda sample: extract(_told(sample))  # type: ignore[attr-defined]
+        return declares(replace(traits, extract_answer=lambda sample: extract(_told(sample))))(call)
     return call
 
 

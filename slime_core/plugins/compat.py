@@ -9,6 +9,7 @@ see to; `missing_requirements` tells what was installed past it.
 from __future__ import annotations
 
 import logging
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -52,7 +53,13 @@ def check_api(kind: Kind, obj: Any, module: ModuleType | None, ref: ComponentRef
     remedy = f"{newer}; docs/plugins/index.md says what has changed, and {DECLARED} = {kind.api} that it is done"
     if written not in kind.deprecated:
         raise PluginIncompatibleError(f"{what}, {running} has {kind.api}. {remedy}")
-    logger.warning("%s, which goes in the next version; %s has %d. %s", what, running, kind.api, remedy)
+    _warn(f"{what}, which goes in the next version; {running} has {kind.api}. {remedy}")
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once: a run resolves some components for every sample."""
+    logger.warning("%s", text)
 
 
 def missing_requirements(ref: ComponentRef) -> list[tuple[str, str]]:

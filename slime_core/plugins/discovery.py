@@ -18,7 +18,7 @@ from typing import Any
 import slime_core
 from slime_core.distributions import CORE
 from slime_core.errors import ConfigError
-from slime_core.plugins.allow import enter_safe_mode, safe_mode
+from slime_core.plugins.allow import AllowList, enter_safe_mode, safe_mode
 from slime_core.plugins.hookspecs import hookimpl
 from slime_core.plugins.kinds import FORMER_KINDS, HOOK_GROUP, HOOKSPECS_GROUP, KINDS, told_of_hook
 from slime_core.plugins.registry import (
@@ -34,7 +34,9 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 """Directories, separated like PATH; `--plugin-dir` adds to it, so other processes see the same plugins."""
 
 GROUP_PREFIX = "slime."
-_ELSEWHERE = (f"{GROUP_PREFIX}foreign_flags", HOOKSPECS_GROUP)
+CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
+"""Kind -> contract suite, read by `slime_core.testing`."""
+_ELSEWHERE = (f"{GROUP_PREFIX}foreign_flags", HOOKSPECS_GROUP, CONTRACTS_GROUP)
 """Groups of installed distributions that hold no component: `config/foreign.py` and `plugins/hooks.py` read them."""
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
 _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
@@ -48,6 +50,8 @@ class InstalledComponents:
         """Read metadata only; a distribution whose metadata cannot be read becomes a problem, not an error."""
         for dist in metadata.distributions():
             try:
+                if GROUP_PREFIX not in (dist.read_text("entry_points.txt") or ""):
+                    continue  # most; parsing them all takes longer than the rest
                 entries = [entry for entry in dist.entry_points if entry.group.startswith(GROUP_PREFIX)]
                 if not entries:
                     continue
@@ -206,11 +210,23 @@ def search_as(args: Args | None) -> None:
     add_plugin_directories([directories] if isinstance(directories, str) else directories)
 
 
-def sources() -> list[object]:
+def sources() -> list[InstalledComponents | DirectoryComponents]:
     """Every place components are found in, as hook implementations."""
-    found: list[object] = [InstalledComponents()]
+    found: list[InstalledComponents | DirectoryComponents] = [InstalledComponents()]
     found += [DirectoryComponents(directory) for directory in plugin_directories()]
     if (root := checkout_root()) is not None:
         found.append(DirectoryComponents(root, RANK_CHECKOUT, layouts=("pyproject.toml",)))
         found.append(DirectoryComponents(root / "plugins", RANK_CHECKOUT))
     return found
+
+
+def discovered() -> Registry:
+    """What metadata says that is allowed.
+
+    Raises:
+        ConfigError: A plugin directory does not exist.
+    """
+    registry = Registry(AllowList.from_environment())
+    for source in sources():
+        source.slime_register_components(registry)
+    return registry

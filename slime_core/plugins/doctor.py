@@ -255,7 +255,7 @@ def _namesakes() -> Iterator[Finding]:
 def _core_files() -> Iterator[Finding]:
     """Files of slime_core that are gone, or that pip takes away with a slime-rl of before the core's own distribution.
 
-    Where all are gone, nothing of this runs: CHANGELOG.md and the README say what to type.
+    Where all are gone, nothing of this runs: CHANGELOG.md says what to type.
     """
     core, bundle = installed(CORE), installed(BUNDLE)
     if core is None:

@@ -23,6 +23,7 @@ from slime_core.plugins.boundary import guarded
 from slime_core.plugins.hookspecs import PROJECT, hookimpl
 from slime_core.plugins.kind import HookFlag
 from slime_core.plugins.signatures import declared, is_async
+from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ def nobody() -> Hooks:
     return Hooks(bare_manager())
 
 
-def hooks_of(args: Any) -> Hooks:
+def hooks_of(args: Args) -> Hooks:
     """The functions that settings name, without the installed plugins: for a stage built by hand.
 
     Raises:

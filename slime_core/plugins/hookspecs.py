@@ -20,6 +20,8 @@ import pluggy
 from slime_core.plugins.kind import Call, HookFlag
 
 if TYPE_CHECKING:
+    from slime_core.config import Settings
+    from slime_core.launch.findings import Finding
     from slime_core.plugins.registry import Registry
     from slime_core.protocols import Args
     from slime_core.types import Group, Sample
@@ -41,6 +43,11 @@ def slime_register_components(registry: Registry) -> None:
 @hookspec
 def slime_configure(args: Args) -> None:
     """Settings are final, in every process; raise ConfigError to stop before anything starts."""
+
+
+@hookspec
+def slime_check(settings: Settings) -> list[Finding] | None:
+    """What `slime check` is to say of the run besides its own findings; nothing may be started or written."""
 
 
 @hookspec

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from slime_core.protocols.traits import Traits
+
 
 @dataclass(frozen=True)
 class Call:
@@ -47,8 +49,12 @@ class Kind:
     """Methods a class must have."""
     construct: Call | None = None
     """How a class is built; None when the kind takes functions only."""
+    instance: str = ""
+    """Name in `slime_core.protocols` of the class that the object is an instance of, which has the code as `run`."""
     lists: bool = False
     """A list or tuple of such objects is one component too."""
+    traits: type[Traits] | None = None
+    """What a component of this kind may declare of itself."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
     """Prefix of a registered name -> `module:attr` of what wraps the component: `boxed_math` is `math` boxed."""
     api: int = 1

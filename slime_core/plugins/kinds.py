@@ -16,6 +16,7 @@ from slime_core.plugins.hooks import hook_flags
 from slime_core.plugins.kind import Call, Kind
 from slime_core.plugins.kinds_generation import GENERATION
 from slime_core.plugins.kinds_training import TRAINING
+from slime_core.protocols import LauncherTraits
 
 __all__ = ["FORMER_KINDS", "HOOK_GROUP", "KINDS", "Call", "Kind", "flag_rows", "kind_of", "told_of_hook"]
 
@@ -27,6 +28,25 @@ HOOK_GROUP = "slime.plugins"
 _KINDS = (
     *GENERATION,
     *TRAINING,
+    Kind(
+        name="launchers",
+        singular="launcher",
+        flags=("--launcher",),
+        canonical=("launcher", "Launcher"),
+        methods={
+            "train": Call(("settings",), "(self, settings) -> dict"),
+            "missing": Call(("args",), "(self, args) -> str"),
+        },
+        construct=Call((), "()"),
+        traits=LauncherTraits,
+    ),
+    Kind(
+        name="commands",
+        singular="command",
+        flags=("the first word after `slime`",),
+        canonical=("command",),
+        instance="Command",
+    ),
     Kind(name="functions", singular="function", flags=("every other --*-path flag",), canonical=()),
 )
 

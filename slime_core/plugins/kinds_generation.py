@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_core.plugins.kind import BUILT_BY_NAME, BUILT_FROM_ARGS, Call, Kind
+from slime_core.protocols import EngineTraits, GenerateTraits, RewardTraits, RolloutTraits
 
 _SINGLE_REWARD = Call(("args", "sample"), "(args, sample[, evaluation], **kwargs) -> float", keywords=("evaluation",))
 _BATCH_REWARD = Call(
@@ -25,12 +26,14 @@ GENERATION = (
             )
         },
         construct=BUILT_BY_NAME,
+        traits=RewardTraits,
         prefixes={"boxed_": "slime_core.plugins.boxed:boxed"},
     ),
     Kind(
         name="generators",
         singular="generator",
         flags=("--custom-generate-function-path",),
+        traits=GenerateTraits,
         canonical=("generate",),
         calls=(
             Call(
@@ -125,6 +128,7 @@ GENERATION = (
         name="rollouts",
         singular="rollout",
         flags=("--rollout-function-path", "--eval-function-path"),
+        traits=RolloutTraits,
         canonical=("generate_rollout", "rollout"),
         calls=(
             Call(
@@ -138,6 +142,7 @@ GENERATION = (
         name="engines",
         singular="engine",
         flags=("--rollout-engine",),
+        traits=EngineTraits,
         canonical=("engine", "Engine"),
         methods={
             "generate": Call(("input_ids", "sampling_params"), "async (self, input_ids, sampling_params, *, rid=None)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_core.plugins.kind import BUILT_FROM_ARGS, Call, Kind
+from slime_core.protocols import TrainerTraits, TransportTraits
 
 TRAINING = (
     Kind(
@@ -44,6 +45,7 @@ TRAINING = (
         name="trainers",
         singular="trainer",
         flags=("--train-backend",),
+        traits=TrainerTraits,
         canonical=("trainer", "Trainer"),
         methods={
             "train_step": Call(("batch", "micro_batches", "loss_fn"), "(self, batch, micro_batches, loss_fn)"),
@@ -72,6 +74,15 @@ TRAINING = (
         flags=("--custom-advantage-function-path",),
         canonical=("compute_advantages", "compute_advantages_and_returns", "advantages"),
         calls=(Call(("args", "rollout_data"), "(args, rollout_data) -> None"),),
+    ),
+    Kind(
+        name="weight_transports",
+        singular="weight_transport",
+        flags=("--update-weight-transport", "--update-weight-mode"),
+        canonical=("Transport", "WeightTransport"),
+        methods={"send": Call(("weights", "version", "engines"), "(self, weights, version, engines) -> metrics")},
+        construct=BUILT_FROM_ARGS,
+        traits=TransportTraits,
     ),
     Kind(
         name="corrections",

@@ -23,6 +23,7 @@ from slime_core.plugins.allow import ALLOW_VARIABLE, SAFE_VARIABLE, AllowList
 from slime_core.plugins.discovery import (
     PLUGIN_DIR_VARIABLE,
     check_plugin_directories,
+    discovered,
     search_as,
     sources,
 )
@@ -49,10 +50,7 @@ def _surroundings() -> tuple[str | None, ...]:
 def current_registry() -> Registry:
     """The process's registry: that of the last `build_manager`, else one made by discovery alone."""
     if _Current.registry is None or _Current.surroundings != _surroundings():
-        registry = Registry(AllowList.from_environment())
-        manager = bare_manager()
-        _register_components(manager, registry)
-        _Current.registry, _Current.surroundings = registry, _surroundings()
+        _Current.registry, _Current.surroundings = discovered(), _surroundings()
     return _Current.registry
 
 

@@ -52,7 +52,7 @@ class PluginOptions(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def options(args: Args, name: str, model: type[Model]) -> Model:
+def options(args: Args | None, name: str, model: type[Model]) -> Model:
     """The options that the user gave to plugin `name`, as its model with defaults filled in.
 
     Args:

@@ -8,7 +8,6 @@ is an error only when that name is selected, so a clash nobody uses stops nobody
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import slime_core
-from slime_core.distributions import BUNDLE, normalized
+from slime_core.distributions import BUNDLE, installed, normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 
@@ -32,6 +31,8 @@ def source_hash(file: Path, distribution: str = "") -> str:
 
     A user's file has neighbours that have nothing to do with it, and the core one version, so there it is the file.
     """
+    import hashlib  # not loaded to list names
+
     digest = hashlib.sha256(file.read_bytes())
     top = file.parent
     while (top.parent / "__init__.py").is_file():
@@ -228,7 +229,9 @@ class Registry:
         elif close := difflib.get_close_matches(name.replace("-", "_"), names, n=1):
             parts.append(f"Did you mean {close[0]!r}?")
         elif kind in KINDS:
-            parts.append(f"slime's own come with: pip install {BUNDLE}. One of yours has its path: FILE.py:NAME.")
+            parts.append("One of yours has its path: FILE.py:NAME.")
+        if kind in KINDS and installed(BUNDLE) is None:
+            parts.append(f"slime's own come with: pip install {BUNDLE}.")
         parts.append(f"Installed: {', '.join(names) or 'none'}")
         parts += [f"({self.left_out_by} is in force)"] if self.left_out_by else []
         parts += [f"(not usable: {p.where}: {p.message})" for p in self.problems]

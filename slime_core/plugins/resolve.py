@@ -42,6 +42,7 @@ from slime_core.plugins.loading import (
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef, Registry
 from slime_core.plugins.signatures import check_signature, fits, takes_list
+from slime_core.protocols import traits_of
 
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<attr>[A-Za-z_][\w.]*))?")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -81,6 +82,7 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
         PluginLoadError: Importing the code raised.
         PluginIncompatibleError: It is written for another version of its kind's API.
         PluginSignatureError: The object does not have its kind's signature.
+        PluginError: Its traits are not its kind's.
     """
     row = kind_of(kind)
     spec = spec.strip()
@@ -92,6 +94,8 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
     obj, ref, module = _load(row, spec, origin, registry)
     check_api(row, obj, module, ref, origin)
     check_signature(row, obj, _subject(row, spec, origin))
+    if row.traits is not None:
+        traits_of(obj, row.traits, _subject(row, spec, origin))
     trace.note_answer(origin, ref, obj)
     return Resolved(obj, ref)
 

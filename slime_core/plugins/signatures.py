@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from slime_core import protocols
 from slime_core.errors import ConfigError, PluginLoadError, PluginSignatureError, SlimeError
 from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.kind import BUILT_BY_NAME, Call, Kind
@@ -22,6 +23,10 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def check_signature(kind: Kind, obj: Any, subject: str) -> None:
     """Raise PluginSignatureError, showing what was expected and what was found, when `obj` does not fit `kind`."""
+    if kind.instance:
+        if not isinstance(obj, getattr(protocols, kind.instance)):
+            raise PluginSignatureError(f"{subject}: expected a slime_core.{kind.instance}; found {_describe(obj)}")
+        return
     if not (kind.calls or kind.construct):
         for each in obj if kind.lists and isinstance(obj, (list, tuple)) else [obj]:
             if not callable(each):

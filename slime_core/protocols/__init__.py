@@ -2,8 +2,9 @@
 
 Standard library only at run time (torch appears in annotations). User-facing functions take `args` first, with
 attribute access to every setting, as in THUDM/slime. Components never hold a reference to the loop; the loop
-builds them and calls them. Everybody imports the names from here; the modules are by stage: `functions`, `environment`,
-`engine`, `algorithm`, `trainer`.
+builds them and calls them. Everybody imports the names from here; the modules are by stage: `functions`,
+`environment`, `engine`, `algorithm`, `trainer`, `weights`; around them: `launcher`, `command`; `traits` is what
+components say of themselves.
 """
 
 from slime_core.protocols.algorithm import (
@@ -14,6 +15,7 @@ from slime_core.protocols.algorithm import (
     LossOutputs,
     RewardInputs,
 )
+from slime_core.protocols.command import Command
 from slime_core.protocols.engine import (
     GenerateContext,
     RolloutEngine,
@@ -35,12 +37,25 @@ from slime_core.protocols.functions import (
     Reward,
     RewardFn,
 )
+from slime_core.protocols.launcher import Launcher
 from slime_core.protocols.trainer import (
     LossFn,
     MicroBatchOutput,
     StepResult,
     Trainer,
 )
+from slime_core.protocols.traits import (
+    EngineTraits,
+    GenerateTraits,
+    LauncherTraits,
+    RewardTraits,
+    RolloutTraits,
+    TrainerTraits,
+    TransportTraits,
+    declares,
+    traits_of,
+)
+from slime_core.protocols.weights import WeightEngines, WeightTransport
 
 __all__ = [
     "AdvantageEstimator",
@@ -49,12 +64,17 @@ __all__ = [
     "Args",
     "BatchRewardFn",
     "BufferFilter",
+    "Command",
     "DataSource",
     "DynamicFilter",
+    "EngineTraits",
     "Environment",
     "GenerateContext",
     "GenerateFn",
+    "GenerateTraits",
     "GroupBuffer",
+    "Launcher",
+    "LauncherTraits",
     "LossFn",
     "LossInputs",
     "LossOutputs",
@@ -63,9 +83,17 @@ __all__ = [
     "Reward",
     "RewardFn",
     "RewardInputs",
+    "RewardTraits",
     "RolloutEngine",
+    "RolloutTraits",
     "Step",
     "StepResult",
     "Trainer",
+    "TrainerTraits",
+    "TransportTraits",
     "Turn",
+    "WeightEngines",
+    "WeightTransport",
+    "declares",
+    "traits_of",
 ]

@@ -16,24 +16,21 @@ if TYPE_CHECKING:
 class RolloutEngine(Protocol):
     """A token generator: in process or behind HTTP; the rollout code cannot tell which.
 
-    Constructed as `cls(args)`; all methods run in one event loop, that of the rollout stage. An engine, and a trainer,
-    whose class attribute `true_on_policy` is True compute the same bits under `--true-on-policy-mode`. An engine whose
-    class attribute `returns_routed_experts` is True answers with `meta_info["routed_experts"]` under
-    `--use-rollout-routing-replay`. An engine's class attribute `pause_modes` names the modes that `pause` takes, where
-    they are others than "in_place" and "abort"; without the class attribute `takes_images` = True a run with images
-    (`--multimodal-keys`) is refused; a method `stream` (arguments of `generate`) yields everything so far.
+    Constructed as `cls(args)`; all methods run in one event loop, that of the rollout stage. What it can do beyond
+    these is declared by its class as `traits = EngineTraits(...)` (`slime_core.protocols.traits`), and a method
+    `stream` (arguments of `generate`) yields everything so far.
 
-    More optional attributes of an engine's or trainer's class concern its settings: `uses: frozenset[str]`, the names
-    it acts on among those that only some components do (`slime_core.config.support.BY_COMPONENT`; the others are
-    refused or warned of; what base classes use counts), the classmethod `missing(args) -> str`, what it needs and is
+    More optional attributes of an engine's or trainer's class concern its settings: the classmethod
+    `missing(args) -> str`, what it needs and is
     not installed, with what to type, and the classmethod `check_settings(settings) -> list[str]`, called by every
     command that runs something, and by `slime check`, before anything starts: it returns warnings and raises
     ConfigError. An engine that starts servers may have the classmethod `launch_plan(settings, num_gpus=None)`,
     for `slime engines plan`: what it would start on this machine, or with so many GPUs, as an object with `describe()`
-    and `to_dict()`. An engine without one takes one place of a cluster, or none with the class attribute
-    `runs_elsewhere`.
+    and `to_dict()`; one that serves several models (`--sglang-config`) the classmethod `planned_models(args) ->
+    list[str]`, their names, asked before anything starts. An engine without a plan takes one place of a cluster, or
+    none where its traits say `runs_elsewhere`.
 
-    An engine that shares devices with the trainer has two more methods, and "offload_rollout" in its `uses`; the
+    An engine that shares devices with the trainer has two more methods, and "offload_rollout" in what it `uses`; the
     launcher calls them under `--offload-rollout`, while no request is in the engine:
 
     - `async release_memory(tags=None)`: give up what the tags name, of "weights" and "kv_cache" (None: both). Requests
@@ -43,8 +40,9 @@ class RolloutEngine(Protocol):
     """
 
     weight_transports: ClassVar[tuple[str, ...]]
-    """Of "tensor", "distributed", "disk" and "delta", those this engine takes, best first; it needs the methods of
-    these only. An engine that learns it from its servers may set it again in `start`."""
+    """Names of the transports (`WeightTransport`) that this engine takes, best first, such as "tensor", "distributed"
+    and "disk"; it has the method `update_weights_from_<name>` of each. One that learns it from its servers may set it
+    again in `start`."""
 
     async def start(self) -> None:
         """Load the model of `args.hf_checkpoint`, or connect; returns when requests are served."""
@@ -83,7 +81,7 @@ class RolloutEngine(Protocol):
     ) -> Mapping[str, float] | None:
         """Copy named HF-layout tensors in; running requests go on with the new weights.
 
-        This and the next three consume their argument, raise WeightSyncError, and may return metrics of the update.
+        This and the next two consume their argument, raise WeightSyncError, and may return metrics of the update.
         """
 
     async def update_weights_from_distributed(
@@ -93,9 +91,6 @@ class RolloutEngine(Protocol):
 
     async def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
         """Load an HF-layout directory."""
-
-    async def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
-        """Bring a local copy of the model to a version below `root` (`weights.delta_apply`), and load it."""
 
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> `weights.checksum.tensor_checksum` of the tensor served.

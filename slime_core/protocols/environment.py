@@ -1,9 +1,9 @@
 """An environment: what a policy acts in, one instance per sample.
 
-Implemented by plugins of kind `environments`, driven by the generator `multi_turn` (and by whoever else opens an
-`EnvironmentSession`). Standard library only, so an environment can be written and tested without torch. What a reader
-would get wrong: an instance lives for one sample and is never used again; what samples share (a data file, a
-connection) belongs to the class or the module.
+Implemented by plugins of kind `environments`, driven by the generator `multi_turn` (and by whoever else opens a
+`slime_generator_multi_turn.EnvironmentSession`). Standard library only, so an environment can be written and tested
+without torch. What a reader would get wrong: an instance lives for one sample and is never used again; what samples
+share (a data file, a connection) belongs to the class or the module.
 """
 
 from __future__ import annotations

@@ -58,31 +58,25 @@ class Trainer(Protocol):
     that share one model replica (tensor, pipeline, context parallelism) have the same rank, get the same local batch
     and answer the same. The launcher makes one process of them, the one of torch's rank 0, write and push.
 
-    Optional attributes, with the value taken without them:
+    What it can do beyond its methods is declared by its class as `traits = TrainerTraits(...)`
+    (`slime_core.protocols.traits`). Optional attributes, with the value taken without them:
 
     - `micro_batch_multiple: int` (instance, 1): a step has a multiple of that many micro-batches on every rank.
     - `context_parallel_size: int` (instance, 1): one micro-batch is spread over that many processes, so that
       `--max-tokens-per-gpu` counts as many times.
-    - `collective_weights: bool` (class, False): `named_weights` is a collective call: every process iterates it to
-      its end, and only that of torch's rank 0 gets pairs.
-    - `reads_megatron: bool` (class, False): weights that it starts from may be in Megatron's format, which it tells by
-      `checkpoint.sources`.
+    - `decoder_shape(directory) -> ops.flops.DecoderShape` and `routed_layers(directory) -> models.routed_layers.
+      RoutedLayers` (static methods): of a model in HF's layout whose family has no plugin of kind "models".
     - `processes(settings) -> int | None` (classmethod): how many processes this run needs; the launcher starts them
       when torchrun has not, and refuses another number of torchrun's. None, and no such method: as many as torchrun
       started, else one. Called before anything starts; raises ConfigError.
 
-    A trainer that shares devices with engines has two more methods, and "offload_train" in its `uses`; the launcher
+    A trainer that shares devices with engines has two more methods, and "offload_train" in what it `uses`; the launcher
     calls them on every process under `--offload-train`:
 
     - `offload()`: give up what only training needs: gradients, and the optimizer's state off the device. Returns when
       every process has. Until `onload` only `named_weights`, `update_old_actor`, `save`, `load`, `broadcast`,
       `all_reduce` and `close` are called, and give the same as ever.
     - `onload()`: take it again; training goes on with the same bits. Both are safe twice.
-
-    A trainer whose class attribute `routing_replay` is True follows `TrainBatch.routed_experts` where it is set: all
-    forward passes of the actor and the old actor use the experts it names, with the weights of their own router, and
-    their `log_probs` and `log_probs_and_entropy` write the experts they used where it has -1. Reference, teacher and
-    critic route freely.
     """
 
     rank: int
@@ -134,7 +128,7 @@ class Trainer(Protocol):
         """The bytes of torch's rank 0 on every process."""
 
     def named_weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """HF names and tensors of the actor, in HF layout; collective where `collective_weights` says so."""
+        """HF names and tensors of the actor, in HF layout; collective where the traits say so."""
 
     def update_reference(self) -> None:
         """Copy the actor's weights into the reference."""

@@ -3,7 +3,7 @@
 Called by the loop after the buffer. What a reader would get wrong: a sample that cannot be trained on (removed by a
 filter, or failed without a reward) keeps its row, so that batch sizes stay what the configuration promised, but its
 mask is zero *and* its reward is outside the group statistics (THUDM/slime lets it count there). So does one that the
-trainer's door (`door.py`) refuses.
+trainer's door (`admission.py`) refuses.
 
 Ids that nobody assigned get the smallest unused numbers. A sample without response tokens becomes a placeholder row,
 one masked response token after one prompt token, so no later stage meets an empty response.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slime_core.door import admit
+from slime_core.admission import admit
 from slime_core.errors import RolloutError
 from slime_core.multimodal import image_token_of
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs

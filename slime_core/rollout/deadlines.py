@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from slime_core.config.sections.progress import ProgressArgs
 from slime_core.errors import RolloutError
 from slime_core.protocols import Args
-from slime_core.rollout.afresh import restarted
+from slime_core.rollout.regenerate import restarted
 from slime_core.types import Group, SampleStatus
 from slime_core.waits import gave_up, waiting
 

@@ -16,8 +16,8 @@ from slime_core.data.buffer import is_finished
 from slime_core.fan_out import executions, mean
 from slime_core.protocols import Args
 from slime_core.rollout import baseline
-from slime_core.rollout.afresh import FINISHED, is_whole, remains, restarted
 from slime_core.rollout.deadlines import timed_out
+from slime_core.rollout.regenerate import FINISHED, is_whole, remains, restarted
 from slime_core.types import Group, SampleStatus
 
 if TYPE_CHECKING:

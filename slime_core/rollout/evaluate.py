@@ -174,6 +174,7 @@ def _votes(args: Args, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
     votes: dict[str, Any] = {} if dataset.ks is None else {"ks": dataset.ks}
     if int(dataset.n_samples_per_eval_prompt) == 1:
         return votes
+
     origin = f"evaluation data set {dataset.name!r}: answer_path"
     extractors = [answer_extractor(args, sample, dataset.answer_path, origin) for sample in samples]
     if all(extract is not None for extract in extractors):

@@ -14,9 +14,9 @@ from typing import Any
 
 from slime_core.errors import CheckpointError
 from slime_core.fan_out import executions
-from slime_core.rollout.afresh import FINISHED, prompts_of
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.open_groups import OpenGroup
+from slime_core.rollout.regenerate import FINISHED, prompts_of
 from slime_core.rollout.staleness import retries, version_span
 from slime_core.types import Group, Sample, SampleStatus
 

@@ -19,20 +19,20 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from typing import Any, Protocol
 
-from slime_core import door
+from slime_core import admission
+from slime_core.admission import Drawn
 from slime_core.data.tokenizer import encode_prompt, encode_rendered
 from slime_core.data.tools import told_tools
-from slime_core.door import Drawn
 from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
 from slime_core.multimodal import image_token_of
-from slime_core.protocols import Args, GenerateContext
+from slime_core.protocols import Args, GenerateContext, GenerateTraits
 from slime_core.rollout import baseline
-from slime_core.rollout.afresh import FINISHED
 from slime_core.rollout.contracts import reward_problem
 from slime_core.rollout.deadlines import WHERE, GroupClock, ended
 from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.rollout.hooks import RolloutHooks, fail_call
+from slime_core.rollout.regenerate import FINISHED
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import Group, Sample, SampleStatus
 from slime_core.waits import waiting
@@ -46,6 +46,7 @@ class Generator(Protocol):
     """A resolved generate function (`plugins.adapters.GenerateCaller`)."""
 
     label: str
+    traits: GenerateTraits
 
     async def call(
         self,
@@ -274,11 +275,11 @@ class SampleRunner:
             sibling.row = origin.row if sibling.row is None else sibling.row
             if len(siblings) > 1:
                 sibling.rollout_id = shared
-            if door.is_text(sibling):
+            if admission.is_text(sibling):
                 problem = self._take_text(sibling, drawn, where)
             else:
                 problem = drawn.problem(sibling, same=sibling is origin)
-            problem = problem or door.problem(sibling, self._image_token)
+            problem = problem or admission.problem(sibling, self._image_token)
             if sibling.status == SampleStatus.PENDING:
                 problem = problem or "returned a sample whose status is still PENDING"
             problem = problem or reward_problem(sibling.reward)
@@ -299,7 +300,7 @@ class SampleRunner:
             if not drawn.has_prompt_of(sample):
                 sample.tokens, sample.spans = [], None
                 self._encode(sample)
-            return door.take_text(sample, encode_rendered(self.tokenizer, sample.response))
+            return admission.take_text(sample, encode_rendered(self.tokenizer, sample.response))
         except Exception as error:  # fields of user code may hold anything
             return f"{type(error).__name__}: {error}"
 
@@ -351,7 +352,7 @@ def _check_images(sample: Sample, generator: Generator) -> None:
     """Raise RolloutError for a sample whose images would not come before the model."""
     if not sample.multimodal_inputs:
         return
-    if not getattr(generator, "takes_images", False):
+    if not generator.traits.takes_images:
         raise RolloutError(f"the sample has images, which {generator.label} does not give to the engine")
     if not sample.tokens:
         raise RolloutError("the sample has images but no tokens; a data source makes them with the model's processor")

@@ -131,7 +131,7 @@ class RolloutHooks:
             self.told.slime_process_all_samples(args=args, all_groups=all_groups, data_source=data_source)
 
     def log_rollout(
-        self, rollout_id: int, args: Any, samples: list[Sample], extra_metrics: dict[str, float], rollout_time: float
+        self, rollout_id: int, args: Args, samples: list[Sample], extra_metrics: dict[str, float], rollout_time: float
     ) -> bool:
         """Whether somebody has logged in slime's place; `extra_metrics` may be changed."""
         answers = self.told.slime_log_rollout(
@@ -140,7 +140,7 @@ class RolloutHooks:
         return any(answers)
 
     def log_eval(
-        self, rollout_id: int, args: Any, data: dict[str, dict[str, Any]], extra_metrics: dict[str, float]
+        self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]], extra_metrics: dict[str, float]
     ) -> bool:
         """The same for an evaluation."""
         return any(self.told.slime_log_eval(rollout_id=rollout_id, args=args, data=data, extra_metrics=extra_metrics))
@@ -149,7 +149,7 @@ class RolloutHooks:
 def _alone(tell: Callable[..., list[Any]]) -> Callable[..., Any]:
     """One plugin's answer, if it has one."""
 
-    def call(args: Any, sample: Sample, *, rollout_id: int | None, evaluation: bool) -> Any:
+    def call(args: Args, sample: Sample, *, rollout_id: int | None, evaluation: bool) -> Any:
         answers = tell(args=args, sample=sample, rollout_id=rollout_id, evaluation=evaluation)
         return answers[0] if answers else None
 

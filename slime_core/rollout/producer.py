@@ -29,7 +29,6 @@ from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
-from slime_core.rollout.afresh import prompts_of, restarted
 from slime_core.rollout.contracts import drawn_groups, first_number
 from slime_core.rollout.deadlines import Limits, ended, run_group, some_done
 from slime_core.rollout.decisions import Outcome, decide, given_back, mask_older, needs_nothing, prepare_return
@@ -46,6 +45,7 @@ from slime_core.rollout.flights import (
 )
 from slime_core.rollout.generate import train_sampling_params
 from slime_core.rollout.open_groups import OpenGroup
+from slime_core.rollout.regenerate import prompts_of, restarted
 from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import Group
 from slime_core.waits import waiting

@@ -31,8 +31,7 @@ from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.boundary import user_code
-from slime_core.protocols import Args
-from slime_core.rollout.afresh import restarted
+from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.rollout.contracts import drawn_groups
 from slime_core.rollout.deadlines import Limits, dropped_for_good, ended, run_group, some_done
 from slime_core.rollout.decisions import (
@@ -49,6 +48,7 @@ from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.gate import Hold
 from slime_core.rollout.generate import SampleRunner, train_sampling_params
+from slime_core.rollout.regenerate import restarted
 from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime_core.waits import waiting
 
@@ -344,6 +344,8 @@ class _Wave:
         self.surplus.append(given_back(self.args, original, group))
 
 
+# It accounts for every group that it draws.
+@declares(RolloutTraits(leaves_out=False, records_evaluation=True))
 async def generate_rollout(
     args: Args, rollout_id: int, data_source: Any, evaluation: bool = False, *, context: RolloutContext
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
@@ -378,9 +380,3 @@ async def generate_rollout(
         "rollout/surplus_groups_kept": float(wave.num_surplus if wave.keeps_finished else 0),
     }
     return RolloutFnTrainOutput(sorted(wave.accepted, key=lambda g: g[0].group_index or 0), metrics)
-
-
-generate_rollout.leaves_out = False  # type: ignore[attr-defined]  # accounts for every group: `slime ledger verify`
-
-
-generate_rollout.records_evaluation = True  # type: ignore[attr-defined]

@@ -21,13 +21,14 @@ from slime_core.data.sampled_rows import SampledRow
 from slime_core.data.tokenizer import encode_rendered, load_tokenizer
 from slime_core.data.tools import told_tools
 from slime_core.errors import ConfigError, DataError
-from slime_core.protocols import Args
+from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.provenance import Source, Span, joined
 from slime_core.types import RolloutFnTrainOutput, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
 
 
+@declares(RolloutTraits(needs_engine=False, leaves_out=False))  # it trains on every group it draws
 def generate_rollout(args: Args, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
     """`rollout_batch_size` supervised samples, one per row.
 
@@ -48,10 +49,6 @@ def generate_rollout(args: Args, rollout_id: int, data_source: Any, evaluation: 
             *(rollout_id, by_text, sum(map(len, groups))),
         )
     return RolloutFnTrainOutput(samples=groups)
-
-
-generate_rollout.needs_engine = False  # type: ignore[attr-defined]  # the launcher then brings up no engine
-generate_rollout.leaves_out = False  # type: ignore[attr-defined]  # trains on every group it draws
 
 
 @functools.lru_cache(maxsize=1)

@@ -26,6 +26,7 @@ from slime_core.rollout import stage_state
 from slime_core.rollout.batch import make_batch, refuse_bad
 from slime_core.rollout.contracts import eval_output, train_output
 from slime_core.rollout.engine_memory import EngineMemory
+from slime_core.rollout.engine_weights import deliver
 from slime_core.rollout.evaluations import TIMEOUT, Evaluations, cancel_all
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
@@ -35,13 +36,14 @@ from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.open_groups import OpenGroups
 from slime_core.rollout.parts import RolloutParts as RolloutParts
 from slime_core.rollout.parts import RolloutResult as RolloutResult
-from slime_core.rollout.producer import GroupProducer
 from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import Group, TrainBatch
 from slime_core.waits import named, progress, waiting
 
 if TYPE_CHECKING:
     import torch
+
+    from slime_core.rollout.producer import GroupProducer
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -145,6 +147,8 @@ class RolloutStage:
 
     def producer(self) -> GroupProducer:
         """What generates without end in this stage's event loop; once, after `start`."""
+        from slime_core.rollout.producer import GroupProducer
+
         assert self._context is not None, "continuous generation needs an engine"
         producer = GroupProducer(self.args, self.source, self._context, lambda: self.weight_version)
         self.on_new_weights = producer.wake
@@ -346,30 +350,11 @@ class RolloutStage:
         """Have it take a part of that again; nothing where it has."""
         self._loop.run(self._memory.resume(self.parts.engine, tags))
 
-    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Mapping[str, float] | None:
-        """Hand tensors over; the engine copies them."""
-        return self._update("tensor", weights, version)
-
-    def update_weights_from_distributed(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> Mapping[str, float] | None:
-        """Hand tensors over; the engine broadcasts them."""
-        return self._update("distributed", weights, version)
-
-    def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
-        """Have the engine load an HF-layout directory."""
-        return self._update("disk", path, version)
-
-    def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
-        """Have local copies brought to the version below `root`, and loaded."""
-        return self._update("delta", root, version)
-
-    def _update(self, transport: str, source: Any, version: int) -> Mapping[str, float] | None:
-        """Call the engine's method for the transport; what it measured, if anything."""
+    def update_weights(self, transport: str, payload: Any, version: int) -> Mapping[str, float] | None:
+        """Have the engine serve a version, from what its transport hands over; what it measured, if anything."""
         measured: Mapping[str, float] | None = None
         if self.parts.engine is not None:
-            update = getattr(self.parts.engine, f"update_weights_from_{transport}")
-            measured = self._loop.run(update(source, version))
+            measured = self._loop.run(deliver(self.args, self.parts.engine, transport, payload, version))
         self.weight_version = self.ledger.weight_version = version
         if self.on_new_weights is not None:
             self.between_callbacks(self.on_new_weights)

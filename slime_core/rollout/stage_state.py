@@ -34,9 +34,10 @@ from slime_core.data.ledger_files import (
     write_segment,
 )
 from slime_core.errors import CheckpointError
-from slime_core.rollout.afresh import remains
+from slime_core.protocols import RolloutTraits, traits_of
 from slime_core.rollout.decisions import prepare_return
 from slime_core.rollout.open_groups import OPEN_GROUPS_FILE, OpenGroup, from_line, to_line
+from slime_core.rollout.regenerate import remains
 from slime_core.types import Sample
 
 if TYPE_CHECKING:
@@ -112,11 +113,12 @@ class LedgerTrail:
 def policy_of(stage: RolloutStage) -> dict[str, Any]:
     """What is declared of the run, which verification holds it to."""
     source, function, args = stage.parts.data_source, stage.parts.rollout_function, stage.args
-    declared = [getattr(source, "replays", False), getattr(function, "replays", False)]
+    says = traits_of(function, RolloutTraits)
+    declared = [getattr(source, "replays", False), says.replays]
     return {
         "replays": -1 if any(r is True for r in declared) else max(map(int, declared)),
         "buffer_drops": bool(getattr(source, "drops", True)),
-        "leaves_out": bool(getattr(function, "leaves_out", True)),
+        "leaves_out": says.leaves_out,
         "groups_per_rollout": args.rollout_batch_size,
         "max_staleness": getattr(args, "max_staleness", None),
     }

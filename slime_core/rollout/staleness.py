@@ -24,7 +24,7 @@ from itertools import groupby
 
 from slime_core.fan_out import executions
 from slime_core.protocols import Args
-from slime_core.rollout.afresh import restarted
+from slime_core.rollout.regenerate import restarted
 from slime_core.types import NOT_SAMPLED, Group, Sample
 
 RETRIES = "stale_retries"

@@ -1,10 +1,10 @@
 """What slime adds to pytest: contract suites for components named on the command line, and fixtures.
 
-    pytest --pyargs slime_core.testing.contracts --slime-component rewards:./my_rm.py:reward
+    pytest --pyargs slime_core.testing --slime-component rewards:./my_rm.py:reward
 
 Loaded by pytest (entry point `pytest11`) in every run of an environment that has slime, so importing it must cost
 nothing: no torch, no pydantic, and no contract suite before its assertions can be rewritten. What a reader would get
-wrong: the components become test classes when pytest collects `contracts/test_components.py`, not here.
+wrong: the components become test classes when pytest collects `test_components.py`, not here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import pytest
 if TYPE_CHECKING:
     from slime_core.engines.scripted import ScriptedEngine
     from slime_core.testing.loop import LoopRun
+
+pytest.register_assert_rewrite("slime_core.testing.base")
 
 _HOOK_WORDS = ("hooks", "hook", "plugins", "plugin", "slime.plugins")
 EXAMPLE = "--slime-component rewards:./my_rm.py:reward"
@@ -33,14 +35,14 @@ class Requested(NamedTuple):
 
 
 class _Asked:
-    """Of the pytest run under way; `contracts/test_components.py`, which is imported and not called, reads it."""
+    """Of the pytest run under way; `test_components.py`, which is imported and not called, reads it."""
 
     components: tuple[Requested, ...] = ()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Which components, with which settings."""
-    group = parser.getgroup("slime", "contract suites for slime's components (--pyargs slime_core.testing.contracts)")
+    group = parser.getgroup("slime", "contract suites for slime's components (--pyargs slime_core.testing)")
     group.addoption(
         "--slime-component",
         action="append",

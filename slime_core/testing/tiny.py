@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from slime_core.protocols import Args
+from slime_core.protocols import Args, RewardTraits, declares
 from slime_core.types import Sample
 
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
@@ -66,12 +66,10 @@ def write_rows(path: Path, count: int) -> Path:
     return path
 
 
+@declares(RewardTraits(execution="inline"))
 def digits(args: Args, sample: Sample) -> float:
     """Share of digits in the response: a random model learns it within a few steps."""
     return sum(character.isdigit() for character in sample.response) / max(len(sample.response), 1)
-
-
-digits.execution = "inline"  # type: ignore[attr-defined]
 
 
 async def answer(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: Any) -> Sample:

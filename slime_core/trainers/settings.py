@@ -139,7 +139,7 @@ def common_values(args: Args, role: Role, trainer: str) -> dict[str, Any]:
         dtype = "bfloat16"
     actor = role == "actor"
     uses_kl = bool(value_of(args, "kl_coef", 0.0)) or bool(value_of(args, "use_kl_loss", False))
-    has_teacher = bool(value_of(args, "use_opd", False)) and value_of(args, "opd_type", None) == "megatron"
+    has_teacher = bool(value_of(args, "use_opd", False) and value_of(args, "opd_teacher_load", None))
     save_dtype = _one_of(trainer, "--save-dtype", value_of(args, "save_dtype", "float32"), tuple(DTYPES))
     return {
         "hf_checkpoint": str(args.hf_checkpoint) if actor else _critic_checkpoint(args),

@@ -20,7 +20,7 @@ import orjson
 import torch
 
 from slime_core.errors import WeightSyncError
-from slime_core.protocols import Args, Trainer
+from slime_core.protocols import Args, Trainer, TrainerTraits, traits_of
 
 _PASS, _DONE, _FAILED = "pass", "done", "failed"
 
@@ -33,7 +33,7 @@ class SharedWeights:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._collective = bool(getattr(trainer, "collective_weights", False))
+        self._collective = traits_of(trainer, TrainerTraits).collective_weights
         self._pass: _Pass | None = None
 
     @contextmanager
@@ -124,7 +124,7 @@ class FollowingWeights:
 
     def __init__(self, args: Args, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._collective = bool(getattr(trainer, "collective_weights", False))
+        self._collective = traits_of(trainer, TrainerTraits).collective_weights
         self._keeps_old_actor = bool(getattr(args, "keep_old_actor", False))
 
     def push(self) -> dict[str, float]:

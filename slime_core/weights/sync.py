@@ -1,32 +1,36 @@
 """Stage 11: trained parameters -> the rollout engines, under a version that only grows.
 
-The loop calls `push` after every update. Transports: `tensor` and `distributed` hand the trainer's tensors to the
-engine, which copies them in this process, through shared memory or by broadcast; `disk` writes an HF-layout directory
-that the engine loads; `delta` writes what changed (`delta_writer`), which pullers beside the engines apply to their own
-copy. `--check-weight-update-equal` compares what is served with what was trained, tensor by tensor.
+The loop calls `push` after every update. How a version travels is the transport's business (`weights.transports`, and
+plugins of the kind `weight_transports`); here it is chosen, numbered, timed and checked: `--check-weight-update-equal`
+compares what is served with what was trained, tensor by tensor.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from safetensors import SafetensorError
 
 from slime_core.errors import ConfigError, WeightSyncError
-from slime_core.models.hf_io import copy_assets, write_weights
-from slime_core.protocols import Args, Trainer
+from slime_core.plugins.resolve import resolve
+from slime_core.protocols import Args, Trainer, WeightTransport
 from slime_core.waits import named
 from slime_core.weights.checksum import checksum_dtype, tensor_checksum
 from slime_core.weights.collective import SharedWeights
-from slime_core.weights.delta_writer import DeltaWriter, stored_dtypes
+from slime_core.weights.transports import transport_traits
 
 logger = logging.getLogger(__name__)
+
+NONE = "none"
+"""In the place of a transport's name: there is nobody to send to."""
+_AUTO, _NCCL = "auto", "nccl"
+NO_NAMES = (_AUTO, _NCCL)
+"""Values of `--update-weight-transport` that leave the choice to the engine."""
 
 Metrics: TypeAlias = Mapping[str, float] | None
 """What an engine measured in an update, if anything."""
@@ -39,17 +43,8 @@ class WeightReceiver(Protocol):
     def weight_transports(self) -> tuple[str, ...]:
         """Transports offered, best first."""
 
-    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Metrics:
-        """Take tensors of this process."""
-
-    def update_weights_from_distributed(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Metrics:
-        """Take tensors of this process by broadcast."""
-
-    def update_weights_from_disk(self, path: Path, version: int) -> Metrics:
-        """Load an HF-layout directory."""
-
-    def update_weights_from_delta(self, root: Path, version: int) -> Metrics:
-        """Bring local copies to the version below `root`, and load them."""
+    def update_weights(self, transport: str, payload: Any, version: int) -> Metrics:
+        """Have the engines serve a version, from what the transport hands over (`WeightEngines.take`)."""
 
     @property
     def engines(self) -> Sequence[object]:
@@ -84,26 +79,15 @@ class WeightSync:
         self._trainer = trainer
         self._weights = SharedWeights(trainer)
         self._receiver = receiver
-        self.transport = self._choose()
-        """As far as it is known before the engine has started, and from the first push on for good."""
-        self._pushed = False
-        self._kept: Path | None = None
-        """Directory of the version that is served, for an engine that has to be brought up to date."""
         self._post_write = post_write
+        self.transport = NONE
+        """Spec of the one in use: as far as it is known before the engine has started, and from the first push on for
+        good."""
+        self._way: WeightTransport | None = None
+        self._pushed = False
         self._sent: Mapping[str, torch.dtype] = {}
-        """Tensor -> dtype it is sent in, where that is not the trainer's."""
-        if self.transport == "delta":
-            assert args.run_dir is not None, "every run has one"
-            self._sent = self._dtypes_sent()
-            self._writer = DeltaWriter(
-                self._disk_root(),
-                Path(args.hf_checkpoint),
-                run=str(Path(args.run_dir).resolve()),
-                encoding=args.update_weight_delta_encoding,
-                checksum=args.update_weight_delta_checksum,
-                shard_bytes=args.update_weight_buffer_size,
-                keep_files=args.update_weight_disk_keep_files,
-            )
+        """Tensor -> dtype it was sent in, where that is not the trainer's."""
+        self._choose()
 
     @named(
         "weights to the engines",
@@ -127,20 +111,10 @@ class WeightSync:
         started = time.perf_counter()
         version = self.version + 1
         if not self._pushed:
-            self._pushed, self.transport = True, self._choose(told=True)
-            by_files = self.transport in ("disk", "delta")
-            if self._post_write is not None and self.args.custom_update_weight_post_write_path and not by_files:
-                logger.warning(
-                    "--custom-update-weight-post-write-path: without effect, since weights go by %s and not by files;"
-                    " type --update-weight-transport disk or --update-weight-mode delta",
-                    self.transport,
-                )
-        if self.transport == "disk":
-            extra = self._push_disk(version)
-        elif self.transport == "delta":
-            extra = self._push_delta(version)
-        else:
-            extra = self._push_tensors(version)
+            self._pushed = True
+            self._choose(told=True)
+        assert self._way is not None, "the receiver offers transports"
+        extra = self._way.send(self._weights.named_weights(), version, _Push(self, version))
         self.version = version
         metrics = {"perf/update_weights_time": time.perf_counter() - started, **extra}
         if self.args.check_weight_update_equal:
@@ -148,83 +122,21 @@ class WeightSync:
         self._on_update(version)
         return metrics
 
-    def _choose(self, *, told: bool = False) -> str:
-        args = self.args
-        colocate, offered = getattr(args, "colocate", False), self._receiver.weight_transports
-        chosen = choose_transport(args.update_weight_transport, offered, args.update_weight_mode, colocate=colocate)
-        if told and args.update_weight_transport == "nccl":
+    def _choose(self, *, told: bool = False) -> None:
+        wanted, offered = self.args.update_weight_transport, self._receiver.weight_transports
+        chosen = choose_transport(wanted, offered, colocate=self.args.colocate)
+        if chosen != self.transport:
+            self.transport, self._way = chosen, _load(chosen, offered)(self.args)
+        if not told or self._way is None:
+            return
+        if wanted == _NCCL:
             logger.info("--update-weight-transport nccl: weights go by %s", chosen)
-        return chosen
-
-    def _push_tensors(self, version: int) -> dict[str, float]:
-        sent = 0
-
-        def counted() -> Iterator[tuple[str, torch.Tensor]]:
-            nonlocal sent
-            for name, tensor in self._weights.named_weights():
-                sent += tensor.numel() * tensor.element_size()
-                yield name, tensor
-
-        broadcast = self.transport == "distributed"
-        update = self._receiver.update_weights_from_distributed if broadcast else self._receiver.update_weights
-        measured = update(counted(), version) or {}
-        return {"perf/update_weights_wire_bytes": float(sent), **measured}
-
-    def _push_disk(self, version: int) -> dict[str, float]:
-        directory = self._disk_root() / f"weight_v{version:06d}"
-        shutil.rmtree(directory, ignore_errors=True)
-        try:
-            copy_assets(self.args.hf_checkpoint, directory)
-            write_weights(directory, self._weights.named_weights(), shard_bytes=int(self.args.save_shard_size * 1e9))
-        except (OSError, SafetensorError) as error:  # the latter also when the disk is full
-            shutil.rmtree(directory, ignore_errors=True)
-            raise WeightSyncError(
-                f"weight version {version} could not be written, so {self.version} goes on being served:"
-                f" {error}. Free space in {directory.parent}, or choose another --update-weight-disk-dir"
-            ) from error
-        self._tell_user(directory)
-        written = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-        measured = self._receiver.update_weights_from_disk(directory, version) or {}
-        if not self.args.update_weight_disk_keep_files:
-            # An engine that is brought back loads the version served once more, so that one stays until the next is.
-            done, self._kept = (
-                (self._kept, directory) if getattr(self.args, "use_fault_tolerance", False) else (directory, None)
+        if self.args.custom_update_weight_post_write_path and not self._way.traits.writes_files:
+            logger.warning(
+                "--custom-update-weight-post-write-path: without effect, since weights go by %s and not by files;"
+                " type --update-weight-transport disk or --update-weight-mode delta",
+                chosen,
             )
-            if done is not None:
-                shutil.rmtree(done)
-        return {"perf/update_weights_wire_bytes": float(written), **measured}
-
-    def _push_delta(self, version: int) -> dict[str, float]:
-        written = self._writer.write(self._weights.named_weights(), version)
-        self._tell_user(written.directory)
-        measured = self._receiver.update_weights_from_delta(self._writer.root, version) or {}
-        self._writer.prune()
-        return {
-            **measured,
-            "perf/update_weights_density": written.density,
-            "perf/update_weights_wire_bytes": float(written.wire_bytes),
-        }
-
-    def _tell_user(self, directory: Path) -> None:
-        """Files are complete, and no engine reads them yet."""
-        if self._post_write is not None:
-            engines = list(self._receiver.engines)
-            self._post_write(args=self.args, version_dir=str(directory), rollout_engines=engines)
-
-    def _disk_root(self) -> Path:
-        directory, run_dir = self.args.update_weight_disk_dir, self.args.run_dir
-        return Path(directory) if directory else Path(str(run_dir)) / "weights"
-
-    def _dtypes_sent(self) -> Mapping[str, torch.dtype]:
-        """Deltas have the checkpoint's dtypes, as what the engines started with."""
-        dtypes = stored_dtypes(Path(self.args.hf_checkpoint))
-        narrow = sorted(name for name, dtype in dtypes.items() if dtype != torch.float32)
-        if self.args.true_on_policy_mode and narrow:
-            raise ConfigError(
-                "--true-on-policy-mode with --update-weight-mode delta needs a float32 --hf-checkpoint: deltas have its"
-                f" dtypes, and {narrow[0]} is {dtypes[narrow[0]]}"
-            )
-        return dtypes
 
     def verify(self) -> None:
         """Raise WeightSyncError naming the tensors that are not served as trained."""
@@ -254,28 +166,44 @@ class WeightSync:
         return sorted(name for name in served.keys() | trained.keys() if served.get(name) != trained.get(name))
 
 
-def choose_transport(wanted: str, offered: tuple[str, ...], mode: str = "full", *, colocate: bool = False) -> str:
-    """The engine's transport for `--update-weight-transport` and `--update-weight-mode`.
+@dataclass(frozen=True)
+class _Push:
+    """`WeightEngines` of one version."""
+
+    sync: WeightSync
+    version: int
+
+    def written(self, directory: Path) -> None:
+        sync = self.sync
+        if sync._post_write is not None:
+            engines = list(sync._receiver.engines)
+            sync._post_write(args=sync.args, version_dir=str(directory), rollout_engines=engines)
+
+    def take(self, payload: Any, dtypes: Mapping[str, torch.dtype] | None = None) -> Mapping[str, float]:
+        sync = self.sync
+        sync._sent = {} if dtypes is None else dtypes
+        return sync._receiver.update_weights(sync.transport, payload, self.version) or {}
+
+
+def choose_transport(wanted: str, offered: tuple[str, ...], *, colocate: bool = False) -> str:
+    """Spec of the transport for `--update-weight-transport`; "none" where there is nobody to send to.
 
     "auto" takes the engine's best. "nccl", THUDM/slime's default, means there that weights do not go through files:
-    tensor with `--colocate`, else distributed, and the engine's best where it lacks that. Any other choice that the
-    engine lacks is a ConfigError.
+    tensor with `--colocate`, else distributed, and the engine's best where it lacks that.
     """
     if not offered:
-        return "none"
-    if mode == "delta":
-        if mode not in offered:
-            raise ConfigError(
-                f"--update-weight-mode delta: this rollout engine takes {', '.join(offered)} only; servers that are"
-                " running already take deltas by --update-weight-puller-addrs HOST:PORT ... (slime pull-weights)"
-            )
-        return mode
-    offered = tuple(transport for transport in offered if transport != "delta")
-    transport = ("tensor" if colocate else "distributed") if wanted == "nccl" else wanted
-    if wanted == "auto" or (wanted == "nccl" and transport not in offered):
-        return offered[0]
-    if transport not in offered:
-        raise ConfigError(
-            f"--update-weight-transport {wanted!r}: this rollout engine does not take it; allowed: {', '.join(offered)}"
-        )
+        return NONE
+    if wanted == _NCCL:
+        in_memory = "tensor" if colocate else "distributed"
+        return in_memory if in_memory in offered else offered[0]
+    return offered[0] if wanted == _AUTO else wanted
+
+
+def _load(spec: str, offered: tuple[str, ...]) -> Callable[[Args], WeightTransport]:
+    """The transport's class. Raises PluginError, and ConfigError when the engine does not take it."""
+    cited = f"--update-weight-transport {spec!r}"
+    found: Any = resolve("weight_transports", spec, origin="--update-weight-transport").obj
+    if spec.rpartition(":")[2] not in offered and transport_traits(found, cited).arrives_by not in offered:
+        raise ConfigError(f"{cited}: this rollout engine does not take it; allowed: {', '.join(offered)}")
+    transport: Callable[[Args], WeightTransport] = found
     return transport

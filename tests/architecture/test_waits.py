@@ -32,7 +32,7 @@ _TOOL = "inside call_tool, which names the wait and has its deadline"
 _JUST_KILLED = "of a process or task that was just killed or cancelled, or has just ended"
 
 ALLOWED = {
-    "cli/serve.py:_serve": "serves until a signal",
+    "slime_command_serve/command.py:_serve": "serves until a signal",
     "slime_environment_session/child.py:_answered": "the other side kills this process at --environment-step-timeout",
     "slime_environment_session/places.py:_answered": "the session's `within` around it: --environment-step-timeout",
     "slime_environment_session/places.py:_work": _SERVES,
@@ -83,8 +83,8 @@ ALLOWED = {
     "rollout/stage.py:keep_result": "named by its callers; the parts of a rollout or evaluation have deadlines",
     "trainers/embedded/parallel.py": _COLLECTIVE,
     "slime_trainer_megatron": _COLLECTIVE,
-    "weights/puller.py:_apply": "copies files, and must not be left behind; the request has the deadline",
-    "weights/puller.py:serve": "serves until a signal",
+    "slime_weight_transport_delta/puller.py:_apply": "copies files, and is not left behind; see the request",
+    "slime_weight_transport_delta/puller.py:serve": "serves until a signal",
 }
 """Place (a function, file or folder) -> why it needs no name or deadline of its own."""
 

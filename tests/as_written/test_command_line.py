@@ -11,6 +11,7 @@ from slime_core.cli.plugins import _COMMANDS as PLUGINS
 from slime_core.config.other_trainers import _OURS
 from slime_core.config.short_help import FIRST
 from slime_core.config.spec import flag_specs
+from slime_core.plugins.manager import current_registry
 
 ACTIONS = {
     "config": ["show"],
@@ -43,7 +44,10 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str) -> str:
     return captured.err
 
 
-@pytest.mark.parametrize("command", [c.name for c in COMMANDS])
+PLUGGED = [name.replace("_", "-") for name in current_registry().names("commands")]
+
+
+@pytest.mark.parametrize("command", [*(c.name for c in COMMANDS), *PLUGGED])
 def test_help_at_every_word(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([command], *([command, action] for action in ACTIONS.get(command, []))):
         text = said(capsys, *words, "--help")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from slime_engine_sglang.api.engine import HttpEngine
+from slime_weight_transport_delta.writer import DeltaWriter
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.delta_writer import DeltaWriter
 from tests.backends.conftest import Running
 from tests.conftest import SLIME
 
@@ -129,7 +129,7 @@ async def test_the_engine_that_launches_servers_starts_a_puller(
     directory, original = sglang_model
     root = tmp_path / "run" / "weights"
     args = sglang_args(
-        directory, tmp_path / "run", no_engine_router=True, update_weight_mode="delta",
+        directory, tmp_path / "run", no_engine_router=True, update_weight_transport="delta",
         update_weight_disk_dir=root, update_weight_local_checkpoint_dir=tmp_path / "local",
     )  # fmt: skip
     writer = DeltaWriter(root, directory, run=str(tmp_path / "run"))

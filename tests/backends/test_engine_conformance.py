@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-
-from slime_core.testing import EngineContract
-from slime_core.testing.contracts.engine_case import EngineCase
+from slime_testing_contracts import EngineContract
+from slime_testing_contracts.engine_case import EngineCase
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
@@ -48,7 +47,7 @@ class Sglang(EngineContract, Offered):
     start_deadline = 300.0
     servers: ClassVar[Mapping[str, Any]] = {
         "device": "cpu",
-        "update_weight_mode": "delta",
+        "update_weight_transport": "delta",
         "router_health_check_interval_secs": 1,
     }
 

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from slime_testing_contracts.tiny_vision import tiny_qwen2_vl, write_image
 
-from slime_core.testing.tiny_vision import tiny_qwen2_vl, write_image
 from tests.backends.whole_runs import metrics, samples
 from tests.conftest import Slime, TinyRun
 

@@ -70,7 +70,7 @@ def test_a_measured_peak_lies_within_the_factor(tmp_path: Path) -> None:
     assert parameters.total == sum(t.numel() for t in weights.values())
     assert parameters.embeddings == 4096 * 256
     items = trainer_items(
-        ARGS, parameters, decoder_shape(tmp_path), Sharding(), longest=512, chunk_elements=CHUNK_ELEMENTS["cpu"]
+        ARGS, parameters, decoder_shape(tmp_path, None), Sharding(), longest=512, chunk_elements=CHUNK_ELEMENTS["cpu"]
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
     done = subprocess.run(

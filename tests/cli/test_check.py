@@ -18,6 +18,7 @@ from slime_core.launch import fresh_process
 from slime_core.launch.probes import PROBES, Bench
 from slime_core.plugins.resolve import resolve
 from tests.conftest import TinyRun
+from tests.strangers import forgotten, install
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -43,6 +44,18 @@ def test_a_sound_run_is_ready(slime: Slime, tiny: TinyRun, tmp_path: Path) -> No
     assert "200 rows" in done.stdout
     assert "4 prompts x 4 = 16 samples a rollout, in 2 optimizer steps of 8; 4 rollouts" in done.stdout
     assert not (tmp_path / "run").exists(), "a check writes nothing"
+
+
+def test_plugins_have_a_say(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "from slime_core import Finding, Level, hookimpl\n@hookimpl\ndef slime_check(settings):\n"
+    told += "    return [Finding('acme', Level.ERROR, settings.command)]\n"
+    monkeypatch.setattr("slime_core.launch.preflight.preflight", lambda run: [])
+    with forgotten():
+        install(tmp_path, "acme-check", {"slime.plugins": {"acme": "acme_check"}}, acme_check=told)
+        status, findings = _check(*tiny.argv(tmp_path / "run"))
+    assert status == 1
+    assert {"subject": "acme", "level": "error", "message": "train"} in findings
+    assert [f["level"] for f in findings if f["subject"] == "memory"] == ["ok"], "slime's own: the estimate of the plan"
 
 
 @pytest.mark.slow
@@ -101,7 +114,7 @@ def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, t
     assert {f["level"] for f in findings if f["subject"] == "components"} == {"ok"}
 
     models.write_text("sglang: [{name: judge, model_path: /models/judge, server_groups: [{num_gpus: 1}]}]")
-    args = SimpleNamespace(group_rm=False, sglang_config=str(models), judge="judge")
+    args = SimpleNamespace(group_rm=False, rollout_engine="sglang", sglang_config=str(models), judge="judge")
     bench = Bench(args, "1+1=", "2", {})
     PROBES["rewards"](bench, resolve("rewards", str(reward)))
     args.judge = "jugde"

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_engine_sglang import plan_command as engines
 
-from slime_core.cli import engines
 from slime_core.errors import ConfigError
 from tests.conftest import TinyRun
 

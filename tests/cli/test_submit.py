@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from slime_launcher_ray import job
 from slime_launcher_ray.submit import HERE, make_job
+from slime_launcher_ray.submit_command import run
 
-from slime_core.cli import job
-from slime_core.cli.submit import run
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
 
@@ -63,9 +63,8 @@ def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     folder.rename(there)
     # What the job does, but for the run itself.
-    stub = (
-        "import slime_core.cli.main as m; m.main = lambda argv: print(argv) or 0; from slime_core.cli.job import main"
-    )
+    stub = "import slime_core.cli.main as m; m.main = lambda argv: print(argv) or 0"
+    stub += "; from slime_launcher_ray.job import main"
     done = subprocess.run(
         [sys.executable, "-c", f"{stub}; raise SystemExit(main())"], cwd=there, capture_output=True, text=True
     )

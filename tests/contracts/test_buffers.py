@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slime_testing_contracts.samples import scored_group
 
 from slime_core.data.buffer import SampleBuffer
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
-from slime_core.testing.contracts.base import scored_group
 from slime_core.types import Group
 
 ARGS = SimpleNamespace(

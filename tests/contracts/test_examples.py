@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_core.testing import (
+from slime_testing_contracts import (
     AdvantageContract,
     CustomLossContract,
     DataSourceContract,
@@ -14,6 +14,7 @@ from slime_core.testing import (
     RolloutContract,
     SampleConverterContract,
 )
+
 from slime_core.types import Group
 
 HOOKS = Path(__file__).parents[2] / "examples" / "hooks"

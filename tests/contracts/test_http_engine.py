@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from slime_testing_contracts import EngineContract
 
 from slime_core.config.schema import Args
 from slime_core.engines.embedded.engine import EmbeddedEngine
-from slime_core.testing import EngineContract
 from slime_core.testing.tiny import tiny_model
 
 

@@ -91,5 +91,7 @@ def test_the_built_ins_are_here() -> None:
         "grpo", "dr_grpo", "gspo", "cispo", "dapo", "rloo", "remax", "max_rl", "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
     } <= names["estimators"]  # fmt: skip
+    assert {"inline", "ray"} <= names["launchers"]
+    assert {"convert", "engines", "plan", "serve", "submit"} <= names["commands"]
     assert {"llama", "qwen2", "qwen3", "qwen3_moe"} <= names["models"]
     assert {"llama", "mimo", "qwen2", "qwen3", "qwen3_moe"} <= names["megatron_models"]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_testing_contracts import CorrectionContract, LossContract, LossReducerContract
 
 from slime_core import EstimatorBase, resolve
-from slime_core.testing import CorrectionContract, LossContract, LossReducerContract
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "hooks" / "policy_loss.py")
 

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_testing_contracts import FilterContract, GeneratorContract, RewardContract
 
 from slime_core import RewardCaller, resolve
 from slime_core.plugins.workers.pool import WorkerPool
-from slime_core.testing import FilterContract, GeneratorContract, RewardContract
 from tests.conftest import TinyRun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

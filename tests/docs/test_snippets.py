@@ -31,6 +31,7 @@ KINDS = {
     "my_loss": "custom_losses",
     "my_post": "slime_train_data",
     "centred_tis": "corrections",
+    "my_transport": "weight_transports",
 }
 """What the files of the pages are; files named `test_...` are suites, run by pytest."""
 

@@ -17,6 +17,7 @@ import torch
 
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import read_weights
+from slime_core.protocols import TrainerTraits
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.weights.checksum import tensor_checksum
 from slime_core.weights.collective import FollowingWeights
@@ -28,7 +29,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 class Together(EmbeddedTrainer):
     """Every tensor takes a collective call, and only rank 0 gets it."""
 
-    collective_weights: ClassVar[bool] = True
+    traits = TrainerTraits(collective_weights=True)
     passes = 0
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -49,14 +50,14 @@ class Receiver:
         self.stops = stops
         self.served: dict[str, torch.Tensor] = {}
 
-    def update_weights(self, weights: Weights, version: int) -> None:
-        for name, tensor in weights:
+    def update_weights(self, transport: str, payload: Any, version: int) -> None:
+        if transport == "disk":
+            self.served = dict(read_weights(payload))
+            return
+        for name, tensor in payload:
             self.served[name] = tensor.clone()
             if self.stops == "update" and len(self.served) == 2:
                 raise WeightSyncError("no more than two")
-
-    def update_weights_from_disk(self, path: Path, version: int) -> None:
-        self.served = dict(read_weights(path))
 
     def differing_weights(self, weights: Weights) -> list[str] | None:
         next(iter(weights))  # it begins, and finds that it cannot tell
@@ -74,7 +75,7 @@ def main() -> None:
     args = SimpleNamespace(save_shard_size=5.0, 
         hf_checkpoint=str(model), device="cpu", lr=0.0, lr_decay_style="constant", distributed_timeout_minutes=1,
         run_dir=run_dir,
-        update_weight_start_version=0, update_weight_mode="full", update_weight_transport="auto",
+        update_weight_start_version=0, update_weight_transport="auto", colocate=False, use_fault_tolerance=False,
         update_weight_disk_dir=None, update_weight_disk_keep_files=False, check_weight_update_equal=True,
         keep_old_actor=True,
     )  # fmt: skip

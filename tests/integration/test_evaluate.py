@@ -105,10 +105,10 @@ async def program(args, sample, *, base_url, api_key, sandbox):
 '''
 
 WORDS = '''
-from slime_core import resolve
+from slime_core import RewardTraits, declares, resolve
 from slime_environment_reasoning_gym import reward
 
-reward.execution = "thread"  # where the environment has imported the package, which takes long
+declares(RewardTraits(execution="thread"))(reward)  # where the environment has imported the package, which takes long
 
 async def generate(args, sample, sampling_params, *, context):
     """single_turn; every second sample says the right word."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_vision_model
 
 from slime_core.data.dumps import read_samples
 from slime_core.multimodal import image_token_of, image_url
-from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_vision_model
 from slime_core.types import SampleStatus
 from tests.image_runs import PICTURED, PLAIN, SAMPLES, argv, serving, write_inputs
 from tests.zygote import Zygote

@@ -77,7 +77,7 @@ def test_what_makes_no_sense_is_refused(
 
 def test_a_trainer_that_has_no_adapters_refuses_them(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(
-        "from tests.toy_trainer import ToyTrainer\n\nclass Other(ToyTrainer):\n    uses = frozenset()\n"
+        "from tests.toy_trainer import ToyTrainer\n\nclass Other(ToyTrainer):\n    pass\n"
     )
     argv = tiny.argv(tmp_path / "run", lora_rank=4, train_backend=f"{tmp_path}/other.py:Other")
     done = slime("train", *argv, check=False)

@@ -50,7 +50,7 @@ def reward(args: Any, sample: Sample) -> float:
 
 EDITED_TEST = """from __future__ import annotations
 
-from slime_core.testing import RewardContract
+from slime_testing_contracts import RewardContract
 
 
 class TestDigitsOutside(RewardContract):
@@ -282,7 +282,8 @@ def test_the_quick_start_learns(outside: Outside, tmp_path: Path) -> None:
 def test_the_core_alone_says_what_brings_the_rest(core_alone: Outside, tiny: TinyRun) -> None:
     done = core_alone.slime("train", *tiny.argv(buffer_filter_path="fifo"), check=False)
     assert done.returncode == 2
-    assert "no buffers plugin 'fifo'. slime's own come with: pip install slime-rl." in done.stderr
+    assert "no buffers plugin 'fifo'." in done.stderr
+    assert "slime's own come with: pip install slime-rl." in done.stderr
 
 
 @pytest.mark.parametrize("reward", [None, "math"])
@@ -329,7 +330,7 @@ def test_the_kit_is_in_the_wheel(outside: Outside, tmp_path: Path) -> None:
     (tmp_path / "my_rm.py").write_text(KIT_REWARDS)
     (tmp_path / "test_kit.py").write_text(KIT)
     pytest_run = (outside.bin / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    bare = (*pytest_run, "--pyargs", "slime_core.testing.contracts", "--slime-component")
+    bare = (*pytest_run, "--pyargs", "slime_core.testing", "--slime-component")
     assert " passed" in run(*bare, "rewards:./my_rm.py:good", cwd=tmp_path).stdout
     bad = run(*bare, "rewards:./my_rm.py:bad", cwd=tmp_path, check=False)
     assert bad.returncode == 1
@@ -367,18 +368,25 @@ def test_training_with_a_reward_by_name(
         assert all(0 < reward <= 3 for reward in rewards)
 
 
-def test_a_strangers_engine_and_trainer_are_used(outside: Outside, tiny: TinyRun, tmp_path: Path) -> None:
+def test_a_strangers_engine_trainer_launcher_and_command_are_used(
+    outside: Outside, tiny: TinyRun, tmp_path: Path
+) -> None:
     """As `slime plugins new` writes them; their contract suites are run with those of all templates."""
-    for kind in ("engine", "trainer"):
+    kinds = ("engine", "trainer", "launcher", "command")
+    for kind in kinds:
         outside.slime("plugins", "new", kind, "acme_plain", "--dir", tmp_path)
-    outside.install(tmp_path / "slime-engine-acme-plain", tmp_path / "slime-trainer-acme-plain")
+    outside.install(*(tmp_path / f"slime-{kind}-acme-plain" for kind in kinds))
     listed = json.loads(outside.slime("plugins", "list", "--json").stdout)
-    assert {row["kind"] for row in listed if row["name"] == "acme_plain"} == {"engines", "trainers"}
-    checked = outside.slime("plugins", "check", "--no-contract", "engines/acme_plain", "trainers/acme_plain").stdout
-    assert checked.count("ok ") == 2
-    flags = {"rollout_engine": "acme_plain", "train_backend": "acme_plain", "use_kl_loss": True, "num_rollout": 2}
-    outside.slime("train", *tiny.argv(tmp_path / "run", **flags))
-    outside.slime("train", *tiny.argv(tmp_path / "run", **{**flags, "num_rollout": 3}, load=tmp_path / "run"))
+    found = {row["kind"] for row in listed if row["name"] == "acme_plain"}
+    assert found == {f"{kind}s" for kind in kinds}
+    checked = outside.slime("plugins", "check", "--no-contract", *(f"{kind}/acme_plain" for kind in sorted(found)))
+    assert checked.stdout.count("ok ") == 4
+    assert "acme-plain    the last value" in outside.slime("--help").stdout
+    flags = {**dict.fromkeys(("rollout_engine", "train_backend", "launcher"), "acme_plain"), "use_kl_loss": True}
+    outside.slime("train", *tiny.argv(tmp_path / "run", num_rollout=2, **flags))
+    outside.slime("train", *tiny.argv(tmp_path / "run", num_rollout=3, load=tmp_path / "run", **flags))
+    shown = outside.slime("acme-plain", tmp_path / "run", "--prefix", "train/").stdout
+    assert "train/loss " in shown
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     used = {plugin["kind"]: plugin["distribution"] for plugin in summary["plugins"]}
     assert (used["engines"], used["trainers"]) == ("slime-engine-acme-plain", "slime-trainer-acme-plain")

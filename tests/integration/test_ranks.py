@@ -217,7 +217,7 @@ def test_what_is_wrong_is_said_before_any_rank_starts(
     two: Callable[..., list[str]], tiny: TinyRun, tmp_path: Path, slime: Slime
 ) -> None:
     for changes, said in [
-        ({"actor_num_nodes": 2}, "--actor-num-nodes 2 (flag): without Ray (--launcher ray) slime starts processes"),
+        ({"actor_num_nodes": 2}, "--actor-num-nodes 2 (flag): --launcher inline starts processes on this machine"),
         (
             {"num_rollout": None, "num_epoch": 1, "prompt_data": f"{tiny.root / 'train.jsonl'}@[0:2]"},
             "--num-epoch 1: the 2 prompts do not fill one rollout of --rollout-batch-size 4",

@@ -23,8 +23,6 @@ async def generate(args, sample, sampling_params, *, context):
     # What `code_sandbox` does with a turn; a random model writes none.
     await pool_of(args, SandboxLimits()).run(object(), CODE, timeout=900)
     raise AssertionError("it was to be killed")
-
-generate.uses_sandbox = True
 """
 
 

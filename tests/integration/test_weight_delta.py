@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_weight_transport_delta.apply import local_state
+from slime_weight_transport_delta.format import read_version, versions_in
 
 from slime_core.checkpoint.store import find
-from slime_core.weights.delta_apply import local_state
-from slime_core.weights.delta_format import read_version, versions_in
 from tests.conftest import SLIME, TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from slime_core.errors import EngineError
 from slime_core.plugins.workers.execution import deadline
-from slime_core.protocols import Args
+from slime_core.protocols import Args, GenerateTraits
 from slime_core.types import FilterDecision, GenerationOutput, Sample
 
 TOKEN_SECONDS = 0.02
@@ -205,6 +205,7 @@ class SimulatedGenerator:
     """A generate function: one engine call, or two with a tool between them; some raise, some answer several times."""
 
     label = "generator 'simulated'"
+    traits = GenerateTraits()
 
     def __init__(self, seed: int, *, failing: float, fan_out: float, two_turns: float) -> None:
         self._seed = seed

@@ -83,7 +83,7 @@ class SimulatedWeights:
         if fault in ("crash", "hang"):
             raise WeightSyncError(f"the simulated engine: {fault}")
         for _ in range(2 if fault == "duplicate" else 1):
-            world.stage.update_weights((), self.version + 1)
+            world.stage.update_weights("tensor", (), self.version + 1)
         if fault == "late":
             raise WeightSyncError("the simulated engine answered too late")
         self.version += 1

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from slime_testing_contracts.tiny_vision import write_image
 
 from slime_core.data.dumps import read_samples, write_samples
 from slime_core.errors import RolloutError
@@ -18,7 +19,6 @@ from slime_core.rollout.batch import make_batch
 from slime_core.rollout.columns import multimodal_column
 from slime_core.routed_experts import json_default
 from slime_core.sample import Sample, SampleStatus
-from slime_core.testing.tiny_vision import write_image
 from slime_core.types import TrainBatch
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_core import Sample, SampleStatus, door
+from slime_core import Sample, SampleStatus, admission
 from slime_core.data.dumps import read_samples, write_samples
 from slime_core.provenance import NOT_SAMPLED, Source
 from slime_core.trajectory import Trajectory
@@ -105,9 +105,9 @@ def check_written(trajectory: Trajectory, reference: Reference) -> None:
     assert sample.loss_mask == [int(row.trained) for row in rows]
     assert sample.token_weight_versions == [row.version for row in rows]
     if prompt_length:
-        assert door.problem(sample) is None
+        assert admission.problem(sample) is None
         before = copy.deepcopy(sample)
-        assert door.admit([sample]) == []
+        assert admission.admit([sample]) == []
         assert sample == before, "the door has nothing to add"
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from slime import _missing
+from slime_core.protocols import RolloutTraits, declares
 from slime_core.types import RolloutFnTrainOutput
 
 
+@declares(RolloutTraits(needs_engine=False))
 def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
     """`rollout_batch_size` rows with loss masks over what the assistant wrote. Needs `--n-samples-per-prompt 1`.
 
@@ -19,8 +21,6 @@ def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: b
 
     return supervised(args, rollout_id, data_buffer, evaluation)
 
-
-generate_rollout.needs_engine = False  # type: ignore[attr-defined]  # the launcher then brings up no engine
 
 __all__ = ["generate_rollout"]
 __getattr__ = _missing.names(__name__)

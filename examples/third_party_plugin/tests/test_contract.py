@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from slime_core.testing import RewardContract
+from slime_testing_contracts import RewardContract
 
 
 class TestDigits(RewardContract):

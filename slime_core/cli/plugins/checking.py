@@ -1,8 +1,8 @@
 """`slime plugins check`: does each plugin keep what its kind promises? One line per plugin or complaint.
 
-In order: version range, load, signature, options, contract suite. The suites run with pytest in a process of their own:
-a plugin's own `tests/test_contract.py` where its folder has one, since that knows its settings and examples, else the
-bare suite of its kind.
+In order: API version, load, signature, requirements, options, contract suite. The suites run with pytest in a process
+of their own: a plugin's own `tests/test_contract.py` where its folder has one, since that knows its settings and
+examples, else the bare suite of its kind.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _shown(kind: str, spec: str, ref: ComponentRef | None) -> str:
 
 
 def _checked(kind: str, spec: str, ref: ComponentRef | None) -> Line:
-    """Version range, load, signature and options."""
+    """API version, load, signature, requirements and options."""
     from slime_core.plugins.compat import missing_requirements
     from slime_core.plugins.manager import load_hook_module
     from slime_core.plugins.options import option_rows, options_model

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.registry import ComponentRef
 
-_BARE = ("-p", "slime_core.testing.pytest_plugin", "--pyargs", "slime_core.testing.contracts")
+_BARE = ("-p", "slime_core.testing.pytest_plugin", "--pyargs", "slime_core.testing")
 
 DEADLINE_S = 600.0
 """For all suites of one folder, and for all bare suites together."""

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from slime_core.cli.plugins.naming import kind_word, origin, split
-from slime_core.plugins.kinds import HOOK_GROUP, Kind, kind_of
+from slime_core.plugins.kinds import HOOK_GROUP, KINDS, Kind, kind_of
 from slime_core.plugins.registry import ComponentRef
 
 
@@ -40,7 +40,8 @@ def _load(component: str) -> tuple[ComponentRef, Any]:
     if kind == HOOK_GROUP:
         return load_hook_module(current_registry().get(HOOK_GROUP, spec))
     resolved = resolve(kind, spec, origin="slime plugins show")
-    return resolved.ref, resolved.obj
+    row = KINDS.get(resolved.ref.kind)  # none for the function of a hook's flag
+    return resolved.ref, resolved.obj.run if row is not None and row.instance else resolved.obj
 
 
 def _facts(ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:

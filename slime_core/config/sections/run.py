@@ -40,10 +40,10 @@ class RunArgs(Section):
     rollout_engine: Annotated[str, SPEC] = "auto"
     """Rollout engine, by plugin name. auto: sglang where one of SGLang's flags or GPUs for inference are given, else
     embedded."""
-    launcher: Literal["auto", "inline", "ray"] = "auto"
-    """Where the stages live. inline: in this process, and further trainer processes of this machine; ray: in actors of
-    a Ray cluster; auto: ray where --ray-address or the environment variable RAY_ADDRESS names a cluster, or in a Ray
-    job, else inline."""
+    launcher: Annotated[str, SPEC] = "auto"
+    """Where the stages live, by plugin name. inline: in this process, and further trainer processes of this machine;
+    ray: in actors of a Ray cluster; auto: the one that is named otherwise, ray by --ray-address, by the environment
+    variable RAY_ADDRESS and in a Ray job, else inline."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of trainer and engine; auto takes CUDA when there is one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

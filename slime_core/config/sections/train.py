@@ -115,8 +115,9 @@ class WeightArgs(Section):
 
     update_weight_mode: Literal["full", "delta"] = "full"
     """Send all weights or what changed."""
-    update_weight_transport: Literal["auto", "tensor", "nccl", "distributed", "disk"] = "auto"
-    """How weights reach the engine: by memory, broadcast or files; auto is its best, nccl tensor or distributed."""
+    update_weight_transport: str = "auto"
+    """How weights reach the engine: tensor (memory), distributed (broadcast), disk (files), delta (what changed) or
+    another plugin; auto is the engine's best, nccl tensor or distributed."""
     update_weight_buffer_size: Annotated[int, Field(gt=0)] = 512 * 1024**2
     """Bytes of weights sent to servers at a time."""
     update_weight_timeout: Annotated[float, Field(gt=0)] = 600.0
@@ -126,7 +127,7 @@ class WeightArgs(Section):
     update_weights_interval: Annotated[int, Field(gt=0)] = 1
     """Rollouts between weight updates; over 1 needs --async."""
     update_weight_disk_dir: Annotated[str | None, FILE] = None
-    """Directory for --update-weight-transport disk and --update-weight-mode delta, seen by trainer and engines."""
+    """Directory for transports that write files (disk, delta), seen by trainer and engines."""
     update_weight_disk_keep_files: bool = False
     """Keep the files of past weight versions."""
     update_weight_delta_encoding: Literal["xor", "overwrite"] = "xor"

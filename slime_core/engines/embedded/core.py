@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from slime_core.engines.embedded.detokenizer import TextStream, decode
-from slime_core.engines.embedded.invariant_runner import InvariantDecodeBatch, InvariantRunner
 from slime_core.engines.embedded.kv_cache import KVCache
 from slime_core.engines.embedded.memory import EngineMemory
 from slime_core.engines.embedded.model_runner import DecodeBatch, ModelRunner, note_routed
@@ -31,6 +30,9 @@ from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_weights
 from slime_core.routed_experts import RoutedExperts
 from slime_core.weights.checksum import tensor_checksum
+
+if TYPE_CHECKING:
+    from slime_core.engines.embedded.invariant_runner import InvariantDecodeBatch, InvariantRunner
 
 PAUSE_MODES = ("abort", "in_place", "retract")
 _KV_BYTES = 4 << 30
@@ -77,11 +79,13 @@ class EngineCore:
         self._weights = FusedWeights(config, device, dtype)
         self._weights.update(weights, origin)
         with torch.inference_mode():
-            self.runner: ModelRunner | InvariantRunner = (
-                InvariantRunner(config, self._weights, device)
-                if options.batch_invariant
-                else ModelRunner(config, self._weights, device, dtype)
-            )
+            self.runner: ModelRunner | InvariantRunner
+            if options.batch_invariant:
+                from slime_core.engines.embedded.invariant_runner import InvariantRunner
+
+                self.runner = InvariantRunner(config, self._weights, device)
+            else:
+                self.runner = ModelRunner(config, self._weights, device, dtype)
             self.max_context, max_tokens = self._limits(options)
             cache = KVCache(config, device, self.runner.kv_dtype, max_tokens=max_tokens, max_context=self.max_context)
         self.memory = EngineMemory(self._weights, self.runner, cache)

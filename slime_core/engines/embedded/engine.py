@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from slime_core.errors import EngineError
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
 from slime_core.waits import waiting
 
@@ -48,11 +48,13 @@ class _Request:
 class EmbeddedEngine:
     """A `RolloutEngine` in this process. Constructed as `EmbeddedEngine(args)`; loads nothing before `start`."""
 
-    true_on_policy: ClassVar[bool] = True
-    returns_routed_experts: ClassVar[bool] = True
-    weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk", "delta")
-    pause_modes: ClassVar[tuple[str, ...]] = ("abort", "in_place", "retract")
-    uses: ClassVar[frozenset[str]] = frozenset({"colocate", "offload_rollout"})
+    weight_transports: ClassVar[tuple[str, ...]] = ("tensor", "disk")
+    traits = EngineTraits(
+        true_on_policy=True,
+        returns_routed_experts=True,
+        pause_modes=("abort", "in_place", "retract"),
+        uses=frozenset({"colocate", "offload_rollout"}),
+    )
 
     def __init__(self, args: Args, *, step_in_thread: bool = False) -> None:
         self._args = args
@@ -265,15 +267,6 @@ class EmbeddedEngine:
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
         """Load an HF-layout directory. Raises WeightSyncError, and then the old weights still serve."""
         await self._locked(lambda core: core.update_weights_from_disk(Path(path), version))
-
-    async def update_weights_from_delta(self, root: Path, version: int) -> None:
-        """Bring the local copy to a version below `root` and load it. Raises WeightSyncError; the old weights serve."""
-        from slime_core.weights.delta_apply import apply
-
-        assert self._args.update_weight_local_checkpoint_dir is not None, "the rules of weight deltas see to it"
-        local = Path(self._args.update_weight_local_checkpoint_dir)
-        await asyncio.to_thread(apply, Path(root), local, version)
-        await self.update_weights_from_disk(local, version)
 
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> checksum of the tensor served, in the engine's dtype."""

@@ -8,15 +8,18 @@ place, and the fused tensors stay the objects that they are; the rows of the KV 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from slime_core.engines.embedded.invariant_runner import InvariantRunner
 from slime_core.engines.embedded.kv_cache import KVCache
 from slime_core.engines.embedded.model_runner import ModelRunner
 from slime_core.engines.embedded.weights import FusedWeights
 from slime_core.errors import EngineError
 from slime_core.models.storages import Storages
+
+if TYPE_CHECKING:
+    from slime_core.engines.embedded.invariant_runner import InvariantRunner
 
 TAGS = frozenset({"weights", "kv_cache"})
 

@@ -95,7 +95,7 @@ async def event_stream(
 
 def error_body(message: str, shape: str = "sglang", code: int = 400) -> dict[str, Any]:
     """SGLang's and OpenAI's error object (both know `error.message`)."""
-    kind = "BadRequest" if shape == "sglang" else "invalid_request_error"
+    kind = "invalid_request_error" if shape == "openai" else "BadRequest"
     return {"error": {"message": message, "type": kind, "code": code}}
 
 

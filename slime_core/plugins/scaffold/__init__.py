@@ -49,6 +49,9 @@ _TARGETS = {
     "rewards": "reward",
     "tool_parsers": "@@Class@@",
     "tools": "@@name@@",
+    "launchers": "@@Class@@",
+    "commands": "command",
+    "weight_transports": "@@Class@@",
 }
 """What the entry point names in the package; empty for a hook module, which is the package itself."""
 
@@ -101,6 +104,7 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
     target = f":{_TARGETS[key]}" if key != HOOK_GROUP else ""
     words = {
         "name": name,
+        "typed": name.replace("_", "-"),
         "distribution": distribution,
         "package": package,
         "singular": singular.replace("_", " "),
@@ -158,6 +162,8 @@ def _use(key: str, name: str) -> str:
     """The command line that uses the plugin once it is installed."""
     if key == HOOK_GROUP:
         return "slime train --config run.yaml"
+    if key == "commands":
+        return f"slime {name.replace('_', '-')}"
     flags = [flag for flag in KINDS[key].flags if flag.startswith("--")]
     if not flags:
         return "slime train --config run.yaml --hf-checkpoint MODEL"

@@ -51,7 +51,9 @@ class WorkerArgs(SimpleNamespace):
                     pass
             raise AttributeError(f"args has no {name!r} (in a worker process of rewards)")
         if packed[name] is None:
-            raise AttributeError(f"args.{name} cannot be sent to a worker process; declare execution = 'thread'")
+            raise AttributeError(
+                f"args.{name} cannot be sent to a worker process; declare RewardTraits(execution='thread')"
+            )
         value = pickle.loads(packed[name])
         setattr(self, name, value)
         return value

@@ -1,6 +1,6 @@
 """Where a reward runs, how many calls of it at once, and how long each may take.
 
-A component may say where with an attribute on its function or class; `adapters.RewardCaller` asks `execution_of`::
+A component may say where, by the trait `execution` of a reward; `adapters.RewardCaller` asks `execution_of`::
 
     inline     on the event loop's thread: trivially fast pure functions only, since everything waits for them
     thread     in this process: shares state with the run; a call that overruns is given up, not ended
@@ -20,9 +20,10 @@ from types import TracebackType
 from typing import Any
 
 from slime_core.errors import PluginError
+from slime_core.protocols import RewardTraits, traits_of
 
 EXECUTIONS = ("inline", "thread", "process")
-"""What the attribute `execution` may be."""
+"""What the trait `execution` may be."""
 LOAD_DEADLINE = 600.0
 """Seconds importing and building a component may take; a local judge model may be large."""
 
@@ -35,15 +36,15 @@ def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
     """ "inline", "thread", "process" or "async".
 
     Args:
-        obj: Function, class or instance, perhaps with an attribute `execution`.
+        obj: Function, class or instance, perhaps with traits.
         label: Begins the error message.
         is_async: Whether calling it gives an awaitable.
         default: For a plain component that declares nothing.
 
     Raises:
-        PluginError: The attribute is another word, or asks for a thread for a coroutine.
+        PluginError: The trait is another word, or asks for a thread for a coroutine.
     """
-    declared = getattr(obj, "execution", None)
+    declared = traits_of(obj, RewardTraits, label).execution
     if declared is None:
         return "async" if is_async else default
     if declared not in EXECUTIONS:
@@ -52,7 +53,7 @@ def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
         raise PluginError(
             f"{label}: execution = 'thread', but it is async; make it a plain function, or declare 'process'"
         )
-    return "async" if is_async and declared == "inline" else str(declared)
+    return "async" if is_async and declared == "inline" else declared
 
 
 class Slots:

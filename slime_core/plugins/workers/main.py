@@ -101,7 +101,7 @@ class _Worker:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise PluginError(
                 f"what {self._callers[key].label} wrote to its sample cannot be sent back to the run ({error});"
-                " keep plain data in sample.metadata, or declare execution = 'thread' on the reward"
+                " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
             ) from error
 
 

@@ -280,7 +280,7 @@ class _Process:
         except Exception as error:
             raise PluginError(
                 f"sample {call.samples[0].index} cannot be sent to a worker process ({type(error).__name__}: {error});"
-                " keep plain data in sample.metadata, or declare execution = 'thread' on the reward"
+                " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
             ) from error
         request = ("score", call.component.key, states, call.evaluation, call.seed)
         rewards, changed = self._ask(request, call.timeout, "--rm-timeout")

@@ -66,7 +66,7 @@ class _Watch:
             place = f" (now at {innermost.filename}:{innermost.lineno})"
         logger.warning(
             "%s has kept the event loop busy for %.1f s without awaiting%s; every other sample waits for it, and no"
-            " deadline can end it. Make it a plain function, or declare execution = 'process' on it",
+            " deadline can end it. Make it a plain function, or declare RewardTraits(execution='process') on it",
             label, seconds, place,
         )  # fmt: skip
 

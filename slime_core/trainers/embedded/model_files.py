@@ -17,7 +17,6 @@ from slime_core.models.lora_linear import merged_weights
 from slime_core.models.vision_language import published_names
 from slime_core.trainers.embedded import state
 from slime_core.trainers.embedded.frozen import tensors
-from slime_core.trainers.embedded.lora import load_adapter, save_adapter
 from slime_core.trainers.embedded.settings import TrainerSettings
 
 
@@ -39,12 +38,16 @@ def save(directory: Path, model: Decoder, config: ModelConfig, settings: Trainer
         shard_bytes=settings.save_shard_bytes,
     )
     if settings.lora is not None:
+        from slime_core.trainers.embedded.lora import save_adapter
+
         save_adapter(directory, model, settings.lora, settings.hf_checkpoint)
 
 
 def load(directory: Path, model: Decoder, settings: TrainerSettings) -> None:
     """Inverse of `save`, bit for bit. Raises CheckpointError when the files do not fit."""
     if settings.lora is not None:
+        from slime_core.trainers.embedded.lora import load_adapter
+
         load_adapter(directory, model, settings.lora, settings.hf_checkpoint)
         return
     names = published_names(model)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -20,16 +20,12 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.models.config import load_model_config
 from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights
-from slime_core.models.lora_linear import add_adapters
 from slime_core.models.routing import Routing
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
-from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult
+from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.embedded import model_files, state
-from slime_core.trainers.embedded.batch_invariant import invariant_log_probs
-from slime_core.trainers.embedded.critic import Critic, critic_config, with_head
 from slime_core.trainers.embedded.frozen import OLD_ACTOR, REFERENCE, FrozenModels
 from slime_core.trainers.embedded.loading import load_model
-from slime_core.trainers.embedded.lora import base_of
 from slime_core.trainers.embedded.microbatch import MicroBatch, hidden_states, pack
 from slime_core.trainers.embedded.model_files import published_weights
 from slime_core.trainers.embedded.optimizer import AdamSettings, FlatAdamW
@@ -40,6 +36,9 @@ from slime_core.trainers.embedded.settings import TrainerSettings, check_fits
 from slime_core.trainers.embedded.trained import trained_parameters
 from slime_core.trainers.settings import Role
 from slime_core.types import TrainBatch
+
+if TYPE_CHECKING:
+    from slime_core.trainers.embedded.critic import Critic
 
 MISMATCH = "routing_mismatch"
 
@@ -56,20 +55,22 @@ class EmbeddedTrainer:
         CheckpointError: The weights do not fit their `config.json`.
     """
 
-    true_on_policy: ClassVar[bool] = True
-    routing_replay: ClassVar[bool] = True
-    takes_images: ClassVar[bool] = True
-    uses: ClassVar[frozenset[str]] = frozenset(
-        {
-            "actor_num_gpus_per_node",
-            "actor_num_nodes",
-            "keep_old_actor",
-            "lora_alpha",
-            "lora_dropout",
-            "lora_rank",
-            "lora_target_modules",
-            "offload_train",
-        }
+    traits = TrainerTraits(
+        true_on_policy=True,
+        routing_replay=True,
+        takes_images=True,
+        uses=frozenset(
+            {
+                "actor_num_gpus_per_node",
+                "actor_num_nodes",
+                "keep_old_actor",
+                "lora_alpha",
+                "lora_dropout",
+                "lora_rank",
+                "lora_target_modules",
+                "offload_train",
+            }
+        ),
     )
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
@@ -84,11 +85,13 @@ class EmbeddedTrainer:
         self.rank, self.world_size = self._parallel.rank, self._parallel.world_size
         self.device = self._parallel.device
         self.compute_dtype = settings.compute_dtype(self.device)
-        self.config = config if role == "actor" else critic_config(config)
+        self.config = config
         self.model: Decoder = (
             load_model(settings.hf_checkpoint, settings, self.device) if role == "actor" else self._load_critic()
         )
         if settings.lora is not None:
+            from slime_core.models.lora_linear import add_adapters
+
             add_adapters(self.model, settings.lora, int(getattr(args, "seed", 0)), merge=settings.batch_invariant)
         self.optimizer = FlatAdamW(trained_parameters(self.model, settings), adam, schedule, self._parallel)
         moves = bool(getattr(args, "ref_update_interval", None))
@@ -117,10 +120,15 @@ class EmbeddedTrainer:
         # With adapters the actor's own weights never change, so a reference that is these needs no memory.
         shared = self.settings.lora is not None and directory == self.settings.hf_checkpoint
         if shared and role == REFERENCE and not reference_moves:
+            from slime_core.trainers.embedded.lora import base_of
+
             return base_of(self.model)
         return load_model(directory, self.settings, self.device)
 
     def _load_critic(self) -> Decoder:
+        from slime_core.trainers.embedded.critic import Critic, critic_config, with_head
+
+        self.config = critic_config(self.config)
         directory = self.settings.hf_checkpoint
         weights = (pair for pair in read_weights(directory, self.device) if pair[0] != "lm_head.weight")
         return Critic.from_weights(
@@ -210,6 +218,8 @@ class EmbeddedTrainer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[R] log-probs of the response tokens of the temperature-scaled distribution, and their entropy."""
         if self.settings.batch_invariant:
+            from slime_core.trainers.embedded.batch_invariant import invariant_log_probs
+
             temperature = self.settings.temperature
             return invariant_log_probs(model, micro, temperature, with_entropy=with_entropy, routing=routing)
         with self._compute():
@@ -359,6 +369,8 @@ class EmbeddedTrainer:
         return self.model if role == self.role == "actor" else self._frozen[role]
 
     def _critic(self) -> Critic:
+        from slime_core.trainers.embedded.critic import Critic
+
         if not isinstance(self.model, Critic):
             raise TrainError("this trainer has no 'critic' model; it is built with role='critic'")
         return self.model

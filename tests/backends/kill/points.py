@@ -34,7 +34,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "start": (
         "slime_core.launch.inline:begin_run_dir",
         "slime_core.rollout.stage:RolloutStage.start",
-        "slime_core.launch.lead:restore",
+        "slime_core.launch.drive:restore",
     ),
     "draw": ("slime_core.data.prompts:DatasetSource.get_samples",),
     "give_back": ("slime_core.data.prompts:DatasetSource.add_samples",),

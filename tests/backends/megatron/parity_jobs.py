@@ -182,10 +182,9 @@ def model_provider(pre_process: bool = True, post_process: bool = True, vp_stage
     """For --custom-model-provider-path: the family's model, built by hand; its settings come through `init`."""
     from megatron.core.models.gpt import GPTModel
     from slime_trainer_megatron.arguments.config import padded_vocab_size, transformer_config
+    from slime_trainer_megatron.families import load_megatron_model
     from slime_trainer_megatron.layout import Layout
     from slime_trainer_megatron.model.specs import block_spec
-
-    from slime_core.models.megatron_family import load_megatron_model
 
     args = next(args for kind, _, args in calls if kind == "init")
     calls.append(("provider", pre_process, post_process, vp_stage))

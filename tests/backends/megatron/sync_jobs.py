@@ -12,6 +12,7 @@ from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.models.hf_io import read_weights
 from slime_core.protocols import MicroBatchOutput
+from slime_core.rollout.engine_weights import deliver
 from slime_core.types import TrainBatch
 from slime_core.weights.collective import FollowingWeights
 from slime_core.weights.sync import WeightSync
@@ -24,8 +25,8 @@ PARAMS = {"max_new_tokens": 8, "temperature": 1.0, "ignore_eos": True}
 class Receiver:
     """A real engine, as `RolloutStage` hands weights to it."""
 
-    def __init__(self, engine: Any) -> None:
-        self.engine, self._loop = engine, asyncio.Runner()
+    def __init__(self, args: Any, engine: Any) -> None:
+        self._args, self.engine, self._loop = args, engine, asyncio.Runner()
         self._loop.run(engine.start())
 
     @property
@@ -36,17 +37,8 @@ class Receiver:
     def engines(self) -> Sequence[object]:
         return [self.engine]
 
-    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Any:
-        return self._loop.run(self.engine.update_weights_from_tensor(weights, version))
-
-    def update_weights_from_distributed(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Any:
-        return self._loop.run(self.engine.update_weights_from_distributed(weights, version))
-
-    def update_weights_from_disk(self, path: Path, version: int) -> Any:
-        return self._loop.run(self.engine.update_weights_from_disk(path, version))
-
-    def update_weights_from_delta(self, root: Path, version: int) -> Any:
-        return self._loop.run(self.engine.update_weights_from_delta(root, version))
+    def update_weights(self, transport: str, payload: Any, version: int) -> Any:
+        return self._loop.run(deliver(self._args, self.engine, transport, payload, version))
 
     def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str] | None:
         compare = getattr(self.engine, "differing_weights", None)
@@ -91,12 +83,11 @@ def pushed(args: Any, engine: str, transports: Sequence[str], folder: str) -> di
     try:
         leads = trainer.groups.rank == 0
         if leads:
-            receiver = Receiver(_engine(engine, args))
+            receiver = Receiver(args, _engine(engine, args))
         seen: dict[str, Any] = {}
         data = random_batch()
         for number, transport in enumerate(transports):
-            args.update_weight_mode = "delta" if transport == "delta" else "full"
-            args.update_weight_transport = "auto" if transport == "delta" else transport
+            args.update_weight_transport = transport
             args.update_weight_start_version = 10 * number
             args.run_dir = Path(folder) / f"{number}"
             args.update_weight_disk_dir = str(Path(folder) / "weights") if transport == "delta" else None

@@ -17,6 +17,7 @@ import pytest
 import torch
 from slime_trainer_megatron.arguments.config import ddp_config, transformer_config
 from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.families import load_megatron_model
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.model.build import build_model
 from slime_trainer_megatron.process_groups import ProcessGroups
@@ -25,7 +26,6 @@ from slime_trainer_megatron.weights.weights_in import load_hf
 from slime_trainer_megatron.weights.weights_out import hf_weights
 
 from slime_core.models.hf_io import read_weights
-from slime_core.models.megatron_family import load_megatron_model
 from tests.backends.megatron.ranks import RankPool
 
 pytestmark = pytest.mark.backends

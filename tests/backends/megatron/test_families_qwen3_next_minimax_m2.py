@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from slime_trainer_megatron.families import load_megatron_model
 
 from slime_core.errors import ConfigError
 from slime_core.models.hf_io import read_weights
-from slime_core.models.megatron_family import load_megatron_model
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.backends.megatron.ranks import RankPool
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from slime_trainer_megatron.families import places
 
 from slime_core.models.hf_io import read_weights
-from slime_core.models.megatron_family import places
 from tests.megatron_models import FAMILIES, family, save_tiny
 
 pytestmark = pytest.mark.backends

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from slime_trainer_megatron.families import places
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.weights import weights_out
@@ -20,7 +21,6 @@ from slime_trainer_megatron.weights.weights_out import hf_weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime_core.models.hf_io import read_weights
-from slime_core.models.megatron_family import places
 from tests.backends.megatron.ranks import RankError, RankPool
 from tests.megatron_models import chunks_of, family, save_tiny
 

@@ -30,13 +30,13 @@ import json, os, sys
 
 import ray
 from beside_it import score
+from slime_core import RewardTraits, declares
 
 
+@declares(RewardTraits(execution="inline"))
 def reward(args, sample, **kwargs):
     return score(sample.response)
 
-
-reward.execution = "inline"
 if log := os.environ.get("SLIME_TEST_WHERE"):
     node = "the command" if sys.argv[0].endswith("slime") else ray.get_runtime_context().get_node_id()
     with open(log, "a") as file:

@@ -15,6 +15,7 @@ from slime_core.checkpoint.store import CheckpointStore
 from slime_core.config import Args
 from slime_core.data.ledger_files import LEDGER_FILE, SEGMENTS, SegmentRef, write_segment
 from slime_core.data.prompts import DatasetSource
+from slime_core.protocols import RolloutTraits, declares
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.rollout.stage_state import STATE_FILE
 from slime_core.types import Group
@@ -50,10 +51,10 @@ class LedgerRun:
         source = source or DatasetSource(self.args, tokenizer)
         rollout = self.rollout
 
+        @declares(RolloutTraits(leaves_out=False))
         def function(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[Group]:
             return rollout(rollout_id, data_source)
 
-        function.leaves_out = False  # type: ignore[attr-defined]
         self.stage = RolloutStage(self.args, RolloutParts(source, function, None))
 
     def rollout(self, rollout_id: int, source: Any) -> list[Group]:
@@ -82,7 +83,7 @@ class LedgerRun:
     def go(self, rollouts: range, *, keep: int | None = None) -> Path:
         """Generate and commit; the last commit."""
         for rollout_id in rollouts:
-            self.stage._update("tensor", [], rollout_id + 1)
+            self.stage.update_weights("tensor", [], rollout_id + 1)
             self.stage.generate_groups(rollout_id)
             commit = self.commit(rollout_id, keep=keep)
         return commit

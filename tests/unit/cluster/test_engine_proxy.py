@@ -15,6 +15,7 @@ from slime_launcher_ray.wait import Member
 
 from slime_core.engines.scripted import Reply, ScriptedEngine
 from slime_core.errors import EngineError
+from slime_core.protocols import EngineTraits, traits_of
 
 
 class _Reference:
@@ -106,7 +107,7 @@ async def test_requests_of_their_own() -> None:
 class _Seeing(_Stepped):
     """Takes images, and answers with how many."""
 
-    takes_images = True
+    traits = EngineTraits(takes_images=True)
 
     async def generate(self, input_ids: Any, sampling_params: Any, *, image_data: Any = (), **named: Any) -> Any:
         return await super().generate([len(image_data)], sampling_params, **named)
@@ -115,7 +116,7 @@ class _Seeing(_Stepped):
 async def test_images_go_to_an_engine_that_takes_them() -> None:
     proxy = _proxy(_Seeing(lambda request: f"{request.input_ids[0]} {request.rid}"))
     await proxy.start()
-    assert proxy.takes_images  # type: ignore[attr-defined]
+    assert traits_of(proxy, EngineTraits).takes_images
     proxy.may_step = lambda: True
     calls = [proxy.generate([1], {}, rid="r", image_data=["data:image/png;base64,"] * count) for count in (0, 2)]
     assert [output.text for output in await asyncio.gather(*calls)] == ["0 r", "2 r"]

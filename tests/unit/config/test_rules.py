@@ -40,7 +40,7 @@ DERIVED = [
     ("--rollout-max-context-len 32 --engine-max-context-len 16", "engine_max_context_len", 16, "flag"),
     ("--rollout-max-context-len 32", "eval_max_prompt_len", 31, "derived: eval_max_context_len - 1"),
     ("--reward-key score", "eval_reward_key", "score", "derived: reward_key"),
-    ("--update-weight-transport disk --save out", "update_weight_disk_dir", "out/weights", "derived: run_dir"),
+    ("--update-weight-mode delta", "update_weight_transport", "delta", "derived: update_weight_mode"),
 ]  # fmt: skip
 
 
@@ -214,34 +214,10 @@ def test_warnings(load: Load, argv: str, warnings: list[str]) -> None:
     assert load(*argv.split()).warnings == warnings
 
 
-def test_deltas_need_two_directories(load: Load) -> None:
-    args = load("--update-weight-mode", "delta", "--save", "/run").args
-    assert args.update_weight_disk_dir == "/run/weights"
-    assert args.update_weight_local_checkpoint_dir == "/run/local_weights"
-    with pytest.raises(ConfigError, match="are one directory"):
-        load(
-            "--update-weight-mode", "delta", "--update-weight-disk-dir", "/d",
-            "--update-weight-local-checkpoint-dir", "/d/../d",
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--update-weight-transport", "tensor"), "goes by files"),
-        (("--colocate",), "exclude each other"),
-    ],
-)
-def test_deltas_are_for_engines_elsewhere(load: Load, flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load("--update-weight-mode", "delta", *flags)
-    for transport in ("auto", "nccl", "disk"):
+@pytest.mark.parametrize("transport", ["tensor", "distributed", "mine.py"])
+def test_a_mode_is_the_transport_of_that_name(load: Load, transport: str) -> None:
+    with pytest.raises(ConfigError, match="goes by files"):
         load("--update-weight-mode", "delta", "--update-weight-transport", transport)
-
-
-def test_settings_of_deltas_alone_are_said_to_have_no_effect(load: Load) -> None:
-    settings = load("--update-weight-delta-encoding", "overwrite", "--update-weight-puller-addrs", "h:1")
-    text = "\n".join(settings.warnings)
-    assert "--update-weight-delta-encoding" in text
-    assert "--update-weight-puller-addrs" in text
-    assert "no effect without --update-weight-mode delta" in text
+    for beside in ("auto", "nccl", "disk", "delta"):
+        args = load("--update-weight-mode", "delta", "--update-weight-transport", beside).args
+        assert args.update_weight_transport == "delta"

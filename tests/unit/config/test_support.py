@@ -11,6 +11,7 @@ from slime_core.config import load_settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, check_component_support
 from slime_core.errors import ConfigError
+from slime_core.plugins.hooks import hook_flags
 from tests.architecture.trees import LOCKSTEP
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +24,8 @@ def _words() -> set[str]:
     silent = {*(config / "sections").glob("*.py"), config / "support.py"}
     read = [ROOT / "slime_core", *LOCKSTEP]
     files = [f for folder in read for f in folder.rglob("*.py") if f not in silent]
-    return {word for f in files for word in re.findall(r"[a-z_][a-z_0-9]*", f.read_text())}
+    of_hooks = {row.setting for row in hook_flags().values()}
+    return of_hooks | {word for f in files for word in re.findall(r"[a-z_][a-z_0-9]*", f.read_text())}
 
 
 def test_every_setting_is_read_or_said_to_be_without_effect() -> None:

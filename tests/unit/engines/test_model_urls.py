@@ -38,12 +38,14 @@ def test_names_are_known_before_anything_runs(tmp_path: Path) -> None:
         "- {name: later, server_groups: [{worker_type: placeholder, num_gpus: 1}]}\n"
         "- {name: teacher, model_path: /models/t, server_groups: [{num_gpus: 1}]}\n"
     )
-    assert planned_models(SimpleNamespace(sglang_config=str(file))) == ["actor", "teacher"]
-    args = SimpleNamespace(sglang_config=str(file), sglang_router_ip="127.0.0.1", sglang_router_port=3)
+    chosen = {"rollout_engine": "sglang", "sglang_config": str(file)}
+    assert planned_models(SimpleNamespace(**chosen)) == ["actor", "teacher"]
+    assert planned_models(SimpleNamespace(**{**chosen, "rollout_engine": "embedded"})) == []
+    args = SimpleNamespace(**chosen, sglang_router_ip="127.0.0.1", sglang_router_port=3)
     with pytest.raises(EngineError, match="'teacher' of --sglang-config is served while --rollout-engine sglang runs"):
         get_model_url(args, "teacher")
     with pytest.raises(ConfigError, match="no model 'later' is served; there are: 'actor', 'teacher'"):
         get_model_url(args, "later")
     assert planned_models(SimpleNamespace(sglang_config=None)) == planned_models(SimpleNamespace()) == []
     with pytest.raises(ConfigError, match=r"--sglang-config '.*none.yaml'"):
-        planned_models(SimpleNamespace(sglang_config=str(tmp_path / "none.yaml")))
+        planned_models(SimpleNamespace(**{**chosen, "sglang_config": str(tmp_path / "none.yaml")}))

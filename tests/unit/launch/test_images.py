@@ -41,7 +41,9 @@ def test_generate_functions_say_that_they_pass_images_on(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="does not give images to the engine; use single_turn"):
         resolved(*HTTP, "--custom-generate-function-path", f"{path}:generate")
     path = tmp_path / "yours.py"
-    path.write_text(body + "\n\ngenerate.takes_images = True\n")
+    path.write_text(
+        f"from slime_core import GenerateTraits, declares\n@declares(GenerateTraits(takes_images=True))\n{body}"
+    )
     resolved(*HTTP, "--custom-generate-function-path", f"{path}:generate")
     with pytest.raises(ConfigError, match="does not give images"):
         resolved(*HTTP, "--custom-generate-function-path", "multi_turn")

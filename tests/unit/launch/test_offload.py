@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -13,6 +13,7 @@ from slime_core import loop
 from slime_core.config import load_settings
 from slime_core.launch.components import Components
 from slime_core.launch.offload import make_room, offloading, settle_offload
+from slime_core.protocols import EngineTraits, TrainerTraits
 from slime_core.rollout.engine_memory import EngineMemory
 
 
@@ -98,7 +99,13 @@ async def test_an_engine_is_asked_for_what_is_missing_only() -> None:
 
 
 class Able:
-    uses: ClassVar[frozenset[str]] = frozenset({"offload_train", "offload_rollout"})
+    traits = TrainerTraits(uses=frozenset({"offload_train", "offload_rollout"}))
+
+
+class AbleEngine:
+    """An engine that gives its memory up."""
+
+    traits = EngineTraits(uses=frozenset({"offload_rollout"}))
 
 
 class Plain:
@@ -114,7 +121,7 @@ def settled(caplog: pytest.LogCaptureFixture, *argv: str, engine: Any, trainer: 
 
 
 def test_components_that_cannot_keep_their_memory(caplog: pytest.LogCaptureFixture) -> None:
-    assert settled(caplog, "--colocate", engine=Able, trainer=Able) == (True, True, [])
+    assert settled(caplog, "--colocate", engine=AbleEngine, trainer=Able) == (True, True, [])
     assert settled(caplog, "--offload", engine=None, trainer=Able) == (True, False, [])
     train, rollout, said = settled(caplog, "--offload", engine=Plain, trainer=Able)
     assert (train, rollout) == (True, False)

@@ -36,7 +36,7 @@ def mean(batch: TrainBatch, parts: list[torch.Tensor]) -> float:
 
 @pytest.mark.parametrize("global_batch_size", [8, 4])
 def test_a_local_teacher(global_batch_size: int) -> None:
-    args = make_args(use_opd=True, opd_type="megatron", global_batch_size=global_batch_size)
+    args = make_args(use_opd=True, opd_type="megatron", opd_teacher_load="teacher", global_batch_size=global_batch_size)
     trainer, fresh, batch = ToyTrainer(), ToyTrainer(), make_batch()
     metrics = learn(args, batch, trainer)
     calls = [call for call in trainer.calls if call != "train_step"]

@@ -18,7 +18,7 @@ from slime_core.types import TrainBatch
 
 @pytest.fixture(scope="module")
 def model() -> RoutedLayers:
-    return routed_layers(tiny_moe_model())
+    return routed_layers(tiny_moe_model(), None)
 
 
 def batch(*rows: object) -> TrainBatch:

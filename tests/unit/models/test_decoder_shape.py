@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slime_trainer_megatron.trainer import MegatronTrainer
+
 from slime_core.model_presets.presets import find_preset
 from slime_core.models.decoder_shape import decoder_shape
 
 
 def shape_of(name: str, folder: Path) -> object:
     (folder / "config.json").write_text(json.dumps(dict(find_preset(name).config)))
-    return decoder_shape(folder)
+    return decoder_shape(folder, MegatronTrainer)
 
 
 def test_a_family_that_only_megatron_has(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_command_plan import command
 from slime_command_plan.batch import longest_sample, plan_batches, schedule_in_words
 from slime_command_plan.run_plan import sharding_of
 
-from slime_core.cli import plan as command
 from slime_core.errors import ConfigError
+from slime_core.protocols import TrainerTraits
 from tests.conftest import TinyRun
 
 
@@ -83,7 +84,7 @@ def test_sharding_of_trainers() -> None:
     assert sharding_of(object, args, 4, gpus=True).data == 4
     assert sharding_of(object, args, 4, gpus=True).compute_bytes == 2
     assert sharding_of(object, args, 4, gpus=False).compute_bytes == 4
-    megatron = type("Trainer", (), {"reads_megatron": True})
+    megatron = type("Trainer", (), {"traits": TrainerTraits(reads_megatron=True)})
     args = SimpleNamespace(dtype="bfloat16", tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
     found = sharding_of(megatron, args, 8, gpus=True)
     assert (found.tensor, found.pipeline, found.data, found.weight_bytes, found.master_bytes) == (2, 2, 2, 2, 4)

@@ -8,6 +8,7 @@ import pytest
 
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.boundary import guarded
+from slime_core.protocols import RolloutTraits
 
 
 def broken(args: object, samples: object) -> None:
@@ -42,7 +43,7 @@ def test_slimes_own_errors_pass() -> None:
 
 def test_attributes_and_callables_that_are_no_functions() -> None:
     class Rollout:
-        needs_engine = False
+        traits = RolloutTraits(needs_engine=False)
 
         def __call__(self, args: object) -> int:
             return 3

@@ -11,6 +11,7 @@ from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.boxed import boxed, last_boxed
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import find, resolve
+from slime_core.protocols import RewardTraits, declares, traits_of
 from slime_core.types import Sample
 
 ARGS = SimpleNamespace(reward_key=None)
@@ -74,14 +75,12 @@ def test_every_form_of_reward_is_told_the_box(obj: Any) -> None:
     assert asyncio.run(RewardCaller(plain, ARGS).score(samples[1:2])) == [6.0]
 
 
-def test_attributes_of_the_function_are_kept() -> None:
+def test_traits_of_the_function_are_kept() -> None:
+    @declares(RewardTraits(scores_groups=True, execution="process"))
     def mine(args: Any, samples: list[Sample]) -> list[float]:
         return [0.0] * len(samples)
 
-    mine.scores_groups = True  # type: ignore[attr-defined]
-    mine.execution = "process"  # type: ignore[attr-defined]
-    wrapped = boxed(mine)
-    assert (wrapped.scores_groups, wrapped.execution) == (True, "process")
+    assert traits_of(boxed(mine), RewardTraits) == RewardTraits(scores_groups=True, execution="process")
 
 
 def test_the_prefix_is_of_registered_names_and_a_registered_name_wins() -> None:

@@ -37,7 +37,8 @@ def test_the_component_says_it_before_its_module_does() -> None:
 
 def test_one_too_old_is_said_and_loaded(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        check_api(ROW, Two, module(), REF, "--rm-type (flag)")
+        for _ in range(2):
+            check_api(ROW, Two, module(), REF, "--rm-type (flag)")
     assert caplog.messages == [
         "--rm-type (flag): reward 'f1' (acme-f1 0.1.0) is written for version 2 of the API of rewards, which goes in"
         f" the next version; slime-rl-core {slime_core.__version__} has 3. To mend it: install acme-f1 again, from"
@@ -79,3 +80,11 @@ def test_requirements_are_pips_and_what_was_installed_past_them_is_found() -> No
     assert [name for name, _ in found] == ["slime-rl-core<0.0.1", "pytest<1", "no-such-thing"]
     assert found[0][1] == slime_core.__version__
     assert found[2][1] == ""
+
+
+def test_the_page_says_which_versions_there_are() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "plugins" / "index.md").read_text()
+    raised = {kind.name for kind in kinds.KINDS.values() if kind.api != 1}
+    assert ("All kinds are at version 1." in page) == (not raised), (
+        f"say in docs/plugins/index.md what changed: {raised}"
+    )

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from slime_testing_contracts import Asked, ScriptedService
 
 from slime_core import JsonClient
 from slime_core.errors import PluginError
 from slime_core.plugins import json_client
-from slime_core.testing import Asked, ScriptedService
 
 
 @pytest.fixture(autouse=True)

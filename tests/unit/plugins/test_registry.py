@@ -52,6 +52,19 @@ def test_not_found_suggests_and_lists() -> None:
         registry.get("rewards", "length_penalty", distribution="two")
 
 
+def test_without_the_bundle_a_name_that_is_not_found_says_what_brings_slimes_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slime_core.plugins.registry.installed", lambda name: None)
+    registry = Registry()
+    registry.add(ComponentRef("buffers", "lifo", "m:f", distribution="acme"))
+    for name, close in (("fifo", "Did you mean 'lifo'?"), ("priority", "One of yours has its path: FILE.py:NAME.")):
+        with pytest.raises(PluginNotFoundError) as caught:
+            registry.get("buffers", name)
+        own = "slime's own come with: pip install slime-rl."
+        assert str(caught.value) == f"no buffers plugin {name!r}. {close} {own} Installed: lifo"
+
+
 def test_a_name_outside_the_grammar_is_a_problem_and_not_a_component() -> None:
     registry = Registry()
     registry.add(ref("my.reward", "one"))

@@ -61,7 +61,7 @@ def test_random_kills_resumes_and_rewinds_always_verify(tmp_path: Path, tokenize
     run, done = LedgerRun(tmp_path, tokenizer), 0
     for _ in range(12):
         for _ in range(rng.randint(1, 3)):
-            run.stage._update("tensor", [], done + 1)
+            run.stage.update_weights("tensor", [], done + 1)
             run.stage.generate_groups(done)
             done += 1
             if rng.random() < 0.5:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from slime_core.testing import (
+from slime_testing_contracts import (
     BufferContract,
+    CommandContract,
     CustomLossContract,
     DataSourceContract,
     EnvironmentContract,
@@ -15,6 +15,7 @@ from slime_core.testing import (
     FilterContract,
     GeneratorContract,
     HookContract,
+    LauncherContract,
     LossContract,
     RecipeContract,
     RewardContract,
@@ -23,7 +24,11 @@ from slime_core.testing import (
     SampleConverterContract,
     ToolContract,
     ToolParserContract,
+    WeightTransportContract,
 )
+
+from slime_core.errors import PluginConflictError
+from slime_core.testing import suite_of
 from tests.conftest import Slime
 
 SOURCE = """
@@ -86,6 +91,21 @@ HOOKS = "def {}(args, {}):\n    {}\n".format
 """Name, parameters, body."""
 
 BAD_COMPONENTS = {
+    "SaysNothingOfItself": (
+        CommandContract,
+        "from slime_core import Command\ncommand = Command(lambda argv: print('usage: slime x') or 0)\n",
+        "test_its_module_says_what_it_does",
+    ),
+    "PrintsNoHelp": (
+        CommandContract,
+        "'Does it.'\nfrom slime_core import Command\ncommand = Command(lambda argv: 0)\n",
+        "test_help_is_printed",
+    ),
+    "HasNoTraits": (
+        LauncherContract,
+        "class Launcher:\n    def missing(self, args):\n        return ''\n    def train(self, settings): ...\n",
+        "test_it_loads",
+    ),
     "RaisesWithoutALabel": (
         RewardContract,
         "def reward(args, sample):\n    return float(sample.label)\n",
@@ -150,7 +170,8 @@ BAD_COMPONENTS = {
     ),
     "RunsNowhere": (
         RewardContract,
-        "def reward(args, sample):\n    return 0.0\nreward.execution = 'moon'\n",
+        "from slime_core import RewardTraits, declares\n@declares(RewardTraits(execution='moon'))\n"
+        "def reward(args, sample):\n    return 0.0\n",
         "test_where_it_runs_is_a_place_there_is",
     ),
     "ForgetsWhatWasGivenBack": (
@@ -239,7 +260,19 @@ BAD_COMPONENTS = {
     "RemovesWeights": (
         hook_contract("slime_weights_written"),
         "import shutil\ndef post_write(args, version_dir, rollout_engines):\n    shutil.rmtree(version_dir)\n",
-        "test_weight_files_are_left_as_they_are[delta]",
+        "test_it_leaves_the_version_as_it_is",
+    ),
+    "LosesATensor": (
+        WeightTransportContract,
+        "from slime_core.protocols import TransportTraits\n"
+        "class Transport:\n"
+        "    traits = TransportTraits(arrives_by='tensor')\n"
+        "    def __init__(self, args): pass\n"
+        "    def send(self, weights, version, engines): return engines.take(iter(list(weights)[1:]))\n"
+        "    @staticmethod\n"
+        "    async def deliver(args, engine, payload, version):\n"
+        "        return await engine.update_weights_from_tensor(payload, version)\n",
+        "test_engines_get_what_was_trained",
     ),
     "LeavesOneOut": (
         RewardPostProcessContract,
@@ -297,7 +330,7 @@ BAD_COMPONENTS = {
 def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """`Class::test` of what failed when the tests in question were run on the bad components in one fresh pytest."""
     folder = tmp_path_factory.mktemp("bad")
-    lines = ["from slime_core.testing import *"]
+    lines = ["from slime_testing_contracts import *"]
     for name, (contract, body, _) in BAD_COMPONENTS.items():
         file = folder / f"{name}.py"
         file.write_text(body)
@@ -358,3 +391,22 @@ def test_every_suite_has_bad_components() -> None:
         "megatron_model_providers",
     }
     assert (tried | elsewhere) - set(hook_flags()) == set(KINDS)
+
+
+def test_a_strangers_suite_is_found_and_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_suites.py").write_text(
+        "from slime_core.testing import Contract\n"
+        "class TheirContract(Contract):\n    kind = 'functions'\n    def test_theirs(self): ...\n"
+    )
+    facts = tmp_path / "theirs-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    suite = "their_suites:TheirContract"
+    (facts / "entry_points.txt").write_text(f"[slime.contracts]\nfunctions = {suite}\nrewards = {suite}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = suite_of("functions")
+    assert theirs.__name__ == "TheirContract"
+    with pytest.raises(TypeError, match=r"TestMine\.test_theirs replaces a test of the contract"):
+        type("TestMine", (theirs,), {"test_theirs": lambda self: None})
+    with pytest.raises(PluginConflictError, match=r"'rewards' of 'slime\.contracts' are several"):
+        suite_of("rewards")

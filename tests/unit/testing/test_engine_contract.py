@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_testing_contracts import EngineContract
 
-from slime_core.testing import EngineContract
 from tests.conftest import Slime
 
 BAD_ENGINES = {
@@ -135,7 +135,7 @@ BAD_ENGINES = {
 def failures(program: Slime, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """`Class::test` of what failed when the tests in question were run on the bad engines in one fresh pytest."""
     folder = tmp_path_factory.mktemp("bad")
-    lines = ["import torch", "torch.set_num_threads(1)", "from slime_core.testing import EngineContract"]
+    lines = ["import torch", "torch.set_num_threads(1)", "from slime_testing_contracts import EngineContract"]
     engines = ["from slime_core.engines.embedded.engine import EmbeddedEngine"]
     for name, (_, body) in BAD_ENGINES.items():
         engines += [f"class {name}(EmbeddedEngine):{body}"]

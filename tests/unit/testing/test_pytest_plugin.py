@@ -30,7 +30,7 @@ def contracts(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["--pyargs", "slime_core.testing.contracts", *words]
+        command += ["--pyargs", "slime_core.testing", *words]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     return run

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from slime_core import BufferBase, Group, PluginOptions, Sample, execution_rewards, options
+from slime_core import Args, BufferBase, Group, PluginOptions, Sample, execution_rewards, options
 
 
 class Options(PluginOptions):
@@ -48,7 +48,7 @@ class Options(PluginOptions):
 class Buffer(BufferBase):
     """Waiting groups first in, first out; `wants` does the choosing."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         super().__init__(args)
         self._options = options(args, "curriculum", Options)
         self._rates: dict[int, float] = {}

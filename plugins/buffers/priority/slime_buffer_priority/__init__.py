@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slime_core import BufferBase, Group, PluginOptions, SampleStatus, execution_rewards, options
+from slime_core import Args, BufferBase, Group, PluginOptions, SampleStatus, execution_rewards, options
 
 
 class Options(PluginOptions):
@@ -32,7 +32,7 @@ class Options(PluginOptions):
 class Buffer(BufferBase):
     """A heap; of equal priority the group that came first."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         super().__init__(args)
         self._options = options(args, "priority", Options)
         self._heap: list[tuple[int, float, int, Group]] = []

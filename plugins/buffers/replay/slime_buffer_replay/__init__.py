@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slime_core import BufferBase, Group, PluginOptions, Sample, SampleStatus, options
+from slime_core import Args, BufferBase, Group, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import ConfigError
 
 MARK = "replayed"
@@ -52,7 +52,7 @@ class Buffer(BufferBase):
 
     drops = True  # a replayed group that was given back and has grown too old
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         super().__init__(args)
         self._options = chosen = options(args, "replay", Options)
         self.replays = chosen.max_uses

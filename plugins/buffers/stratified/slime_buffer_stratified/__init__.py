@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from slime_core import BufferBase, Group, PluginOptions, Sample, options
+from slime_core import Args, BufferBase, Group, PluginOptions, Sample, options
 
 
 class Options(PluginOptions):
@@ -31,7 +31,7 @@ class Options(PluginOptions):
 class Buffer(BufferBase):
     """One queue per source; groups without a source share one, called "" in `shares`."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         super().__init__(args)
         self._options = options(args, "stratified", Options)
         self._queues: dict[str, deque[Group]] = {}

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_trainer_megatron.families import shape as megatron_families
 from slime_trainer_megatron.layout import Layout
 
 from slime_command_plan.batch import BatchPlan, longest_sample, plan_batches, schedule_in_words
@@ -28,11 +29,10 @@ from slime_command_plan.memory import (
 from slime_core.config import Settings
 from slime_core.data.dataset import open_rows
 from slime_core.errors import SlimeError
-from slime_core.launch.component_settings import uses_of
 from slime_core.launch.placement import Placement, engines_of, plan_placement, settle_trainer
 from slime_core.launch.resolver import Resolver
 from slime_core.models.decoder_shape import decoder_shape
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def plan_run(settings: Settings, *, num_gpus: int, num_cpus: float | None = None
     resolver = Resolver(settings)
     trainer = None if args.debug_rollout_only else resolver.setting("trainers", "train_backend")
     function = resolver.setting("rollouts", "rollout_function_path")
-    generates = getattr(function, "needs_engine", True) and not args.debug_train_only
+    generates = traits_of(function, RolloutTraits).needs_engine and not args.debug_train_only
     engine = resolver.setting("engines", "rollout_engine") if generates else None
     ask = getattr(trainer, "processes", None)
     processes = (ask(settings) if ask is not None else None) or 1
@@ -143,7 +143,7 @@ def plan_run(settings: Settings, *, num_gpus: int, num_cpus: float | None = None
 def sharding_of(trainer: Any, args: Args, processes: int, gpus: bool) -> Sharding:
     """How the trainer's class lays a model out: whole in each process, unless it reads Megatron's flags."""
     half = args.dtype == "bfloat16" or (args.dtype == "auto" and gpus)
-    if not getattr(trainer, "reads_megatron", False):
+    if not traits_of(trainer, TrainerTraits).reads_megatron:
         return Sharding(data=processes, compute_bytes=2 if half else 4)
     layout = Layout.from_args(args)
     return Sharding(
@@ -180,7 +180,8 @@ def _memory(
 ) -> list[DeviceMemory]:
     directory = Path(args.hf_checkpoint or "")
     try:
-        shape, parameters = decoder_shape(directory), Parameters.of_directory(directory)
+        # Without a trainer (--debug-rollout-only) Megatron's families are asked: engines serve more than "models" has.
+        shape, parameters = decoder_shape(directory, trainer or megatron_families), Parameters.of_directory(directory)
     except (SlimeError, OSError, ValueError) as error:
         why = "; --prepare-path makes the model" if args.prepare_path and not directory.is_dir() else f": {error}"
         notes.append(f"no memory estimate{why}")
@@ -195,7 +196,7 @@ def _memory(
         frozen = sum(
             map(
                 bool,
-                (args.kl_coef or args.use_kl_loss, args.use_opd and args.opd_type == "megatron", args.keep_old_actor),
+                (args.kl_coef or args.use_kl_loss, args.use_opd and args.opd_teacher_load, args.keep_old_actor),
             )
         )
         training = trainer_items(
@@ -215,10 +216,11 @@ def _memory(
         found.append(DeviceMemory(f"engine, each device of {len(placement.engines)}", generating))
         if training and (placement.shared or placement.device == "cpu"):
             what = "shared devices" if placement.device == "cuda" else "one process with both (--launcher inline)"
+            trains, generates = traits_of(trainer, TrainerTraits), traits_of(engine, EngineTraits)
             phases = phase_items(
                 training, generating, overlap=args.async_training,
-                offload_train=bool(args.offload_train) and "offload_train" in uses_of(trainer),
-                offload_rollout=bool(args.offload_rollout) and "offload_rollout" in uses_of(engine),
+                offload_train=bool(args.offload_train) and "offload_train" in trains.uses,
+                offload_rollout=bool(args.offload_rollout) and "offload_rollout" in generates.uses,
             )  # fmt: skip
             found.append(DeviceMemory(what, phases, phases=True))
     return found

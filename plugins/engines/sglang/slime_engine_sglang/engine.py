@@ -12,8 +12,8 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import urlsplit
 
 from slime_core.config.settings import Settings
@@ -21,7 +21,7 @@ from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.observability.events import EventLog
 from slime_core.ports import url_host
 from slime_core.protocols import Args
-from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.engine import DELTA, HttpEngine, without_deltas
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import server_url
 from slime_engine_sglang.api.versions import untested
@@ -36,7 +36,7 @@ from slime_engine_sglang.environment import (
 from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
 from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.known_defects import check_model
-from slime_engine_sglang.planner import Planned, find_device, make_plan
+from slime_engine_sglang.planner import USES, Planned, find_device, make_plan
 from slime_engine_sglang.puller_process import PullerProcess
 from slime_engine_sglang.recovery import Supervised
 from slime_engine_sglang.supervisor import Supervisor
@@ -53,9 +53,10 @@ class SglangEngine(Planned, HttpEngine):
     """Constructed as `SglangEngine(args)`; everything it launched has ended when `stop` returns."""
 
     weight_transports: tuple[str, ...] = ("tensor", "distributed", "disk")
-    uses: ClassVar[frozenset[str]] = (
-        Planned.uses
-        | HttpEngine.uses
+    traits = replace(
+        HttpEngine.traits,
+        uses=USES
+        | HttpEngine.traits.uses
         | {
             "engine_router",
             "engine_start_timeout",
@@ -65,7 +66,7 @@ class SglangEngine(Planned, HttpEngine):
             "rollout_health_check_timeout",
             "rollout_max_engine_restarts",
             "use_fault_tolerance",
-        }
+        },
     )
 
     def __init__(self, args: Args) -> None:
@@ -80,9 +81,9 @@ class SglangEngine(Planned, HttpEngine):
         self._puller: PullerProcess | None = None
         self._offloaded: list[Worker] = []
         """Servers that have released their memory."""
-        self._needs_puller = getattr(args, "update_weight_mode", "full") == "delta" and not self.pullers
+        self._needs_puller = args.update_weight_transport == DELTA and not self.pullers
         if self._needs_puller:
-            self.weight_transports = (*self.weight_transports, "delta")
+            self.weight_transports = (*self.weight_transports, DELTA)
 
     @classmethod
     def missing(cls, args: Args) -> str:
@@ -93,7 +94,7 @@ class SglangEngine(Planned, HttpEngine):
     def check_settings(cls, settings: Settings) -> list[str]:
         """Warnings of the plan. Raises ConfigError when it cannot work, or SGLang's environment is missing."""
         python = engine_python(settings.args)
-        warnings = super().check_settings(settings)
+        warnings = [*super().check_settings(settings), *without_deltas(settings)]
         check_model(settings.args.hf_checkpoint, settings.cite("hf_checkpoint"))
         if settings.args.offload_rollout and find_device(settings.args.device)[0] == "cpu":
             warnings.append(

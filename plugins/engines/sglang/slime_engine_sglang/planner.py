@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from slime_core.config.origins import Origin
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError
+from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args
 from slime_engine_sglang.arguments import router_arguments
 from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup, read_models
@@ -101,12 +101,12 @@ def plan_of(settings: Settings, *, num_gpus: int | None = None) -> LaunchPlan:
 def check(settings: Settings) -> list[str]:
     """Warnings of the plan that a run on this machine would follow. Raises ConfigError when it cannot be followed.
 
-    Under Ray the cluster counts: its GPUs are in `CLUSTER_GPUS` once the launcher has seen it, which asks for the plan
-    before that itself.
+    Over several nodes the cluster counts: its GPUs are in `CLUSTER_GPUS` once the launcher has seen it, which asks for
+    the plan before that itself.
     """
     cluster = _cluster_gpus()
     trains = settings.command == "train" and not settings.args.debug_rollout_only
-    if trains and settings.args.launcher == "ray" and settings.args.device != "cpu" and cluster is None:
+    if trains and cluster is None and settings.args.device != "cpu" and launcher_traits(settings).spans_nodes:
         return []
     plan = plan_of(settings, num_gpus=cluster)
     if trains and not any(model.updates_weights for model in plan.models):
@@ -147,8 +147,6 @@ def _cluster_gpus() -> int | None:
 class Planned:
     """Base of an engine that is started by the plan: what the launcher and `slime engines plan` ask its class."""
 
-    uses: ClassVar[frozenset[str]] = USES
-
     @classmethod
     def check_settings(cls, settings: Settings) -> list[str]:
         """Warnings. Raises ConfigError."""
@@ -158,6 +156,14 @@ class Planned:
     def launch_plan(cls, settings: Settings, num_gpus: int | None = None) -> LaunchPlan:
         """What would be started, also for a cluster that is not there. Raises ConfigError."""
         return plan_of(settings, num_gpus=num_gpus)
+
+    @classmethod
+    def planned_models(cls, args: Args) -> list[str]:
+        """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
+        path = args.sglang_config
+        if path is None:
+            return []
+        return [model.name for model in read_models(path, f"--sglang-config {path!r}") if model.serves]
 
 
 # -- rules between flags -----------------------------------------------------------------------------------

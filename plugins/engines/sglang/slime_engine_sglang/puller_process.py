@@ -1,4 +1,4 @@
-"""`slime pull-weights` as a child beside the servers that slime launches: one per host, for all of them.
+"""The puller of weight deltas as a child beside the servers that slime launches: one per host, for all of them.
 
 `SglangEngine` starts it when weights travel as deltas. What a reader would get wrong: it runs with slime's interpreter,
 not with that of SGLang's environment, and its requests name the servers, which may come back at other ports.
@@ -43,9 +43,9 @@ class PullerProcess(Service):
         super().__init__("puller", log, label="weight puller", host=host, ports=1, timeout=timeout, grace=_GRACE_S)
 
     def command(self, ports: PortBlock) -> list[str]:
-        """`slime pull-weights` for servers that its requests name."""
+        """The puller, for servers that its requests name."""
         return [
-            *(sys.executable, "-m", "slime_core", "pull-weights"),
+            *(sys.executable, "-m", "slime_weight_transport_delta"),
             *("--source", str(self._source.absolute()), "--local-dir", str(self._local_dir.absolute())),
             *("--host", self.host, "--port", str(ports[0]), "--timeout", str(self._pull_timeout)),
         ]

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from slime_core import PluginOptions, Sample, Step, options
+from slime_core import Args, PluginOptions, Sample, Step, options
 from slime_core.errors import ConfigError, PluginError
 from slime_core.waits import waiting
 
@@ -46,7 +46,7 @@ class Options(PluginOptions):
 class OpenEnv:
     """One session; coroutines, in the event loop."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self._own = options(args, "openenv", Options)
         self._url = self._own.url
         self._episode = uuid.uuid4().hex

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, web
+from slime_testing_contracts import EnvironmentContract
 
 from slime_core.errors import EnvironmentTimeoutError, PluginError
 from slime_core.protocols import Turn
-from slime_core.testing import EnvironmentContract
 
 
 class Server:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slime_core import DatasetSource, Group, PluginOptions, Sample, Step, execution_rewards, last_boxed, options
+from slime_core import Args, DatasetSource, Group, PluginOptions, Sample, Step, execution_rewards, last_boxed, options
 from slime_core.errors import ConfigError
 from slime_environment_reasoning_gym.levels import Curriculum, LevelRows
 from slime_environment_reasoning_gym.tasks import TaskRows, score
@@ -112,7 +112,7 @@ class ReasoningGymSource(DatasetSource):
             self._curriculum.load_state_dict(state["curriculum"])
 
 
-def reward(args: Any, sample: Sample) -> float:
+def reward(args: Args, sample: Sample) -> float:
     """The verifier's score, mostly in [0, 1]; a verifier that raises on the answer gives 0.
 
     Raises:
@@ -134,7 +134,7 @@ def answer_in(response: str, how: str) -> str | None:
     return re.sub(r"<\|[^|<>]*\|>\s*\Z", "", response).strip()
 
 
-def prepare(args: Any) -> None:
+def prepare(args: Args) -> None:
     """The recipe: write the files of `--eval-prompt-data` that are missing."""
     own = options(args, "reasoning_gym", Options)
     for path in map(Path, (args.eval_prompt_data or [])[1::2]):
@@ -152,7 +152,7 @@ def prepare(args: Any) -> None:
 class ReasoningGym:
     """Answers until one is right or `tries` are used; plain methods, for verifiers take their time."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self._own = options(args, "reasoning_gym", Options)
         self._facts: dict[str, Any] = {}
         self._tries = 0
@@ -192,7 +192,7 @@ def _facts(sample: Sample) -> dict[str, Any]:
 
 
 def _of_items(
-    args: Any, own: Options, seed: int, size: int, input_key: str | None, label_key: str | None
+    args: Args, own: Options, seed: int, size: int, input_key: str | None, label_key: str | None
 ) -> tuple[dict[str, Any], dict[str, str], str | None]:
     """What `TaskRows` is made of."""
     config = {**own.config, "seed": seed, "size": size}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from slime_environment_reasoning_gym.tasks import TaskRows
+from slime_testing_contracts import DataSourceContract, EnvironmentContract, RecipeContract, RewardContract
+from slime_testing_contracts.samples import answered_sample
 
 from slime_core import RewardCaller, Sample
-from slime_core.testing import DataSourceContract, EnvironmentContract, RecipeContract, RewardContract
-from slime_core.testing.contracts.base import answered_sample
 
 ROWS = TaskRows(
     {"name": "chain_sum", "config": {"seed": 3, "size": 5}},
@@ -100,7 +100,7 @@ class TestReward(RewardContract):
             sample.metadata.update(ROWS[0]["metadata"])
             return sample
 
-        monkeypatch.setattr("slime_core.testing.contracts.reward.answered_sample", item)
+        monkeypatch.setattr("slime_testing_contracts.reward.answered_sample", item)
 
 
 class TestEnvironment(EnvironmentContract):

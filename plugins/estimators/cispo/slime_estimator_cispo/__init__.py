@@ -8,9 +8,9 @@ gradient with a bounded weight, where PPO's clip would drop it. Advantages are G
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from slime_core import EstimatorBase, LossInputs, LossOutputs, RewardInputs
+from slime_core import Args, EstimatorBase, LossInputs, LossOutputs, RewardInputs
 from slime_core.ops import cispo_surrogate, group_normalize
 
 
@@ -20,13 +20,13 @@ class CISPO(EstimatorBase):
     compares_group = True
     ignores: ClassVar[Sequence[str]] = ("eps_clip_c",)
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] rewards normalised within each `group_index`, as GRPO's."""
         if not args.rewards_normalization:
             return super().shape_rewards(args, inputs)
         return group_normalize(inputs.rewards, inputs.group_indices, args.grpo_std_normalization, inputs.rollout_ids)
 
-    def policy_loss(self, args: Any, inputs: LossInputs) -> LossOutputs:
+    def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
         """[T] loss; metrics `pg_clipfrac` (1 where the weight was clipped) and `ppo_kl` (old minus new log-probs)."""
         ppo_kl = self.policy_kl(inputs)
         high = getattr(args, "eps_clip_high", None)

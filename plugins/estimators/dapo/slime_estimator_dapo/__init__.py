@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from slime_core import EstimatorBase, PluginOptions, RewardInputs, options
+from slime_core import Args, EstimatorBase, PluginOptions, RewardInputs, options
 from slime_core.errors import ConfigError
 from slime_core.ops import group_normalize
 
@@ -43,7 +43,7 @@ class DAPO(EstimatorBase):
         "dynamic_sampling_filter_path": "nonzero_std",
     }
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         """Raises ConfigError when the buffer and the longest response do not fit together."""
         super().__init__(args)
         chosen = options(args, "dapo", Options)
@@ -62,7 +62,7 @@ class DAPO(EstimatorBase):
                 f" --rollout-max-response-len {self.limit}"
             )
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] -> [n]: the penalty for the number of trained tokens, then the group's normalisation."""
         lengths = inputs.response_lengths
         shaped = [reward + self.overlong(length) for reward, length in zip(inputs.rewards, lengths)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from slime_core import EstimatorBase, RewardInputs
+from slime_core import Args, EstimatorBase, RewardInputs
 from slime_core.ops import group_normalize
 
 
@@ -25,7 +25,7 @@ class DrGRPO(EstimatorBase):
     }
     requires: ClassVar[Mapping[str, Any]] = {"grpo_std_normalization": False}
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] rewards minus the mean of each `group_index`."""
         if not args.rewards_normalization:
             return super().shape_rewards(args, inputs)

@@ -8,9 +8,7 @@ loss is the base class's clipped surrogate.
 
 from __future__ import annotations
 
-from typing import Any
-
-from slime_core import EstimatorBase, RewardInputs
+from slime_core import Args, EstimatorBase, RewardInputs
 from slime_core.ops import group_normalize
 
 
@@ -19,7 +17,7 @@ class GRPO(EstimatorBase):
 
     compares_group = True
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] rewards normalised within each `group_index`; fan-out siblings count as one member."""
         if not args.rewards_normalization:
             return super().shape_rewards(args, inputs)

@@ -7,9 +7,9 @@ geometric mean, it stays close to 1, and the paper clips far tighter than PPO: `
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from slime_core import EstimatorBase, RewardInputs
+from slime_core import Args, EstimatorBase, RewardInputs
 from slime_core.ops import group_normalize
 
 
@@ -19,7 +19,7 @@ class GSPO(EstimatorBase):
     compares_group = True
     ratio_level: ClassVar[Literal["token", "sequence"]] = "sequence"
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] rewards normalised within each `group_index`, as GRPO's."""
         if not args.rewards_normalization:
             return super().shape_rewards(args, inputs)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from slime_core import EstimatorBase, RewardInputs
+from slime_core import Args, EstimatorBase, RewardInputs
 from slime_core.errors import RolloutError
 from slime_core.ops import group_members
 
@@ -24,7 +24,7 @@ class MaxRL(EstimatorBase):
     compares_group = True
     ignores: ClassVar[Sequence[str]] = ("rewards_normalization", "grpo_std_normalization")
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] -> [n]; fan-out siblings are one member of their group.
 
         Raises:

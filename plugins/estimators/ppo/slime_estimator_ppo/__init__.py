@@ -9,9 +9,9 @@ THUDM/slime runs it over them, and puts the reward on the last token even if tha
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from slime_core import AdvantageInputs, Advantages, EstimatorBase
+from slime_core import AdvantageInputs, Advantages, Args, EstimatorBase
 from slime_core.ops import masked_gae, token_rewards
 
 
@@ -20,7 +20,7 @@ class PPO(EstimatorBase):
 
     needs_values: ClassVar[bool] = True
 
-    def advantages(self, args: Any, inputs: AdvantageInputs) -> Advantages:
+    def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
         """Rewards [n], KL and values [n][response_length] -> advantages and returns, 0 where masked."""
         assert inputs.values is not None, "the learner computes values for estimators that need them"
         rewards = [

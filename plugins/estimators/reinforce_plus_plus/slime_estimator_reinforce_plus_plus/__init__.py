@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from slime_core import AdvantageInputs, Advantages, EstimatorBase
+from slime_core import AdvantageInputs, Advantages, Args, EstimatorBase
 from slime_core.ops import discounted_returns, pad_right, token_rewards, unpad
 
 
@@ -22,7 +22,7 @@ class ReinforcePlusPlus(EstimatorBase):
     requires: ClassVar[Mapping[str, Any]] = {"normalize_advantages": True}
     ignores: ClassVar[Sequence[str]] = ("lambd",)
 
-    def advantages(self, args: Any, inputs: AdvantageInputs) -> Advantages:
+    def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
         """Lists of [response_length] -> returns, which are the advantages too."""
         if not inputs.loss_masks:
             return Advantages(advantages=[], returns=[])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from slime_core import AdvantageInputs, Advantages, EstimatorBase, RewardInputs
+from slime_core import AdvantageInputs, Advantages, Args, EstimatorBase, RewardInputs
 from slime_core.ops import group_normalize
 
 
@@ -21,13 +21,13 @@ class ReinforcePlusPlusBaseline(EstimatorBase):
     requires: ClassVar[Mapping[str, Any]] = {"normalize_advantages": True}
     ignores: ClassVar[Sequence[str]] = ("grpo_std_normalization", "gamma", "lambd")
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] rewards minus the mean of the group, fan-out siblings counting as one member."""
         if not args.rewards_normalization:
             return [float(reward) for reward in inputs.rewards]
         return group_normalize(inputs.rewards, inputs.group_indices, False, inputs.rollout_ids)
 
-    def advantages(self, args: Any, inputs: AdvantageInputs) -> Advantages:
+    def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
         """Lists of [response_length]: shaped reward minus the weighted KL, masked tokens included."""
         parts = [reward - args.kl_coef * kl for reward, kl in zip(inputs.rewards.tolist(), inputs.kl)]
         return Advantages(advantages=parts, returns=list(parts))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import EstimatorContract
+from slime_testing_contracts import EstimatorContract
 
 
 class TestReinforcePlusPlusBaseline(EstimatorContract):

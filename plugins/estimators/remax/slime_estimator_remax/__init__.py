@@ -8,9 +8,9 @@ is the base class's clipped surrogate, which at the first step of a rollout is R
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from slime_core import EstimatorBase, RewardInputs
+from slime_core import Args, EstimatorBase, RewardInputs
 
 
 class ReMax(EstimatorBase):
@@ -19,7 +19,7 @@ class ReMax(EstimatorBase):
     needs_greedy_baseline: ClassVar[bool] = True
     ignores: ClassVar[Sequence[str]] = ("rewards_normalization", "grpo_std_normalization")
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] -> [n]; groups and siblings play no part."""
         assert inputs.baselines is not None, "the rollout stage provides them for needs_greedy_baseline"
         return [float(reward) - baseline for reward, baseline in zip(inputs.rewards, inputs.baselines, strict=True)]

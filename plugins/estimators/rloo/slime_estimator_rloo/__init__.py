@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from slime_core import EstimatorBase, RewardInputs
+from slime_core import Args, EstimatorBase, RewardInputs
 from slime_core.ops import group_members
 
 
@@ -22,7 +22,7 @@ class RLOO(EstimatorBase):
     compares_group = True
     ignores: ClassVar[Sequence[str]] = ("rewards_normalization", "grpo_std_normalization")
 
-    def shape_rewards(self, args: Any, inputs: RewardInputs) -> list[float]:
+    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
         """[n] -> [n]; fan-out siblings are one member and not each other's baseline."""
         groups = group_members(inputs.rewards, inputs.group_indices, inputs.rollout_ids)
         totals = {group: math.fsum(members.values()) for group, members in groups.items()}

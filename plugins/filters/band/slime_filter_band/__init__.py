@@ -7,11 +7,11 @@ are right or wrong; narrower bounds are the online difficulty filtering of Bae e
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from slime_core import FilterDecision, Group, PluginOptions, execution_rewards, options
+from slime_core import Args, FilterDecision, Group, PluginOptions, execution_rewards, options
 
 
 class Options(PluginOptions):
@@ -35,7 +35,7 @@ class Options(PluginOptions):
         return self
 
 
-def dynamic_filter(args: Any, samples: Group) -> FilterDecision:
+def dynamic_filter(args: Args, samples: Group) -> FilterDecision:
     """Keep iff low <= value <= high; the reason is `below_band`, `above_band` or `no_reward`.
 
     Samples without a reward (failed ones) are left out; fan-out siblings count once, with their mean reward.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from slime_core import FilterDecision, Group, PluginOptions, SampleStatus, executions, options
+from slime_core import Args, FilterDecision, Group, PluginOptions, SampleStatus, executions, options
 
 
 class Options(PluginOptions):
@@ -34,7 +34,7 @@ class Options(PluginOptions):
         return self
 
 
-def dynamic_filter(args: Any, samples: Group) -> FilterDecision:
+def dynamic_filter(args: Args, samples: Group) -> FilterDecision:
     """Keep iff all bounds hold; the reason is `truncated`, `too_short` or `too_long`. Rewards are not looked at.
 
     Fan-out siblings count once: with their mean length, and with the share of them that was cut.

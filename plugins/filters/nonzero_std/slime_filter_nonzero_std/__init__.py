@@ -7,14 +7,13 @@ in THUDM/slime, where its deviation is NaN and it is dropped.
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from slime_core import FilterDecision, Group, execution_rewards
+from slime_core import Args, FilterDecision, Group, execution_rewards
 
 MIN_STD = 1e-6
 
 
-def dynamic_filter(args: Any, samples: Group) -> FilterDecision:
+def dynamic_filter(args: Args, samples: Group) -> FilterDecision:
     """Keep iff the unbiased standard deviation exceeds 1e-6; the reason to drop is `zero_std_<reward>`.
 
     Samples without a reward (failed ones) are left out of the statistics; without any reward the group is dropped.

@@ -8,14 +8,13 @@ excess (`--over-sampling-batch-size`) is chosen from, and the number of prompts 
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from slime_core import FilterDecision, Group, execution_rewards
+from slime_core import Args, FilterDecision, Group, execution_rewards
 
 MIN_STD = 1e-6
 
 
-def dynamic_filter(args: Any, samples: Group) -> FilterDecision:
+def dynamic_filter(args: Args, samples: Group) -> FilterDecision:
     """Keep iff the unbiased standard deviation exceeds 1e-6; else leave it to whether there are enough groups.
 
     Samples without a reward (failed ones) are left out of the statistics; a single reward says nothing about spread

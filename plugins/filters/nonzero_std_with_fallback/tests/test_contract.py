@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import FilterContract
+from slime_testing_contracts import FilterContract
 
 
 class TestNonzeroStdWithFallback(FilterContract):

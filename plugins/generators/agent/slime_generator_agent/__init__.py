@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slime_core import GenerateContext, PluginOptions, Sample, options
+from slime_core import Args, GenerateContext, PluginOptions, Sample, options
 from slime_core.errors import ConfigError
 
 
@@ -60,7 +60,7 @@ class Options(PluginOptions):
 
 
 async def generate(
-    args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
+    args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> list[Sample]:
     """Run the program, and test what it did; see `slime_agent_base_url.run_agent`.
 
@@ -101,7 +101,7 @@ async def generate(
     return await run_agent(args, sample, sampling_params, context, plan)
 
 
-def _options(args: Any, sample: Sample) -> Options:
+def _options(args: Args, sample: Sample) -> Options:
     own, row = options(args, "agent", Options), sample.metadata.get("agent_options")
     if not row:
         return own
@@ -110,7 +110,7 @@ def _options(args: Any, sample: Sample) -> Options:
     return Options.model_validate({**own.model_dump(), **row})
 
 
-async def _context_length(args: Any, context: GenerateContext) -> int:
+async def _context_length(args: Args, context: GenerateContext) -> int:
     """The run's limit, or the engine's."""
     name = "eval_max_context_len" if context.evaluation else "rollout_max_context_len"
     limits = [getattr(args, name, None), (await context.engine.info()).get("max_context_length")]

@@ -3,8 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from slime_core.testing import GeneratorContract
+from slime_testing_contracts import GeneratorContract
 
 pytest.importorskip("openai")
 PROGRAMS = Path(__file__).with_name("programs.py")

@@ -16,14 +16,17 @@ from typing import Any, Literal
 from pydantic import Field
 
 from slime_core import (
+    Args,
     Candidate,
     GenerateContext,
+    GenerateTraits,
     PluginOptions,
     Sample,
     SampleStatus,
     answer_extractor,
     answer_of,
     candidate_rewards,
+    declares,
     options,
     sample_candidates,
 )
@@ -50,8 +53,14 @@ class Options(PluginOptions):
     """Allow it for samples that are trained on."""
 
 
+def _check(args: Args, *, training: bool) -> None:
+    """What the run asks before anything starts."""
+    _refuse_training(options(args, _NAME, Options), training=training)
+
+
+@declares(GenerateTraits(check=_check))
 async def generate(
-    args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
+    args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> Sample | list[Sample]:
     """The best of `n` candidates. ABORTED, with nothing of it kept, when a rollout's end interrupted one of them.
 
@@ -89,7 +98,7 @@ async def generate(
     return chosen.samples if len(chosen.samples) > 1 else chosen.samples[0]
 
 
-def _weighted(args: Any, own: Options, found: list[Candidate], rewards: list[float]) -> int:
+def _weighted(args: Args, own: Options, found: list[Candidate], rewards: list[float]) -> int:
     """Place of the best candidate of the answer whose rewards add up highest; the best of all where none answers."""
     sums: dict[str, float] = defaultdict(float)
     members: dict[str, list[int]] = defaultdict(list)
@@ -115,11 +124,3 @@ def _refuse_training(own: Options, *, training: bool) -> None:
             " evaluation data sets (custom_generate_function_path in --eval-config), or type"
             f" --set plugins.{_NAME}.in_training=true"
         )
-
-
-def _check(args: Any, *, training: bool) -> None:
-    """What the run asks before anything starts."""
-    _refuse_training(options(args, _NAME, Options), training=training)
-
-
-generate.check = _check  # type: ignore[attr-defined]

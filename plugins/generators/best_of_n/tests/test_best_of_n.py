@@ -95,5 +95,5 @@ def test_training_is_refused_unless_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"best_of_n is for evaluation: .*--set plugins.best_of_n.in_training=true"):
         run(ScriptedEngine([]), evaluation=False)
     with pytest.raises(ConfigError, match="for evaluation"):
-        generate.check(SimpleNamespace(), training=True)  # type: ignore[attr-defined]
+        generate.traits.check(SimpleNamespace(), training=True)  # type: ignore[attr-defined]
     assert run(ScriptedEngine(["2", "1"]), evaluation=False, n=2, in_training=True).response == "2"

@@ -17,9 +17,20 @@ import time
 from typing import Any, Literal
 
 from pydantic import Field
-from slime_sandbox_local import Call, InterpreterPool, SandboxLimits, pool_of
+from slime_sandbox_local import Call, InterpreterPool, SandboxError, SandboxLimits, pool_of, require_isolation
 
-from slime_core import GenerateContext, Observations, PluginOptions, Sample, SampleStatus, options
+from slime_core import (
+    Args,
+    GenerateContext,
+    GenerateTraits,
+    Observations,
+    PluginOptions,
+    Sample,
+    SampleStatus,
+    declares,
+    options,
+)
+from slime_core.errors import ConfigError
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""
@@ -62,7 +73,16 @@ _BLOCKS = {
 _STOPS = {"tag": "</code>", "fence": "```\n"}
 
 
-async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
+def check(args: Args, *, training: bool) -> None:
+    """Raise ConfigError where this machine cannot isolate the model's programs."""
+    try:
+        require_isolation(args.sandbox_isolation)
+    except SandboxError as error:
+        raise ConfigError(f"--sandbox-isolation {args.sandbox_isolation}: {error}") from error
+
+
+@declares(GenerateTraits(check=check))
+async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
     """Alternate model and interpreter until the model answers without code.
 
     `max_new_tokens` counts observations too. The sample is TRUNCATED when tokens or turns run out.
@@ -86,11 +106,8 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *
         await pool.drop(key)
 
 
-generate.uses_sandbox = True  # type: ignore[attr-defined]
-
-
 async def _converse(
-    args: Any, sample: Sample, sampling_params: dict[str, Any], context: GenerateContext, own: Options,
+    args: Args, sample: Sample, sampling_params: dict[str, Any], context: GenerateContext, own: Options,
     observations: Observations, pool: InterpreterPool, key: object,
 ) -> Sample:  # fmt: skip
     limit = int(sampling_params["max_new_tokens"])
@@ -162,7 +179,7 @@ def _listed(stop: Any) -> list[str]:
     return [stop] if isinstance(stop, str) else list(stop or ())
 
 
-def _options(args: Any, sample: Sample) -> Options:
+def _options(args: Args, sample: Sample) -> Options:
     own = options(args, "code_sandbox", Options)
     row = {name: sample.metadata[name] for name in Options.model_fields if name in sample.metadata}
     return Options.model_validate({**own.model_dump(), **row}) if row else own

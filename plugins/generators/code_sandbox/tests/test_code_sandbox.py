@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from slime_generator_code_sandbox import HISTORY, STATS, find_code, generate
-from slime_sandbox_local import isolation_here, pool_of
+from slime_sandbox_local import SandboxError, isolation_here, pool_of
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.errors import ConfigError
+from slime_core.protocols import GenerateTraits, traits_of
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
@@ -172,3 +174,13 @@ def test_pools_are_shared_by_equal_limits() -> None:
         assert pool_of(args, SandboxLimits()).size == 3
 
     asyncio.run(look())
+
+
+def test_a_machine_that_cannot_isolate_ends_the_run_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(mode: str) -> None:
+        raise SandboxError(f"{mode} needs user namespaces")
+
+    monkeypatch.setattr("slime_generator_code_sandbox.require_isolation", refuses)
+    check: Any = traits_of(generate, GenerateTraits).check
+    with pytest.raises(ConfigError, match=r"^--sandbox-isolation require: require needs user namespaces$"):
+        check(SimpleNamespace(sandbox_isolation="require"), training=True)

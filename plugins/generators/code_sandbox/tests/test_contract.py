@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import GeneratorContract
+from slime_testing_contracts import GeneratorContract
 
 
 class TestCodeSandbox(GeneratorContract):

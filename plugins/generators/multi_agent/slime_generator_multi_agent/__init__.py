@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from slime_core import GenerateContext, RewardCaller, Sample, SampleStatus, resolve
+from slime_core import Args, GenerateContext, RewardCaller, Sample, SampleStatus, resolve
 from slime_generator_multi_agent.options import QUESTION, Options, Role, options_of
 from slime_generator_multi_agent.trajectories import Trajectory, question_of, sibling
 
@@ -25,7 +25,7 @@ STATE = "multi_agent"
 
 
 async def generate(
-    args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
+    args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> Sample | list[Sample]:
     """Let the roles speak in turn; a turn that is cut at its limit ends the conversation.
 
@@ -52,7 +52,7 @@ async def generate(
 class _Talk:
     """A conversation: whose turn it is, and who has said what."""
 
-    def __init__(self, args: Any, sample: Sample, context: GenerateContext, chosen: Options) -> None:
+    def __init__(self, args: Args, sample: Sample, context: GenerateContext, chosen: Options) -> None:
         self._origin, self._chosen = sample, chosen
         state = sample.metadata.pop(STATE, None) or {}
         self.position = int(state.get("position", 0))
@@ -111,7 +111,7 @@ class _Talk:
         return samples
 
 
-async def _reward(args: Any, chosen: Options, samples: dict[str, Sample], context: GenerateContext) -> None:
+async def _reward(args: Args, chosen: Options, samples: dict[str, Sample], context: GenerateContext) -> None:
     """Give every role a reward: the last answer's, or what the user's function says."""
     last = samples[next(iter(samples.values())).metadata["last_speaker"]]
     spec = last.custom_rm_path or last.metadata.get("rm_type") or args_spec(args)
@@ -130,6 +130,6 @@ async def _reward(args: Any, chosen: Options, samples: dict[str, Sample], contex
         own.reward = rewards[name]
 
 
-def args_spec(args: Any) -> str | None:
+def args_spec(args: Args) -> str | None:
     """The run's reward: `--custom-rm-path`, else `--rm-type`."""
     return getattr(args, "custom_rm_path", None) or getattr(args, "rm_type", None)

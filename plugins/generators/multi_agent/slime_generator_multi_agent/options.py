@@ -6,11 +6,11 @@ Given as `plugins.multi_agent`, or as `multi_agent` in the file of `--custom-con
 from __future__ import annotations
 
 import string
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from slime_core import PluginOptions, options
+from slime_core import Args, PluginOptions, options
 
 QUESTION = "question"
 
@@ -89,7 +89,7 @@ def _check_fields(role: Role, names: list[str]) -> None:
             raise ValueError(f"role {role.name!r}: {text!r} has {sorted(used - {QUESTION, *names})}; known: {known}")
 
 
-def options_of(args: Any) -> Options:
+def options_of(args: Args) -> Options:
     """The run's. Raises ConfigError, or ValueError for those of `--custom-config-path`."""
     chosen = options(args, "multi_agent", Options)
     custom = getattr(args, "multi_agent", None)

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core import GenerateContext, Sample, SampleStatus, encode_prompt, turn_delta
+from slime_core import Args, GenerateContext, Sample, SampleStatus, encode_prompt, turn_delta
 from slime_core.errors import ConfigError
 from slime_core.tools import split_reasoning
 from slime_generator_multi_agent.options import QUESTION, Role
@@ -19,7 +19,7 @@ from slime_generator_multi_agent.options import QUESTION, Role
 class Trajectory:
     """A role at work on its sample."""
 
-    def __init__(self, args: Any, role: Role, sample: Sample, context: GenerateContext) -> None:
+    def __init__(self, args: Args, role: Role, sample: Sample, context: GenerateContext) -> None:
         self.role, self.sample = role, sample
         self._args, self._context = args, context
 
@@ -110,7 +110,7 @@ def sibling(origin: Sample, role: Role) -> Sample:
     )
 
 
-def question_of(args: Any, sample: Sample) -> str:
+def question_of(args: Args, sample: Sample) -> str:
     """The text of the row's last user message, or its prompt. Raises ConfigError for one that was rendered."""
     if isinstance(sample.prompt, str):
         if getattr(args, "apply_chat_template", False):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from slime_core.testing import GeneratorContract
+from slime_testing_contracts import GeneratorContract
 
 
 class TestOneRole(GeneratorContract):

@@ -18,10 +18,22 @@ import copy
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_environment_session import Dialogue, EnvironmentSession
 
-from slime_core import Dialogue, EnvironmentSession, GenerateContext, PluginOptions, Sample, SampleStatus, options
+from slime_core import (
+    Args,
+    GenerateContext,
+    GenerateTraits,
+    PluginOptions,
+    Sample,
+    SampleStatus,
+    declares,
+    options,
+)
 from slime_core.errors import EnvironmentTimeoutError
 from slime_generator_multi_turn.episode import Episode
+
+__all__ = ["Options", "generate"]
 
 
 class Options(PluginOptions):
@@ -48,7 +60,8 @@ class Options(PluginOptions):
     """Around each observation of text rows, such as "<|user|>{observation}<|end|><|assistant|>"."""
 
 
-async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
+@declares(GenerateTraits(uses_environment=True))
+async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
     """Play one episode.
 
     `max_new_tokens` counts observations too. COMPLETED is an episode that the environment ended; TRUNCATED one that ran
@@ -82,10 +95,7 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *
     return sample if sample.prompt_tokens == drawn else copy.copy(sample)
 
 
-generate.uses_environment = True  # type: ignore[attr-defined]
-
-
-def _options(args: Any, sample: Sample) -> Options:
+def _options(args: Args, sample: Sample) -> Options:
     own = options(args, "multi_turn", Options)
     row = {name: sample.metadata[name] for name in Options.model_fields if name in sample.metadata}
     return Options.model_validate({**own.model_dump(), **row}) if row else own

@@ -16,10 +16,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from slime_core import Dialogue, EnvironmentSession, GenerateContext, Sample, SampleStatus, Turn
+from slime_core import Args, GenerateContext, Sample, SampleStatus, Turn
 from slime_core.errors import DataError, PluginError
 
 if TYPE_CHECKING:
+    from slime_environment_session import Dialogue, EnvironmentSession
+
     from slime_core import Step
     from slime_generator_multi_turn import Options
 
@@ -34,7 +36,7 @@ class Episode:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         sample: Sample,
         sampling_params: Mapping[str, Any],
         context: GenerateContext,
@@ -234,7 +236,7 @@ class Episode:
             self._sample.non_generation_time += time.monotonic() - started
 
 
-def _rule_without(args: Any, sample: Sample) -> str:
+def _rule_without(args: Args, sample: Sample) -> str:
     """Who scores where nothing is said: a reward that is named, else the steps."""
     named = (
         getattr(args, "rm_type", None), getattr(args, "custom_rm_path", None), sample.custom_rm_path,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_core.testing import EnvironmentContract, GeneratorContract
+from slime_testing_contracts import EnvironmentContract, GeneratorContract
 
 FILE = Path(__file__).with_name("guessing.py")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
-from slime_core import GenerateContext, Observations, PluginOptions, Sample, SampleStatus, options
+from slime_core import Args, GenerateContext, Observations, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import ConfigError
 from slime_generator_search.corpus import check_corpus, search_corpus
 from slime_generator_search.documents import Document
@@ -63,7 +63,7 @@ _QUERY = re.compile(r"<search>((?:(?!<search>).)*)</search>\s*(?:<[^<>]*>)?\s*\Z
 _STOPS = ("</search>", "</answer>")
 
 
-async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
+async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
     """Alternate model and retriever until the model answers without a query.
 
     `max_new_tokens` counts documents too. The sample is TRUNCATED when tokens or turns run out.
@@ -109,7 +109,7 @@ Search = Callable[[str], Awaitable[list[Document] | str]]
 """Query -> documents, best first; or what went wrong, for the model to read."""
 
 
-def _retriever(args: Any, own: Options) -> Search:
+def _retriever(args: Args, own: Options) -> Search:
     if (own.corpus is None) == (own.url is None):
         raise ConfigError(
             f"plugins.search: corpus {own.corpus!r} and url {own.url!r}; give one of them, for instance --set"

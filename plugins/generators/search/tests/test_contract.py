@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-
-from slime_core.testing import GeneratorContract
+from slime_testing_contracts import GeneratorContract
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,16 @@ from typing import Any, Literal
 from pydantic import Field
 
 from slime_core import (
+    Args,
     Candidate,
     GenerateContext,
+    GenerateTraits,
     PluginOptions,
     Sample,
     SampleStatus,
     answer_extractor,
     answer_of,
+    declares,
     options,
     sample_candidates,
 )
@@ -46,8 +49,14 @@ class Options(PluginOptions):
     """Allow it for samples that are trained on."""
 
 
+def _check(args: Args, *, training: bool) -> None:
+    """What the run asks before anything starts."""
+    _refuse_training(options(args, _NAME, Options), training=training)
+
+
+@declares(GenerateTraits(check=_check))
 async def generate(
-    args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
+    args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> Sample | list[Sample]:
     """A candidate with the commonest answer of `n`; of equally common ones, the answer that was given first.
 
@@ -114,11 +123,3 @@ def _refuse_training(own: Options, *, training: bool) -> None:
             " evaluation data sets (custom_generate_function_path in --eval-config), or type"
             f" --set plugins.{_NAME}.in_training=true"
         )
-
-
-def _check(args: Any, *, training: bool) -> None:
-    """What the run asks before anything starts."""
-    _refuse_training(options(args, _NAME, Options), training=training)
-
-
-generate.check = _check  # type: ignore[attr-defined]

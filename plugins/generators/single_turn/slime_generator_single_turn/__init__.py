@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core import Args, GenerateContext, GenerateTraits, Sample, SampleStatus, declares
 
 
-async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
+@declares(GenerateTraits(takes_images=True))
+async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
     """Continue `sample.tokens` ([prompt + response so far]) until the model stops or `max_new_tokens` is reached.
 
     Raises:
@@ -31,6 +32,3 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *
         args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
     )
     return sample
-
-
-generate.takes_images = True  # type: ignore[attr-defined]

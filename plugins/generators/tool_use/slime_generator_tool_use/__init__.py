@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core import Args, GenerateContext, Sample, SampleStatus
 from slime_core.tools import ParsedTurn
 from slime_generator_tool_use.answers import answers
 from slime_generator_tool_use.conversation import Conversation, finished_turns, turn_tokens
@@ -28,7 +28,7 @@ PENDING = "tool_calls_pending"
 """Key of the sample's metadata that is True while a finished turn waits for its answers."""
 
 
-async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
+async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
     """Alternate model and tools until the model answers without a call.
 
     `max_new_tokens` counts observations too. The sample is TRUNCATED when tokens or turns run out.
@@ -72,7 +72,7 @@ def _parsed(sample: Sample, settings: Settings, tokenizer: Any) -> ParsedTurn:
     return settings.parser.parse(text, settings.schemas)
 
 
-async def _answer(args: Any, conversation: Conversation, turn: ParsedTurn, limit: int) -> bool:
+async def _answer(args: Args, conversation: Conversation, turn: ParsedTurn, limit: int) -> bool:
     """Make the calls and append what they came to; False when it does not fit."""
     sample = conversation.sample
     started = time.monotonic()

@@ -7,9 +7,8 @@ arguments, raises or takes too long is answered with `error: ...`, which the mod
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from slime_core import Sample
+from slime_core import Args, Sample
 from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall, ToolResult, call_problem, call_tool, error_text
 from slime_generator_tool_use.settings import Settings
 
@@ -19,7 +18,7 @@ UNKNOWN, ILL_FORMED = "unknown", "ill_formed"
 """Counted under these: calls of tools that there are not, and calls that cannot be read."""
 
 
-async def answers(args: Any, sample: Sample, turn: ParsedTurn, settings: Settings) -> list[ToolResult]:
+async def answers(args: Args, sample: Sample, turn: ParsedTurn, settings: Settings) -> list[ToolResult]:
     """One result per call of the turn; the calls run at the same time."""
     called = turn.attempts[: settings.max_calls_per_turn]
     results = list(await asyncio.gather(*(_answered(args, sample, attempt, settings) for attempt in called)))
@@ -31,7 +30,7 @@ async def answers(args: Any, sample: Sample, turn: ParsedTurn, settings: Setting
     return results
 
 
-async def _answered(args: Any, sample: Sample, attempt: ToolCall | IllFormedCall, settings: Settings) -> ToolResult:
+async def _answered(args: Args, sample: Sample, attempt: ToolCall | IllFormedCall, settings: Settings) -> ToolResult:
     if isinstance(attempt, IllFormedCall):
         return ToolResult(error_text(f"the call cannot be read: {attempt.problem}"), True, 0.0)
     problem = call_problem(attempt, settings.schemas)

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from slime_core import Sample, turn_delta
+from slime_core import Args, Sample, turn_delta
 from slime_core.errors import DataError
 from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall, ToolResult
 from slime_generator_tool_use.settings import Settings
@@ -40,7 +40,7 @@ class Observation(list[Piece]):
 class Conversation:
     """What the sample's prompt began."""
 
-    def __init__(self, args: Any, sample: Sample, tokenizer: Any, settings: Settings) -> None:
+    def __init__(self, args: Args, sample: Sample, tokenizer: Any, settings: Settings) -> None:
         self.sample, self.settings = sample, settings
         self._args, self._tokenizer = args, tokenizer
 

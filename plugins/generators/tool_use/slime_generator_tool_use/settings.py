@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from slime_core import PluginOptions, Sample, options, run_tools, told_tools, tool_parser
+from slime_core import Args, PluginOptions, Sample, options, run_tools, told_tools, tool_parser
 from slime_core.errors import ConfigError
 from slime_core.tools import Tool, ToolParser, ToolSchema
 from slime_generator_tool_use.calculator import calculator
@@ -51,7 +51,7 @@ class Settings:
     parser: ToolParser
 
     @classmethod
-    def of(cls, args: Any, sample: Sample, tokenizer: Any) -> Settings:
+    def of(cls, args: Args, sample: Sample, tokenizer: Any) -> Settings:
         """Raises ConfigError for options, tools or a parser that cannot be used."""
         declared = options(args, "tool_use", Options).model_dump()
         given = {name: sample.metadata.get(name, getattr(args, name, None)) for name in declared}

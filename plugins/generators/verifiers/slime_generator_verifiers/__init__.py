@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from slime_core import DatasetSource, GenerateContext, PluginOptions, Sample, options
+from slime_core import Args, DatasetSource, GenerateContext, PluginOptions, Sample, options
 from slime_core.errors import ConfigError
 from slime_core.waits import within
 from slime_generator_verifiers.environments import TaskRows, environment_of, served, task_of
@@ -66,7 +66,7 @@ class VerifiersSource(DatasetSource):
         return TaskRows(json.loads(_spec(own)), own.select, _columns(self.args, self.args.input_key))
 
 
-def prepare(args: Any) -> None:
+def prepare(args: Args) -> None:
     """The recipe: write the files of `--eval-prompt-data` that are missing."""
     own = options(args, "verifiers", Options)
     for path in map(Path, (args.eval_prompt_data or [])[1::2]):
@@ -80,7 +80,7 @@ def prepare(args: Any) -> None:
 
 
 async def generate(
-    args: Any, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
+    args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext
 ) -> list[Sample]:
     """Play one episode of the sample's task.
 
@@ -217,5 +217,5 @@ def _spec(own: Options) -> str:
     return json.dumps({"id": own.pair, "taskset": {**own.taskset, "id": own.env}, "config": own.config}, sort_keys=True)
 
 
-def _columns(args: Any, input_key: str | None) -> dict[str, str]:
+def _columns(args: Args, input_key: str | None) -> dict[str, str]:
     return {"input": input_key or "input", "metadata": args.metadata_key}

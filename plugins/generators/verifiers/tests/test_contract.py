@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("verifiers")
 from slime_generator_verifiers import Options, _spec
 from slime_generator_verifiers.environments import TaskRows
+from slime_testing_contracts import DataSourceContract, GeneratorContract
 
 from slime_core import Sample, options
-from slime_core.testing import DataSourceContract, GeneratorContract
 
 
 class TestTasks(DataSourceContract):

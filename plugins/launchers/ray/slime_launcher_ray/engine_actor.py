@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from slime_core.errors import EngineError
+from slime_core.rollout.engine_weights import deliver
 from slime_core.types import GenerationOutput
+from slime_launcher_ray.call_order import CallOrder
 from slime_launcher_ray.receiver import Streams
 from slime_launcher_ray.shell import Shell
-from slime_launcher_ray.turns import Turns
 from slime_launcher_ray.wait import EngineGone, as_known
 
 Request: TypeAlias = tuple[int, list[int], Mapping[str, Any], Mapping[str, Any]]
@@ -27,6 +28,10 @@ Request: TypeAlias = tuple[int, list[int], Mapping[str, Any], Mapping[str, Any]]
 where there are images `image_data`, which not every engine takes."""
 Finished: TypeAlias = list[tuple[int, int, GenerationOutput | EngineError]]
 """(Place in the order of finishing, counted from the start of the engine; the request's number; its result)."""
+
+
+UPDATE = "update_weights_from_"
+"""With the name of a transport, the engine's method for it."""
 
 
 class EngineActor(Shell):
@@ -42,12 +47,12 @@ class EngineActor(Shell):
         self._tasks: set[asyncio.Task[None]] = set()
         self._patience = self.order.settings.args.distributed_timeout_minutes * 60.0
         self._streams = Streams(self._patience)
-        self._turns = Turns(self._patience)
+        self._turns = CallOrder(self._patience)
         self._life: int | None = None
 
     async def start(self, life: int) -> tuple[str, ...]:
         """Bring it up; the transports it takes weights by. `life`: the caller's count of starts."""
-        self._life, self._turns, self._places = life, Turns(self._patience), itertools.count()
+        self._life, self._turns, self._places = life, CallOrder(self._patience), itertools.count()
         self._engine = self.prepared.parts.engine(self.prepared.args)
         try:
             await self._engine.start()
@@ -160,21 +165,28 @@ class EngineActor(Shell):
 
     async def take_weights(self, number: str, method: str, *rest: Any) -> Any:
         """The engine's method with the pairs that come."""
-        engine = self._started
+        call = self._method(method)
         try:
-            return await getattr(engine, method)(self._streams.take(number), *rest)
+            return await call(self._streams.take(number), *rest)
         except Exception as error:
             raise as_known(error) from error
         finally:
             self._streams.close(number)
 
-    async def load_files(self, method: str, path: Path, version: int) -> Any:
-        """The engine's method for weights in a directory."""
-        engine = self._started
+    async def update_from(self, method: str, payload: Any, version: int) -> Any:
+        """The engine's method with what a transport hands over that is no tensors, such as a directory."""
+        call = self._method(method)
         try:
-            return await getattr(engine, method)(path, version)
+            return await call(payload, version)
         except Exception as error:
             raise as_known(error) from error
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        """Of the engine; an update, whether the engine or its transport knows how."""
+        if not name.startswith(UPDATE):
+            method: Callable[..., Any] = getattr(self._started, name)
+            return method
+        return partial(deliver, self.prepared.args, self._started, name.removeprefix(UPDATE))
 
     def compares_weights(self) -> bool:
         """Whether it tells differing weights itself."""

@@ -5,26 +5,26 @@
 `proxy_class` makes it for an engine's class. With `--deterministic-mode` and an engine that `notify` wakes, the stage
 sets `may_step`; requests are then collected until it allows a step, and the actor steps until one ends, which is when
 anything here can change. So the engine sees the same requests in the same steps as inline. Otherwise each request is a
-call of its own. Calls are numbered, since Ray may reorder them, and so are the results that they bring. With a
-`Comeback` an engine that died is started again under the next `_life`: it takes the weights served, then all requests
-that are open. What a reader would get wrong: a cancelled caller's request is aborted over there, later.
+call of its own. Calls are numbered, since Ray may reorder them, and so are the results that they bring. With an
+`EngineRestart` an engine that died is started again under the next `_life`: it takes the weights served, then all
+requests that are open. A cancelled caller's request is aborted over there, later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
 from slime_core.types import GenerationOutput
-from slime_launcher_ray.comeback import Comeback
-from slime_launcher_ray.engine_actor import Finished, Request
+from slime_launcher_ray.engine_actor import UPDATE, Finished, Request
+from slime_launcher_ray.engine_restart import EngineRestart
+from slime_launcher_ray.engine_state import EngineState, Update
 from slime_launcher_ray.receiver import BucketStream, pack, send
-from slime_launcher_ray.standing import Standing
 from slime_launcher_ray.wait import EngineGone, Member, awaited
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class EngineProxy:
     weight_transports: tuple[str, ...] = ()
     member: ClassVar[Member]
     engine_class: ClassVar[Any]
-    comeback: ClassVar[Comeback | None]
+    restarter: ClassVar[EngineRestart | None]
 
     def __init__(self, args: Args) -> None:
         self._args = args
@@ -58,7 +58,7 @@ class EngineProxy:
         """Results that came before others that ended before them."""
         self._next_result = 0
         self._coming: asyncio.Task[None] | None = None
-        self._standing = Standing()
+        self._state_told = EngineState()
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class EngineProxy:
         await self._send()
         result, finished = await self._surely("control", method, *args)
         self._settle(finished)
-        self._standing.note(method, *args)
+        self._state_told.note(method, *args)
         return result
 
     async def _surely(self, method: str, *args: Any) -> Any:
@@ -287,18 +287,18 @@ class EngineProxy:
 
     async def _survive(self, life: int, error: EngineGone) -> None:
         """Return once there is an engine of a later life. Raises `error`, or why that one is given up."""
-        if self.comeback is None or not self._started:
+        if self.restarter is None or not self._started:
             raise error
         if self._life == life:
             if self._coming is None or self._coming.done():
-                self._coming = asyncio.ensure_future(self._come_back(self.comeback, error))
+                self._coming = asyncio.ensure_future(self._restart(self.restarter, error))
                 self._keep(self._coming)
             await asyncio.shield(self._coming)
 
-    async def _come_back(self, comeback: Comeback, error: EngineGone) -> None:
+    async def _restart(self, restarter: EngineRestart, error: EngineGone) -> None:
         life = self._life
         while self._life == life:
-            await comeback.again(error)
+            await restarter.again(error)
             try:
                 await self._restore(life + 1)
             except EngineGone as another:
@@ -310,52 +310,45 @@ class EngineProxy:
     async def _restore(self, life: int) -> None:
         """Weights, and what it had been told to be, before the calls that wait see the new life."""
         await self._call("start", life)
-        if self._standing.update is not None:
-            method, contents, rest = self._standing.update
-            if isinstance(contents, Path):
-                await self._call("load_files", method, contents, *rest)
+        if self._state_told.update is not None:
+            update = self._state_told.update
+            if update.in_buckets:
+                rest = update.method, update.version
+                await asyncio.to_thread(send, self.member, "take_weights", update.payload, *rest)
             else:
-                await asyncio.to_thread(send, self.member, "take_weights", contents, method, *rest)
-        for method, *args in self._standing.calls():
+                await self._call("update_from", update.method, update.payload, update.version)
+        for method, *args in self._state_told.calls():
             await self._call("control", method, *args)
         self._lives(life)
 
     # -- weights -------------------------------------------------------------------------------------------
 
-    async def update_weights_from_tensor(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> Mapping[str, float] | None:
-        """Hand tensors over. Raises WeightSyncError."""
-        return await self._send_weights("update_weights_from_tensor", weights, version)  # type: ignore[no-any-return]
+    def __getattr__(self, name: str) -> Any:
+        """`update_weights_from_<transport>` of every transport: the actor knows what takes it there."""
+        if not name.startswith(UPDATE):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return functools.partial(self._update, name)
 
-    async def update_weights_from_distributed(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> Mapping[str, float] | None:
-        """The same, to an engine that broadcasts them."""
-        return await self._send_weights("update_weights_from_distributed", weights, version)  # type: ignore[no-any-return]
-
-    async def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
-        """Load an HF-layout directory, which the actor's node must see."""
-        return await self._load_files("update_weights_from_disk", path, version)  # type: ignore[no-any-return]
-
-    async def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
-        """Bring its copy to a version below `root`."""
-        return await self._load_files("update_weights_from_delta", root, version)  # type: ignore[no-any-return]
+    async def _update(self, method: str, payload: Any, version: int) -> Mapping[str, float] | None:
+        """Tensors travel in buckets, anything else, such as a directory, as it is. Raises WeightSyncError."""
+        send = self._send_weights if isinstance(payload, Iterator | BucketStream) else self._hand_over
+        measured: Mapping[str, float] | None = await send(method, payload, version)
+        return measured
 
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> checksum of the tensor served."""
         found: dict[str, str] = await self._control("weight_checksums")
         return found
 
-    async def _load_files(self, method: str, path: Path, version: int) -> Any:
+    async def _hand_over(self, method: str, payload: Any, version: int) -> Any:
         while True:
             life = self._life
             try:
-                measured = await self._call("load_files", method, path, version)
+                measured = await self._call("update_from", method, payload, version)
             except EngineGone as error:
                 await self._survive(life, error)
             else:
-                self._standing.update = method, path, (version,)
+                self._state_told.update = Update(method, payload, version)
                 return measured
 
     async def _send_weights(self, method: str, weights: Iterable[tuple[str, torch.Tensor]], *rest: Any) -> Any:
@@ -367,7 +360,7 @@ class EngineProxy:
 
             references = ([ray.put(bucket)] for bucket in pack(weights, self._args.update_weight_buffer_size))
         kept: list[Any] = []
-        if self.comeback is not None:
+        if self.restarter is not None:
             references = _keeping(references, kept)
         while True:
             life, contents = self._life, itertools.chain(list(kept), references)
@@ -376,8 +369,8 @@ class EngineProxy:
             except EngineGone as error:
                 await self._survive(life, error)
                 continue
-            if self.comeback is not None and method.startswith("update_weights"):
-                self._standing.update = method, kept, rest
+            if self.restarter is not None and method.startswith(UPDATE):
+                self._state_told.update = Update(method, kept, rest[0], in_buckets=True)
             return measured
 
 
@@ -396,18 +389,18 @@ class _Comparing(EngineProxy):
         return found
 
 
-def proxy_class(engine_class: Any, member: Member, comeback: Comeback | None = None) -> type[EngineProxy]:
+def proxy_class(engine_class: Any, member: Member, restarter: EngineRestart | None = None) -> type[EngineProxy]:
     """The class to put in the place of an engine's: called with `args`, with its class attributes.
 
     Args:
         engine_class: The engine's class, which lives in the actor.
         member: That actor.
-        comeback: What brings it back when it dies; None: its death is the end of what it was asked for.
+        restarter: What brings it back when it dies; None: its death is the end of what it was asked for.
     """
     base = _Comparing if hasattr(engine_class, "differing_weights") else EngineProxy
-    copied = ("true_on_policy", "takes_images", "returns_routed_experts", "pause_modes", "weight_transports")
+    copied = ("traits", "weight_transports")
     attributes = {name: getattr(engine_class, name) for name in copied if hasattr(engine_class, name)}
-    attributes |= {"member": member, "engine_class": engine_class, "comeback": comeback}
+    attributes |= {"member": member, "engine_class": engine_class, "restarter": restarter}
     if not hasattr(engine_class, "notify"):
         attributes["notify"] = None
     return type(f"{engine_class.__name__}Proxy", (base,), attributes)

@@ -1,7 +1,7 @@
 """The Ray launcher: settings -> a finished run whose stages live in actors.
 
 The driver does what the inline launcher's rank 0 does, checks, run directory, resume, loop, journal, hooks, over
-stand-ins for the stages; `launch.lead.lead` is the same for both, and so are the commits (`conduct`). What a reader
+stand-ins for the stages; `launch.drive.drive` is the same for both, and so are the commits (`driver.py`). What a reader
 would get wrong: nothing of the cluster is touched before every setting has been resolved and tried.
 """
 
@@ -17,7 +17,7 @@ from slime_core.launch.prepare import prepare
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.waits import published
 from slime_launcher_ray.carried import carrying
-from slime_launcher_ray.conduct import conduct
+from slime_launcher_ray.driver import run_on_cluster
 from slime_launcher_ray.session import connected, joins_another
 
 
@@ -40,4 +40,4 @@ def train(settings: Settings) -> dict[str, Any]:
         carrying(args, joins_another(args)) as (carried, package),
         connected(args, package),
     ):
-        return conduct(run, carried, started)
+        return run_on_cluster(run, carried, started)

@@ -188,23 +188,15 @@ class RemoteReceiver:
         """As the engine offers them now."""
         return tuple(self._rollout.call("weight_transports", group=WEIGHTS))
 
-    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> Mapping[str, float] | None:
-        """To the engine's transport `tensor`."""
-        return self._sent("tensor", weights, version)
-
-    def update_weights_from_distributed(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> Mapping[str, float] | None:
-        """To the engine's transport `distributed`, which begins in the rollout actor."""
-        return self._sent("distributed", weights, version)
-
-    def update_weights_from_disk(self, path: Path, version: int) -> Mapping[str, float] | None:
-        """Every node must see the directory."""
-        return self._measured("update_weights_from_files", "disk", path.absolute(), version)
-
-    def update_weights_from_delta(self, root: Path, version: int) -> Mapping[str, float] | None:
-        """As `update_weights_from_disk`."""
-        return self._measured("update_weights_from_files", "delta", root.absolute(), version)
+    def update_weights(self, transport: str, payload: Any, version: int) -> Mapping[str, float] | None:
+        """Tensors travel in buckets, anything else as it is; every node must see a directory."""
+        measured: Mapping[str, float] | None
+        if isinstance(payload, Iterator):
+            measured = self._send("update_weights", payload, transport, version)
+        else:
+            payload = payload.absolute() if isinstance(payload, Path) else payload
+            measured = self._rollout.call("update_weights_from", payload, transport, version, group=WEIGHTS)
+        return measured
 
     @property
     def engines(self) -> list[RemoteEngine]:
@@ -223,19 +215,9 @@ class RemoteReceiver:
         found: dict[str, str] = self._rollout.call("weight_checksums", group=WEIGHTS)
         return found
 
-    def _sent(
-        self, transport: str, weights: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> Mapping[str, float] | None:
-        measured: Mapping[str, float] | None = self._send("update_weights", weights, transport, version)
-        return measured
-
     def _send(self, method: str, weights: Iterable[tuple[str, torch.Tensor]], *rest: Any) -> Any:
         references = ([ray.put(bucket)] for bucket in pack(weights, self._bucket_bytes))
         return send(self._rollout, method, references, *rest)
-
-    def _measured(self, method: str, *rest: Any) -> Mapping[str, float] | None:
-        measured: Mapping[str, float] | None = self._rollout.call(method, *rest, group=WEIGHTS)
-        return measured
 
 
 class RemoteEngine:

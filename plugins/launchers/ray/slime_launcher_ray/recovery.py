@@ -22,8 +22,8 @@ from slime_core.checkpoint.store import read_state
 from slime_core.launch.journal import Journal
 from slime_core.launch.restarts import Restarts, rewind
 from slime_core.observability.events import EventLog
-from slime_launcher_ray.crew import Crew
-from slime_launcher_ray.stand_ins import RemoteLearner, RemoteRollout, RemoteTrainers, RemoteWeights
+from slime_launcher_ray.actors import Actors
+from slime_launcher_ray.remote_stages import RemoteLearner, RemoteRollout, RemoteTrainers, RemoteWeights
 from slime_launcher_ray.wait import CONTROL, TrainerDied
 
 
@@ -32,22 +32,22 @@ class Recovery:
 
     Args:
         limit: `--max-trainer-restarts`.
-        crew: The actors.
+        actors: The actors.
         stage: Stand-in of the rollout stage; `learner` and `weights` those of the trainer's ranks.
-        replace_ranks: Makes the crew's ranks anew, to go on with the rollout of that number.
+        replace_ranks: Makes the ranks anew, to go on with the rollout of that number.
     """
 
     def __init__(
         self,
         limit: int,
-        crew: Crew,
+        actors: Actors,
         stage: RemoteRollout,
         learner: RemoteLearner,
         weights: RemoteWeights,
         replace_ranks: Callable[[int], None],
     ) -> None:
         self._limit = limit
-        self._crew = crew
+        self._actors = actors
         self._stage, self._learner, self._weights = stage, learner, weights
         self._replace_ranks = replace_ranks
         self._restarts: Restarts | None = None
@@ -67,10 +67,10 @@ class Recovery:
             restart.pause(threading.Event())
             try:
                 # The ranks first: one that lives may be amid a weight update, which the rollout actor then ends.
-                self._crew.end_ranks()
-                self._crew.rollout.call("abandon", group=CONTROL)
+                self._actors.end_ranks()
+                self._actors.rollout.call("abandon", group=CONTROL)
                 self._replace_ranks(_first(restart.commit))
-                trainers = RemoteTrainers(self._crew.ranks)
+                trainers = RemoteTrainers(self._actors.ranks)
                 return rewind(restart, trainer=trainers, stage=self._stage, weights=self._weights, journal=journal)
             except TrainerDied as another:
                 error = another

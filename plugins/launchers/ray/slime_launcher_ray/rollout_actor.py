@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from slime_core.rollout.async_stage import AsyncRollout
     from slime_core.rollout.loop_thread import LoopThread
     from slime_core.rollout.stage import RolloutStage
-    from slime_launcher_ray.comeback import Comeback
+    from slime_launcher_ray.engine_restart import EngineRestart
 
 
 class _Samples:
@@ -54,7 +54,7 @@ class RolloutActor(Shell):
         """With `--async`: what generates, driven by `_ahead_loop`."""
         self._ahead_loop: LoopThread
         self._samples = _Samples()
-        self._comeback: Comeback | None = None
+        self._restarter: EngineRestart | None = None
         """With `--use-fault-tolerance`, of an engine in an actor."""
         self._streams = Streams(self.order.settings.args.distributed_timeout_minutes * 60.0)
 
@@ -80,19 +80,19 @@ class RolloutActor(Shell):
             engine_facts: What the engine's actor told when it was opened.
             several_nodes: The run's actors are on more than one.
         """
-        from slime_core.launch.lead import rollouts_of
+        from slime_core.launch.drive import rollouts_of
         from slime_core.rollout.async_stage import build_async_rollout
         from slime_core.rollout.loop_thread import LoopThread
-        from slime_launcher_ray.comeback import Comeback
         from slime_launcher_ray.engine_proxy import proxy_class
+        from slime_launcher_ray.engine_restart import EngineRestart
 
         run = self.prepared
         if engine is not None:
             if run.args.use_fault_tolerance and engine_facts is not None:
-                self._comeback = Comeback(
+                self._restarter = EngineRestart(
                     run.args, self.order.run_dir, engine, self.code, engine_facts, several_nodes=several_nodes
                 )
-            run.parts.engine = proxy_class(run.parts.engine, engine, self._comeback)
+            run.parts.engine = proxy_class(run.parts.engine, engine, self._restarter)
         self._loop = LoopThread()
         self._stage = run.rollout_stage(runner=self._loop)
         self._stage.parts.hooks = self._samples if tell_groups else None  # those of the run are the driver's
@@ -189,7 +189,7 @@ class RolloutActor(Shell):
 
     def engine_facts(self) -> Mapping[str, Any] | None:
         """What the engine's actor told when it was opened last; None: nobody brings it back."""
-        return None if self._comeback is None else self._comeback.facts
+        return None if self._restarter is None else self._restarter.facts
 
     def interrupt(self) -> None:
         """End the rollout in progress; everything drawn is given back."""
@@ -220,9 +220,8 @@ class RolloutActor(Shell):
     @travels
     def update_weights(self, number: str, transport: str, version: int) -> Any:
         """Hand the pairs that come to the engine, by its transport."""
-        update = self.stage.update_weights if transport == "tensor" else self.stage.update_weights_from_distributed
         try:
-            return update(self._streams.take(number), version)
+            return self.stage.update_weights(transport, self._streams.take(number), version)
         finally:
             self._streams.close(number)
 
@@ -235,11 +234,9 @@ class RolloutActor(Shell):
             self._streams.close(number)
 
     @travels
-    def update_weights_from_files(self, transport: str, path: Path, version: int) -> Any:
-        """Have the engine load a directory."""
-        by_disk = transport == "disk"
-        update = self.stage.update_weights_from_disk if by_disk else self.stage.update_weights_from_delta
-        return update(path, version)
+    def update_weights_from(self, payload: Any, transport: str, version: int) -> Any:
+        """Hand anything else over, such as a directory."""
+        return self.stage.update_weights(transport, payload, version)
 
     @travels
     def weight_transports(self) -> tuple[str, ...]:

@@ -22,10 +22,10 @@ import ray
 from ray._private import services
 
 from slime_core.errors import ConfigError
-from slime_core.launch.launchers import ray_address
 from slime_core.procs.leftovers import Keeper
 from slime_core.protocols import Args
 from slime_core.waits import waiting
+from slime_launcher_ray.plugin import ray_address
 
 START_DEADLINE = 60.0
 """Seconds for a local cluster to come up, or to join one that runs."""

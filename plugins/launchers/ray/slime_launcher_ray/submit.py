@@ -4,7 +4,7 @@
     `submit`     folder -> Ray's job server, as the job's working directory
     `follow`     the job's output, until it ends; its exit status
 
-Called by `slime submit`; on the cluster `cli/job.py` reads the folder. What a reader would get wrong: the job does not
+Called by `slime submit`; on the cluster `job.py` reads the folder. What a reader would get wrong: the job does not
 run in its folder but in the directory that the command was typed in, which the nodes must see, as for relative paths.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 RUN, ORDER = "run.yaml", "job.json"
 HERE = "/@the-job-s-folder@"
-"""Stands for the folder's place on the cluster, which only the job knows; `cli/job.py` puts it in."""
+"""Stands for the folder's place on the cluster, which only the job knows; `job.py` puts it in."""
 STOPPED_STATUS = 143
 """Of `slime submit` when somebody stopped the job; as of a process ended by SIGTERM."""
 _PASSING = re.compile(r"No available agent|status code 5\d\d")
@@ -90,7 +90,7 @@ def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple
     variables = {k: v for k, v in environment_to_carry().items() if k.removeprefix("SLIME_").lower() not in known}
     environment = {"working_dir": str(folder), "env_vars": variables}
     logging.getLogger("ray").setLevel(logging.ERROR)
-    entry = f"exec {shlex.quote(python)} -m slime_core.cli.job"
+    entry = f"exec {shlex.quote(python)} -m slime_launcher_ray.job"
     name, tried = job_id or f"raysubmit_{secrets.token_hex(8)}", False
     until = time.monotonic() + _PATIENCE
     with waiting(f"the job server at {address}", deadline=_PATIENCE, then="the command ends"):

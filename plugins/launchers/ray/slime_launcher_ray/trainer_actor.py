@@ -50,7 +50,7 @@ class TrainerActor(Shell):
             rollout: The rollout actor, which takes the weights.
             again: This one is in the place of one that died, so it takes all of the commit that it will `load`.
         """
-        from slime_core.launch.lead import build_learner, build_weights
+        from slime_core.launch.drive import build_learner, build_weights
         from slime_core.launch.process import is_leader
         from slime_core.weights.collective import FollowingWeights
         from slime_launcher_ray.receiver import RemoteReceiver

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core.models.megatron_deepseek import first_dense, latent_attention_model
-from slime_core.models.megatron_family import MegatronModel
+from slime_trainer_megatron.families import MegatronModel, first_dense, latent_attention_model
 
 DEFAULTS = {"n_group": 8, "topk_group": 4, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from slime_model_deepseek_v3.megatron import megatron
+from slime_trainer_megatron.families import places
 
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import places
 
 YARN = {
     "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,

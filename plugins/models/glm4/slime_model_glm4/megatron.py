@@ -11,8 +11,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core.models.megatron_family import Architecture, MegatronModel, Row, decoder_architecture
-from slime_core.models.weight_map import LAYER, Whole, attention_rows, dense_mlp_rows, embedding_rows
+from slime_trainer_megatron.families import (
+    LAYER,
+    Architecture,
+    MegatronModel,
+    Row,
+    Whole,
+    attention_rows,
+    decoder_architecture,
+    dense_mlp_rows,
+    embedding_rows,
+)
 
 OUTPUT_NORMS = ("post_self_attn_layernorm", "post_mlp_layernorm")
 """In Megatron's layer as in HF's."""

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from slime_model_glm4.megatron import megatron
-
-from slime_core.models.megatron_family import places
+from slime_trainer_megatron.families import places
 
 # THUDM/GLM-4-9B-0414, from config.json.
 GLM4 = {

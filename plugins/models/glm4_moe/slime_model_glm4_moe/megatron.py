@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core.models.megatron_deepseek import carried_layers, decoder_rows, first_dense, routing_fields
-from slime_core.models.megatron_family import MegatronModel, decoder_architecture
-from slime_core.models.weight_map import attention_rows
+from slime_trainer_megatron.families import (
+    MegatronModel,
+    attention_rows,
+    carried_layers,
+    decoder_architecture,
+    decoder_rows,
+    first_dense,
+    routing_fields,
+)
 
 DEFAULTS = {
     "partial_rotary_factor": 0.5,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slime_trainer_megatron.families import MegatronModel, first_dense, latent_attention_model
+
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_deepseek import first_dense, latent_attention_model
-from slime_core.models.megatron_family import MegatronModel
 
 DEFAULTS = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
 

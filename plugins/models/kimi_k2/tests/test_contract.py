@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import MegatronModelContract
+from slime_testing_contracts import MegatronModelContract
 
 
 class TestKimiK2(MegatronModelContract):

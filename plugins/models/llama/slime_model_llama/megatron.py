@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slime_trainer_megatron.families import (
+    MegatronModel,
+    attention_rows,
+    decoder_architecture,
+    dense_mlp_rows,
+    embedding_rows,
+)
+
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import MegatronModel, decoder_architecture
-from slime_core.models.weight_map import attention_rows, dense_mlp_rows, embedding_rows
 
 
 def megatron(hf: Mapping[str, Any]) -> MegatronModel:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from slime_testing_contracts import MegatronModelContract, ModelContract
 
 from slime_core.errors import ConfigError
-from slime_core.testing import MegatronModelContract, ModelContract
 
 
 class TestLlama(ModelContract):

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core.models.megatron_family import MegatronModel, decoder_architecture, refuse
-from slime_core.models.weight_map import attention_rows, dense_mlp_rows, embedding_rows
+from slime_trainer_megatron.families import (
+    MegatronModel,
+    attention_rows,
+    decoder_architecture,
+    dense_mlp_rows,
+    embedding_rows,
+    refuse,
+)
 
 
 def megatron(hf: Mapping[str, Any]) -> MegatronModel:

@@ -4,9 +4,9 @@ import re
 
 import pytest
 from slime_model_mimo.megatron import megatron
+from slime_testing_contracts import MegatronModelContract
 
 from slime_core.errors import ConfigError
-from slime_core.testing import MegatronModelContract
 
 
 class TestMimo(MegatronModelContract):

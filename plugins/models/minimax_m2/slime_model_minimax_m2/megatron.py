@@ -12,9 +12,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from slime_trainer_megatron.families import (
+    LAYER,
+    Architecture,
+    Columns,
+    MegatronModel,
+    Row,
+    attention_rows,
+    decoder_architecture,
+    embedding_rows,
+    expert_rows,
+)
+
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import Architecture, MegatronModel, Row, decoder_architecture
-from slime_core.models.weight_map import LAYER, Columns, attention_rows, embedding_rows, expert_rows
 
 MOE = "block_sparse_moe"
 """HF's name of the feed-forward block."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import MegatronModelContract, ModelContract
+from slime_testing_contracts import MegatronModelContract, ModelContract
 
 
 class TestQwen2(ModelContract):

@@ -28,7 +28,9 @@ def model(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _experts(hf: Mapping[str, Any]) -> MoEConfig | None:
     """None where no layer has any; transformers writes the number of experts under one of two names."""
-    fields = {name: hf.get(name) for name in ("num_hidden_layers", "num_experts_per_tok", "moe_intermediate_size")}
+    fields: dict[str, Any] = {
+        name: hf.get(name) for name in ("num_hidden_layers", "num_experts_per_tok", "moe_intermediate_size")
+    }
     fields["num_experts"] = hf.get("num_experts", hf.get("num_local_experts"))
     missing = [name for name, value in fields.items() if value is None]
     if missing:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import MegatronModelContract, ModelContract
+from slime_testing_contracts import MegatronModelContract, ModelContract
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 

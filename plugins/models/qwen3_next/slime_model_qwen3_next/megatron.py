@@ -11,18 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import Architecture, MegatronModel, Merge, Row, decoder_architecture
-from slime_core.models.weight_map import (
+from slime_trainer_megatron.families import (
     LAYER,
+    Architecture,
     Columns,
+    MegatronModel,
+    Merge,
+    Row,
     Rows,
     Whole,
     attention_rows,
+    decoder_architecture,
     dense_mlp_rows,
     embedding_rows,
     expert_rows,
 )
+
+from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

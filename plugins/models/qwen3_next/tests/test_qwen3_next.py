@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from slime_model_qwen3_next.megatron import megatron
+from slime_trainer_megatron.families import places
 
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import places
 
 
 def config(**changes: Any) -> dict[str, Any]:

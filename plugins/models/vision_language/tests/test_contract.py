@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 
 from slime_core.data.images import ImagePrompts, load_processor
 from slime_core.errors import ConfigError, TrainError
@@ -19,7 +20,6 @@ from slime_core.plugins.resolve import resolve
 from slime_core.protocols import MicroBatchOutput
 from slime_core.rollout.batch import make_batch
 from slime_core.testing.tiny import tiny_model
-from slime_core.testing.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 from slime_core.types import Sample, SampleStatus, TrainBatch
 
 SETTINGS = {

@@ -15,12 +15,12 @@ import asyncio
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from slime_sandbox_local import SandboxLimits
 
-from slime_core import PluginOptions, Sample, options
+from slime_core import Args, PluginOptions, RewardTraits, Sample, declares, options
 from slime_reward_code.cases import Asserts, Calls, Tests, read_tests, same_output, same_value
 from slime_reward_code.runs import run_assertions, run_calls, run_program
 
@@ -48,7 +48,8 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*```", re.DO
 _PYTHON = ("python", "python3", "py")
 
 
-def reward(args: Any, sample: Sample) -> float:
+@declares(RewardTraits(execution="thread"))  # it only waits for sandboxes
+def reward(args: Args, sample: Sample) -> float:
     """In [0, 1]; 0.0 for a response without a program.
 
     Raises:
@@ -66,9 +67,6 @@ def reward(args: Any, sample: Sample) -> float:
     if wanted.score == "fraction":
         return sum(passed) / len(tests)
     return float(len(passed) == len(tests) and all(passed))
-
-
-reward.execution = "thread"  # type: ignore[attr-defined]  # it only waits for sandboxes
 
 
 def extract_program(response: str) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slime_core import Sample, last_boxed, same_number
+from slime_core import Args, RewardTraits, Sample, declares, last_boxed, same_number
 
 TAIL = 300
 """Characters at the end of the response that are read."""
@@ -34,20 +34,17 @@ _UNITS = re.compile(
 _INTEGER = re.compile(r"[-+]?\d{1,1000}(?:\.0*)?")
 
 
-def reward(args: Any, sample: Sample, evaluation: bool = False) -> float | dict[str, Any]:
-    """The mapping of `score` when `--reward-key` (or another reader of mappings) is set, else its `score` alone."""
-    result = score(sample.response, sample.label)
-    key = getattr(args, "eval_reward_key" if evaluation else "reward_key", None)
-    return result if key or getattr(args, "custom_reward_post_process_path", None) else float(result["score"])
-
-
 def extract_answer(sample: Sample) -> str | None:
     """The normalised answer, for votes."""
     return find_answer(sample.response) or None
 
 
-reward.execution = "inline"  # type: ignore[attr-defined]  # it reads 300 characters
-reward.extract_answer = extract_answer  # type: ignore[attr-defined]
+@declares(RewardTraits(execution="inline", extract_answer=extract_answer))  # it reads 300 characters
+def reward(args: Args, sample: Sample, evaluation: bool = False) -> float | dict[str, Any]:
+    """The mapping of `score` when `--reward-key` (or another reader of mappings) is set, else its `score` alone."""
+    result = score(sample.response, sample.label)
+    key = getattr(args, "eval_reward_key" if evaluation else "reward_key", None)
+    return result if key or getattr(args, "custom_reward_post_process_path", None) else float(result["score"])
 
 
 def score(response: str, label: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from slime_core import Sample, last_boxed, same_number
+from slime_core import Args, RewardTraits, Sample, declares, last_boxed, same_number
 from slime_reward_deepscaler.spelling import normalized
 from slime_reward_deepscaler.symbolic import equal_expressions
 
@@ -29,7 +29,14 @@ _AND = re.compile(r"\s*,?\s+(?:or|and)\s+")
 _BRACKETS = {"(": ")", "[": "]"}
 
 
-def reward(args: Any, sample: Sample) -> float:
+def extract_answer(sample: Sample) -> str | None:
+    """The answer as it is spelt once normalised, for votes; equal expressions that are spelt differently are two."""
+    answer = _boxed_answer(sample.response)
+    return None if answer is None else normalized(answer) or None
+
+
+@declares(RewardTraits(execution="process", extract_answer=extract_answer))  # sympy can take for ever
+def reward(args: Args, sample: Sample) -> float:
     """1.0 or 0.0; what cannot be parsed, on either side, is unequal unless spelt alike."""
     answer = _boxed_answer(sample.response)
     if answer is None or sample.label is None:
@@ -38,19 +45,9 @@ def reward(args: Any, sample: Sample) -> float:
     return float(any(equal(answer, _bare(label)) for label in labels))
 
 
-def extract_answer(sample: Sample) -> str | None:
-    """The answer as it is spelt once normalised, for votes; equal expressions that are spelt differently are two."""
-    answer = _boxed_answer(sample.response)
-    return None if answer is None else normalized(answer) or None
-
-
 def _boxed_answer(response: str) -> str | None:
     marker = next((m for m in MARKERS if m in response), None)
     return None if marker is None else last_boxed(response.rpartition(marker)[2])
-
-
-reward.execution = "process"  # type: ignore[attr-defined]  # sympy can take for ever
-reward.extract_answer = extract_answer  # type: ignore[attr-defined]
 
 
 def equal(answer: str, label: str) -> bool:

@@ -6,18 +6,9 @@ stripped and compared without regard to case. A response cut at the token limit 
 
 from __future__ import annotations
 
-from typing import Any
-
-from slime_core import Sample, SampleStatus, last_boxed
+from slime_core import Args, RewardTraits, Sample, SampleStatus, declares, last_boxed
 
 _OPENING = r"\boxed{"
-
-
-def reward(args: Any, sample: Sample) -> float:
-    r"""1.0 or 0.0 for the last `\boxed{...}` of the response, or the response itself, against the label."""
-    if sample.label is None or sample.status == SampleStatus.TRUNCATED:
-        return 0.0
-    return float(extract_answer(sample) == _plain(str(sample.label)))
 
 
 def extract_answer(sample: Sample) -> str | None:
@@ -28,8 +19,12 @@ def extract_answer(sample: Sample) -> str | None:
     return None if answer is None else _plain(answer)
 
 
-reward.execution = "inline"  # type: ignore[attr-defined]
-reward.extract_answer = extract_answer  # type: ignore[attr-defined]
+@declares(RewardTraits(execution="inline", extract_answer=extract_answer))
+def reward(args: Args, sample: Sample) -> float:
+    r"""1.0 or 0.0 for the last `\boxed{...}` of the response, or the response itself, against the label."""
+    if sample.label is None or sample.status == SampleStatus.TRUNCATED:
+        return 0.0
+    return float(extract_answer(sample) == _plain(str(sample.label)))
 
 
 def _plain(text: str) -> str:

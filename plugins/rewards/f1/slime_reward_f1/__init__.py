@@ -9,21 +9,18 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from typing import Any
 
-from slime_core import Sample
+from slime_core import Args, RewardTraits, Sample, declares
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _EXACT = {"yes", "no", "noanswer"}
 
 
-def reward(args: Any, sample: Sample) -> float:
+@declares(RewardTraits(execution="thread"))
+def reward(args: Args, sample: Sample) -> float:
     """F1 in [0, 1]; 0.0 without a label or when nothing is left of either side."""
     return 0.0 if sample.label is None else f1_score(sample.response, str(sample.label))
-
-
-reward.execution = "thread"  # type: ignore[attr-defined]
 
 
 def f1_score(prediction: str, label: str) -> float:

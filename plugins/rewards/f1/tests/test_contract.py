@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import RewardContract
+from slime_testing_contracts import RewardContract
 
 
 class TestF1(RewardContract):

@@ -16,7 +16,7 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core import Sample
+from slime_core import Args, RewardTraits, Sample, declares
 
 VALID_LETTERS = string.ascii_uppercase[:10]
 """A to J, unless `metadata["valid_letters"]` or the number of choices says otherwise."""
@@ -37,7 +37,14 @@ _WORD = re.compile(r"\s+(?!(?:is|because|since|as)\b)[a-z]")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 
-def reward(args: Any, sample: Sample) -> float:
+def extract_answer(sample: Sample) -> str | None:
+    """The chosen letter, for votes."""
+    letters = _valid_letters(sample.metadata, _choices(sample.metadata.get("choices")))
+    return chosen_letter(sample.response.rpartition("</think>")[2], letters)
+
+
+@declares(RewardTraits(extract_answer=extract_answer))
+def reward(args: Args, sample: Sample) -> float:
     """1.0 or 0.0; without anything that says which choice is correct, 0.0."""
     metadata, response = sample.metadata, sample.response.rpartition("</think>")[2]
     choices = _choices(metadata.get("choices"))
@@ -49,15 +56,6 @@ def reward(args: Any, sample: Sample) -> float:
     texts += [sample.label] if isinstance(sample.label, str) and not correct and len(sample.label.strip()) > 1 else []
     text = f" {_plain(response)} "
     return float(any(f" {_plain(t)} " in text for t in texts if t is not None and _plain(t)))
-
-
-def extract_answer(sample: Sample) -> str | None:
-    """The chosen letter, for votes."""
-    letters = _valid_letters(sample.metadata, _choices(sample.metadata.get("choices")))
-    return chosen_letter(sample.response.rpartition("</think>")[2], letters)
-
-
-reward.extract_answer = extract_answer  # type: ignore[attr-defined]
 
 
 def chosen_letter(response: str, letters: str = VALID_LETTERS) -> str | None:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from slime_core import PluginOptions, Sample, options
+from slime_core import Args, PluginOptions, RewardTraits, Sample, declares, options
 from slime_reward_ifbench import ifbench_formats, ifbench_words, ifeval
 
 CHECKS: Mapping[str, Callable[..., bool]] = {**ifeval.CHECKS, **ifbench_words.CHECKS, **ifbench_formats.CHECKS}
@@ -42,7 +42,8 @@ class Options(PluginOptions):
     """IFEval's loose criterion: also without the first line, the last line, and asterisks, in any combination."""
 
 
-def reward(args: Any, sample: Sample) -> float:
+@declares(RewardTraits(execution="process"))  # language detection and regular expressions on odd text
+def reward(args: Args, sample: Sample) -> float:
     """In [0, 1]; 0.0 for an empty response, and for a sample without instructions.
 
     Raises:
@@ -57,9 +58,6 @@ def reward(args: Any, sample: Sample) -> float:
     texts = _loosened(response) if wanted.loose else [response]
     followed = [any(text.strip() and check(text) for text in texts) for check in checks]
     return sum(followed) / len(followed) if wanted.score == "fraction" else float(all(followed))
-
-
-reward.execution = "process"  # type: ignore[attr-defined]  # language detection and regular expressions on odd text
 
 
 def instructions(sample: Sample) -> tuple[list[str], list[dict[str, Any]]]:

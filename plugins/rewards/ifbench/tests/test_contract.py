@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import RewardContract
+from slime_testing_contracts import RewardContract
 
 NO_COMMA = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
 BOTH = {

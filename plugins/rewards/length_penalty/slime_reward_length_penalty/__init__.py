@@ -16,11 +16,11 @@ counts, since it is part of the response.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from slime_core import PluginOptions, Sample, options
+from slime_core import Args, PluginOptions, RewardTraits, Sample, options
 from slime_core.errors import ConfigError
 
 
@@ -47,9 +47,9 @@ class LengthPenalty:
     """The options, checked when the run starts."""
 
     Options = Options
-    execution = "inline"
+    traits = RewardTraits(execution="inline")
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         given = options(args, "length_penalty", Options)
         self.options = given
         if given.shape == "overlong":
@@ -72,7 +72,7 @@ class LengthPenalty:
                 )
             self.target, self.window = given.target, given.window or max(1, given.target)
 
-    def __call__(self, args: Any, sample: Sample) -> float:
+    def __call__(self, args: Args, sample: Sample) -> float:
         """The penalty, in [-factor, 0]."""
         return self.options.factor * self.penalty(sample.response_length)
 

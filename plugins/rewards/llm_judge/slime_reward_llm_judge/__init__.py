@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slime_core import JsonClient, PluginOptions, Sample, options
+from slime_core import Args, JsonClient, PluginOptions, Sample, options
 from slime_core.errors import ConfigError, PluginError
 
 TEMPLATE = """Judge how well the response answers the question.
@@ -83,7 +83,7 @@ class LlmJudge:
 
     Options = Options
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         given = self.options = options(args, "llm_judge", Options)
         if not given.url.startswith(("http://", "https://")):
             raise ConfigError(f"plugins.llm_judge.url {given.url!r}: must begin with http:// or https://")
@@ -98,7 +98,7 @@ class LlmJudge:
         self.headers = _bearer(given.api_key_env)
         self.client = JsonClient(connections=given.connections, attempts=given.attempts)
 
-    async def __call__(self, args: Any, sample: Sample) -> float:
+    async def __call__(self, args: Args, sample: Sample) -> float:
         """In [0, 1], or `unreadable`.
 
         Raises:

@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from slime_core.testing import Asked, RewardContract, ScriptedService
+from slime_testing_contracts import Asked, RewardContract, ScriptedService
 
 
 def judge(asked: Asked) -> dict[str, object]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slime_reward_llm_judge import LlmJudge
+from slime_testing_contracts import ScriptedService
 
 from slime_core import Sample
 from slime_core.errors import ConfigError, PluginError
-from slime_core.testing import ScriptedService
 
 
 def settings(url: str = "http://x/v1", timeout: float = 10.0, **options: Any) -> SimpleNamespace:

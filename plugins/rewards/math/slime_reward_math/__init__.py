@@ -20,7 +20,7 @@ from typing import Any
 
 import math_verify
 
-from slime_core import Sample, same_number
+from slime_core import Args, RewardTraits, Sample, declares, same_number
 
 for _name in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_name).setLevel(logging.ERROR)  # each warns once that its time limits are off
@@ -37,15 +37,6 @@ _GROWING = re.compile(r"[\d})]\s*(?:\^|\*\*|!)")
 _FACTORIAL = re.compile(r"(\d{4,}|[)}!])\s*!")
 
 
-def reward(args: Any, sample: Sample) -> float:
-    """1.0 or 0.0; anything that cannot be parsed, on either side, is 0.0."""
-    if sample.label is None:
-        return 0.0
-    label = str(sample.label).strip()
-    label = label if _OPENING in label else f"{_OPENING}{label}}}"
-    return float(equal(final_answer(sample.response), label))
-
-
 def extract_answer(sample: Sample) -> str | None:
     r"""What the answer's box holds, without its spaces, for votes; None of a response that is prose without a box.
 
@@ -55,7 +46,14 @@ def extract_answer(sample: Sample) -> str | None:
     return _squeezed(answer[len(_OPENING) : -1]) or None if answer.startswith(_OPENING) else None
 
 
-reward.extract_answer = extract_answer  # type: ignore[attr-defined]
+@declares(RewardTraits(extract_answer=extract_answer))
+def reward(args: Args, sample: Sample) -> float:
+    """1.0 or 0.0; anything that cannot be parsed, on either side, is 0.0."""
+    if sample.label is None:
+        return 0.0
+    label = str(sample.label).strip()
+    label = label if _OPENING in label else f"{_OPENING}{label}}}"
+    return float(equal(final_answer(sample.response), label))
 
 
 def final_answer(response: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime_core import JsonClient, Source, get_model_url, planned_models
+from slime_core import Args, JsonClient, Source, get_model_url, planned_models
 from slime_core.errors import ConfigError, PluginError
 from slime_core.types import Sample
 
@@ -36,7 +36,7 @@ class TeacherLogProbs:
         ConfigError: There is neither.
     """
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self._given: str | None = None
         if args.rm_url:
             url = str(args.rm_url)
@@ -48,7 +48,7 @@ class TeacherLogProbs:
             )
         self._client = JsonClient(connections=CONNECTIONS, attempts=ATTEMPTS)
 
-    async def __call__(self, args: Any, sample: Sample, evaluation: bool = False) -> float:
+    async def __call__(self, args: Args, sample: Sample, evaluation: bool = False) -> float:
         """Set the sample's teacher log-probs.
 
         Raises:
@@ -59,7 +59,7 @@ class TeacherLogProbs:
             sample.teacher_log_probs = teacher_log_probs(await self._ask(args, sample.tokens), sample)
         return 0.0
 
-    async def _ask(self, args: Any, tokens: Sequence[int]) -> Any:
+    async def _ask(self, args: Args, tokens: Sequence[int]) -> Any:
         body = {
             "input_ids": list(tokens),
             "sampling_params": {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False},
@@ -69,7 +69,7 @@ class TeacherLogProbs:
         return await self._client.post(self._given or get_model_url(args, MODEL), body)
 
 
-def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float], list[float]]:
+def post_process_rewards(args: Args, samples: list[Sample]) -> tuple[list[float], list[float]]:
     """THUDM/slime's second half, for rewards that return the engine's answer itself.
 
     Sets `teacher_log_probs` from the answers in `sample.reward`; both the raw and the shaped rewards are 0.0.

@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from slime_core.testing import RewardContract
+from slime_testing_contracts import RewardContract
 
 
 class TestOnPolicyDistillation(RewardContract):

@@ -65,7 +65,7 @@ def test_no_address() -> None:
 def test_a_model_of_this_run_named_teacher(teacher: Any, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("sglang: [{name: actor, server_groups: [{num_gpus: 1}]}]")
-    args = SimpleNamespace(rm_url=None, sglang_config=str(file))
+    args = SimpleNamespace(rm_url=None, rollout_engine="sglang", sglang_config=str(file))
     with pytest.raises(ConfigError, match="or a model named 'teacher' in the file of --sglang-config"):
         plugin.TeacherLogProbs(args)
     file.write_text("sglang: [{name: teacher, model_path: /models/t, server_groups: [{num_gpus: 1}]}]")

@@ -8,16 +8,13 @@ texts.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
-from slime_core import Sample
+from slime_core import Args, RewardTraits, Sample, declares
 
 
-def reward(args: Any, sample: Sample) -> float:
+@declares(RewardTraits(execution="inline"))
+def reward(args: Args, sample: Sample) -> float:
     """0.0 or 1.0, each with probability 1/2 over the indices."""
     name = (sample.group_index, sample.index) if sample.index is not None else (str(sample.prompt), sample.response)
     text = repr((getattr(args, "rollout_seed", None), *name))
     return float(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=1).digest()[0] & 1)
-
-
-reward.execution = "inline"  # type: ignore[attr-defined]

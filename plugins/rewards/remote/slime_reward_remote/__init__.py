@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from slime_core import JsonClient, PluginOptions, Sample, options
+from slime_core import Args, JsonClient, PluginOptions, Sample, options
 from slime_core.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ class Remote:
     Options = Options
     name: ClassVar[str] = "remote"
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self.options = options(args, self.name, Options)
         self.url = getattr(args, "rm_url", None) or ""
         if not self.url.startswith(("http://", "https://")):
@@ -51,7 +51,7 @@ class Remote:
         self.headers = bearer(self.options.api_key_env, f"plugins.{self.name}.api_key_env")
         self.client = JsonClient(connections=self.options.connections, attempts=self.options.attempts)
 
-    async def __call__(self, args: Any, sample: Sample) -> Any:
+    async def __call__(self, args: Args, sample: Sample) -> Any:
         """What the service answers. Raises PluginError when it refuses or cannot be reached in time."""
         body = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
         body |= {name: getattr(sample, name) for name in self.options.include}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from slime_reward_remote import Remote, RemoteRm
+from slime_testing_contracts import ScriptedService
 
 from slime_core import RewardCaller, Sample, resolve
 from slime_core.errors import ConfigError, PluginError
-from slime_core.testing import ScriptedService
 
 SAMPLE = Sample(prompt=[{"role": "user", "content": "1+1="}], response="2", label=2, index=7, metadata={"k": "v"})
 

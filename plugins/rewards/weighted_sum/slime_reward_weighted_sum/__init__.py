@@ -11,11 +11,11 @@ only (HTTP services) it runs on the event loop.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slime_core import PluginOptions, RewardCaller, Sample, options, resolve
+from slime_core import Args, PluginOptions, RewardCaller, RewardTraits, Sample, options, resolve
 from slime_core.errors import ConfigError, PluginError
 
 
@@ -46,7 +46,7 @@ class WeightedSum:
 
     Options = Options
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Args) -> None:
         self.terms = options(args, "weighted_sum", Options).terms
         self.names = [term.name or term.reward for term in self.terms]
         taken = [n for n in self.names if self.names.count(n) > 1 or n == "score"]
@@ -55,13 +55,15 @@ class WeightedSum:
         self.members = [self._resolved(i, term) for i, term in enumerate(self.terms)]
         """What was resolved, for the run's provenance."""
         self.callers = [
-            RewardCaller(member, _TermArgs(args, term.key)) for member, term in zip(self.members, self.terms)
+            RewardCaller(member, cast("Args", _TermArgs(args, term.key)))
+            for member, term in zip(self.members, self.terms)
         ]
-        self.scores_groups = any(caller.scores_groups for caller in self.callers)
-        if any(caller.execution == "thread" for caller in self.callers):
-            self.execution = "process"
+        self.traits = RewardTraits(
+            execution="process" if any(caller.execution == "thread" for caller in self.callers) else None,
+            scores_groups=any(caller.scores_groups for caller in self.callers),
+        )
 
-    async def __call__(self, args: Any, samples: list[Sample], evaluation: bool = False) -> list[Any]:
+    async def __call__(self, args: Args, samples: list[Sample], evaluation: bool = False) -> list[Any]:
         """A sum, or a mapping, per sample.
 
         Raises:
@@ -96,7 +98,7 @@ class WeightedSum:
         return [float(value[term.key]) if isinstance(value, dict) else value for value in values]
 
     @staticmethod
-    def _read_as_mapping(args: Any, evaluation: bool) -> bool:
+    def _read_as_mapping(args: Args, evaluation: bool) -> bool:
         key = getattr(args, "eval_reward_key" if evaluation else "reward_key", None)
         return bool(key or getattr(args, "custom_reward_post_process_path", None))
 
@@ -106,7 +108,7 @@ class _TermArgs:
 
     custom_reward_post_process_path = None
 
-    def __init__(self, args: Any, key: str | None) -> None:
+    def __init__(self, args: Args, key: str | None) -> None:
         self._args = args
         self.reward_key = self.eval_reward_key = key
         timeout = getattr(args, "rm_timeout", None)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_core.testing import RewardContract
+from slime_testing_contracts import RewardContract
 
 TERMS = [{"reward": "exact", "weight": 1.0}, {"reward": "f1", "weight": 0.5}]
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 from slime_reward_weighted_sum import WeightedSum
+from slime_testing_contracts import ScriptedService
 
 from slime_core import RewardCaller, Sample, resolve
 from slime_core.errors import ConfigError, PluginError, PluginNotFoundError
-from slime_core.testing import ScriptedService
 
 RIGHT = Sample(prompt="1+1=", response="Answer: 2", label="2", index=0)
 WRONG = Sample(prompt="1+1=", response="Answer: 3", label="2", index=1)
 
 FILE = """
 import asyncio
+from slime_core import RewardTraits, declares
 
 def length(args, sample):
     return float(len(sample.response))
@@ -25,9 +26,9 @@ async def waits(args, sample):
     await asyncio.sleep(0)
     return 0.5
 
+@declares(RewardTraits(scores_groups=True))
 def ranks(args, samples):
     return [float(i) for i in range(len(samples))]
-ranks.scores_groups = True
 
 def parts(args, sample):
     return {"a": 1.0, "b": 2.0}
@@ -95,13 +96,13 @@ def test_a_remote_term() -> None:
 
 def test_where_it_runs(file: str) -> None:
     def execution(*terms: dict[str, Any]) -> Any:
-        return getattr(WeightedSum(settings(*terms)), "execution", None)
+        return WeightedSum(settings(*terms)).traits.execution
 
     assert execution({"reward": f"{file}:waits"}) is None  # on the event loop, as any async reward
     assert execution({"reward": "random"}) is None
     assert execution({"reward": f"{file}:waits"}, {"reward": "math"}) == "process"
-    assert WeightedSum(settings({"reward": f"{file}:ranks"})).scores_groups
-    assert not WeightedSum(settings({"reward": "math"})).scores_groups
+    assert WeightedSum(settings({"reward": f"{file}:ranks"})).traits.scores_groups
+    assert not WeightedSum(settings({"reward": "math"})).traits.scores_groups
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from slime_core.waits import within
-from slime_sandbox_local.beside import beside, ended
+from slime_sandbox_local.blocking import ended, on_thread
 from slime_sandbox_local.inside import messages
 from slime_sandbox_local.isolation import check_isolation, require_isolation
 from slime_sandbox_local.keeper import START_SECONDS, Keeper, start_keeper
@@ -77,7 +77,7 @@ class LocalSandbox:
     async def __aenter__(self) -> Self:
         if self._keeper is not None:
             raise SandboxError("the sandbox has been entered before; make another one")
-        start = await beside("the start of a sandbox", self._start, _end_now)
+        start = await on_thread("the start of a sandbox", self._start, _end_now)
         try:
             keeper = await within(
                 asyncio.shield(start), "the start of a sandbox", deadline=START_SECONDS, then="it is given up",

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from slime_core.testing import ToolParserContract
+from slime_testing_contracts import ToolParserContract
+
 from slime_core.tools import ToolCall
 
 BAR, GAP = "\uff5c", "\u2581"

@@ -16,7 +16,6 @@ import torch
 from slime_core.config.role_settings import ROLES, role_args, role_overrides
 from slime_core.errors import ConfigError
 from slime_core.models.config import read_hf_config
-from slime_core.models.megatron_family import Architecture, load_megatron_model
 from slime_core.protocols import Args
 from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.architecture import COMPARED, check_architecture
@@ -26,6 +25,7 @@ from slime_trainer_megatron.arguments.owned import NOT_ON_CPU, REFUSED_ON_CPU
 from slime_trainer_megatron.arguments.values import given as given_value
 from slime_trainer_megatron.arguments.values import given_fields, recompute_granularity
 from slime_trainer_megatron.chosen import trained_names
+from slime_trainer_megatron.families.family import Architecture, load_megatron_model
 from slime_trainer_megatron.installed import check_installed
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.settings import MegatronSettings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from slime_core.errors import ConfigError
 from slime_core.models.lora import is_projection, module_of
-from slime_core.models.megatron_family import MegatronModel, places
+from slime_trainer_megatron.families.family import MegatronModel, places
 from slime_trainer_megatron.settings import MegatronSettings
 
 

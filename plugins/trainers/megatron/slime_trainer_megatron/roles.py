@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from slime_core.errors import ConfigError, TrainError
-from slime_core.models.megatron_family import Architecture, MegatronModel, load_megatron_model
-from slime_core.models.weight_map import critic_of
 from slime_core.protocols import Args
 from slime_core.trainers.settings import Role, value_of
 from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.chosen import trained_names
+from slime_trainer_megatron.families.family import Architecture, MegatronModel, load_megatron_model
+from slime_trainer_megatron.families.weight_map import critic_of
 from slime_trainer_megatron.model.build import build_model
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.settings import MegatronSettings

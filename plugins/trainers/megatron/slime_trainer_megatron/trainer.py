@@ -12,15 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
 from slime_core.errors import TrainError
 from slime_core.models.config import read_hf_config
-from slime_core.models.megatron_family import load_megatron_model
 from slime_core.plugins.hooks import Hooks, hooks_of
-from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult
+from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_core.trainers.settings import Role, value_of
 from slime_core.types import TrainBatch
@@ -29,6 +28,8 @@ from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config
 from slime_trainer_megatron.checkpoints import checkpoint
 from slime_trainer_megatron.checks import check_run
 from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.families.family import load_megatron_model
+from slime_trainer_megatron.families.shape import decoder_shape, routed_layers
 from slime_trainer_megatron.hooks import HOOK_SETTINGS, STORE_PREFIXES, model_provider
 from slime_trainer_megatron.installed import missing
 from slime_trainer_megatron.layout import Layout
@@ -55,26 +56,29 @@ class MegatronTrainer:
         CheckpointError: The weights do not fit their `config.json`.
     """
 
-    true_on_policy: ClassVar[bool] = False
-    collective_weights: ClassVar[bool] = True
-    reads_megatron: ClassVar[bool] = True
-    routing_replay: ClassVar[bool] = True
-    uses: ClassVar[frozenset[str]] = frozenset(
-        {
-            "actor_num_gpus_per_node",
-            "actor_num_nodes",
-            "data_pad_size_multiplier",
-            "keep_old_actor",
-            "lora_alpha",
-            "lora_dropout",
-            "lora_rank",
-            "lora_target_modules",
-            "offload_train",
-            "padded_vocab_size",
-            "recompute_granularity",
-            *HOOK_SETTINGS,
-        }
+    traits = TrainerTraits(
+        collective_weights=True,
+        reads_megatron=True,
+        routing_replay=True,
+        uses=frozenset(
+            {
+                "actor_num_gpus_per_node",
+                "actor_num_nodes",
+                "data_pad_size_multiplier",
+                "keep_old_actor",
+                "lora_alpha",
+                "lora_dropout",
+                "lora_rank",
+                "lora_target_modules",
+                "offload_train",
+                "padded_vocab_size",
+                "recompute_granularity",
+                *HOOK_SETTINGS,
+            }
+        ),
     )
+    decoder_shape = staticmethod(decoder_shape)
+    routed_layers = staticmethod(routed_layers)
 
     def __init__(self, args: Args, *, role: Role = "actor", hooks: Hooks | None = None) -> None:
         """`hooks` are those of the process; without, the functions that the settings name."""

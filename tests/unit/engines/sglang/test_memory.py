@@ -14,7 +14,7 @@ from slime_engine_sglang.engine import SglangEngine
 @pytest.mark.parametrize("saver", [True, False])
 async def test_servers_of_our_own_that_have_the_memory_saver(monkeypatch: pytest.MonkeyPatch, saver: bool) -> None:
     """Without it SGLang would take back what it never gave, and end."""
-    engine = SglangEngine(SimpleNamespace())
+    engine = SglangEngine(SimpleNamespace(update_weight_transport="auto"))
     ours = Worker("http://a:1", state=WorkerState.READY, owned=True)
     theirs = Worker("http://b:1", state=WorkerState.READY)
     engine.pool = WorkerPool([ours, theirs])

@@ -12,7 +12,7 @@ from slime_engine_sglang.api.flights import Flight
 from slime_engine_sglang.api.requests import generate_request
 
 from slime_core.errors import EngineError
-from slime_core.protocols import GenerateContext
+from slime_core.protocols import GenerateContext, GenerateTraits
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import _check_images
 from slime_core.sample import Sample
@@ -94,9 +94,9 @@ def test_a_generate_function_that_leaves_images_out_gets_no_sample_with_images()
 
     sample = Sample(index=0, tokens=[3], multimodal_inputs={"images": [PNG_FILE]})
     with pytest.raises(RolloutError, match="which mine does not give to the engine"):
-        _check_images(sample, SimpleNamespace(label="mine"))  # type: ignore[arg-type]
-    _check_images(sample, SimpleNamespace(label="mine", takes_images=True))  # type: ignore[arg-type]
+        _check_images(sample, SimpleNamespace(label="mine", traits=GenerateTraits()))  # type: ignore[arg-type]
+    _check_images(sample, SimpleNamespace(label="mine", traits=GenerateTraits(takes_images=True)))  # type: ignore[arg-type]
     sample.tokens = []
     with pytest.raises(RolloutError, match="images but no tokens"):
-        _check_images(sample, SimpleNamespace(label="mine", takes_images=True))  # type: ignore[arg-type]
-    _check_images(Sample(), SimpleNamespace(label="mine"))  # type: ignore[arg-type]
+        _check_images(sample, SimpleNamespace(label="mine", traits=GenerateTraits(takes_images=True)))  # type: ignore[arg-type]
+    _check_images(Sample(), SimpleNamespace(label="mine", traits=GenerateTraits()))  # type: ignore[arg-type]

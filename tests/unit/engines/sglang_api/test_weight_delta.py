@@ -16,10 +16,12 @@ from safetensors.torch import load_file, save_file
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.api.weight_delta import puller_url
 from slime_engine_sglang.api.worker import WorkerState
+from slime_weight_transport_delta.puller import Puller, serve
+from slime_weight_transport_delta.writer import DeltaWriter
 
+from slime_core.config import Settings
 from slime_core.errors import ConfigError, WeightSyncError
-from slime_core.weights.delta_writer import DeltaWriter
-from slime_core.weights.puller import Puller, serve
+from slime_core.plugins.presets import load_settings
 from tests.unit.engines.sglang_api.servers import Server, servers
 
 
@@ -196,3 +198,18 @@ def test_addresses() -> None:
     assert puller_url("node1:30100") == puller_url("http://node1:30100/") == "http://node1:30100"
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
         puller_url("node1")
+
+
+def _settings(*flags: str) -> Settings:
+    base = ("--hf-checkpoint", "m", "--prompt-data", "d", "--rollout-batch-size", "2", "--num-rollout", "1")
+    return load_settings([*base, "--rollout-max-response-len", "8", "--rm-type", "exact", *flags], command="rollout")
+
+
+def test_deltas_and_pullers_go_together() -> None:
+    deltas, pullers = ("--update-weight-mode", "delta"), ("--update-weight-puller-addrs", "h:1")
+    assert HttpEngine.check_settings(_settings(*deltas, *pullers)) == []
+    (warning,) = HttpEngine.check_settings(_settings(*pullers))
+    assert "--update-weight-puller-addrs" in warning
+    assert "no effect without --update-weight-mode delta" in warning
+    with pytest.raises(ConfigError, match=r"take deltas by --update-weight-puller-addrs HOST:PORT"):
+        HttpEngine.check_settings(_settings(*deltas))

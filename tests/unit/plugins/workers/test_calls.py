@@ -87,7 +87,7 @@ def test_settings_arrive_with_custom_ones_and_objects() -> None:
 def test_what_cannot_travel_says_so_when_it_is_read() -> None:
     there = unpack_args(pack_args(SimpleNamespace(a=1, handle=lambda: None)))
     assert there.a == 1
-    with pytest.raises(AttributeError, match=r"args.handle cannot be sent .* execution = 'thread'"):
+    with pytest.raises(AttributeError, match=r"args.handle cannot be sent .*execution='thread'"):
         _ = there.handle
 
 

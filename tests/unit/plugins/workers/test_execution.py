@@ -15,6 +15,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.execution import DeadlineExceeded, Slots, deadline, execution_of
 from slime_core.plugins.workers.threads import AbandonableThreadPool
+from slime_core.protocols import RewardTraits, declares
 from slime_core.types import Sample
 from tests.virtual_time import in_virtual_time
 
@@ -34,22 +35,22 @@ def caller(function, **args) -> RewardCaller:
     ],
 )  # fmt: skip
 def test_what_is_declared_wins_over_the_default(declared: str | None, is_async: bool, expected: str) -> None:
-    component = SimpleNamespace(execution=declared)
+    component = SimpleNamespace(traits=RewardTraits(execution=declared))
     assert execution_of(component, "it", is_async=is_async, default="process") == expected
 
 
 def test_other_words_are_refused_with_the_choice() -> None:
     with pytest.raises(PluginError, match="it: execution = 'fork'; write one of 'inline', 'thread', 'process'"):
-        execution_of(SimpleNamespace(execution="fork"), "it", is_async=False, default="thread")
+        execution_of(SimpleNamespace(traits=RewardTraits(execution="fork")), "it", is_async=False, default="thread")
     with pytest.raises(PluginError, match="it is async"):
-        execution_of(SimpleNamespace(execution="thread"), "it", is_async=True, default="thread")
+        execution_of(SimpleNamespace(traits=RewardTraits(execution="thread")), "it", is_async=True, default="thread")
 
 
 def test_a_wrong_declaration_is_refused_when_the_reward_is_resolved() -> None:
+    @declares(RewardTraits(execution="procss"))
     def reward(args, sample):
         return 0.0
 
-    reward.execution = "procss"
     with pytest.raises(PluginError, match="reward 'mine': execution = 'procss'"):
         caller(reward)
 

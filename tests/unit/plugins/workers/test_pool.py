@@ -28,6 +28,7 @@ from tests.until import until
 
 REWARD = """
 import asyncio, os, random, signal, subprocess, sys, time
+from slime_core import RewardTraits, declares
 CALLS = []
 
 def reward(args, sample, **kwargs):
@@ -73,10 +74,10 @@ def do_coroutine(args, sample, rest):
         return 4.0
     return later()
 
+@declares(RewardTraits(execution="process"))
 async def in_a_process(args, sample):
     sum(range(1000)); await asyncio.sleep(0)
     return float(os.getpid())
-in_a_process.execution = "process"
 
 def batch(args, samples):
     for sample in samples: sample.metadata["seen"] = len(samples)
@@ -202,7 +203,7 @@ async def test_scores_in_one_process_and_brings_changes_back(pool: WorkerPool, f
         ("raise it", WorkerError, "^'it'$"),
         ("exit 3", WorkerDied, "ended with exit status 3"),
         pytest.param("exit 0", WorkerDied, "ended with exit status 0", marks=pytest.mark.slow),
-        ("lambda", PluginError, r"wrote to its sample cannot be sent back.*execution = 'thread'"),
+        ("lambda", PluginError, r"wrote to its sample cannot be sent back.*execution='thread'"),
         ("sysexit 3", PluginError, r"raised SystemExit\(3\)"),
         pytest.param("signal 11", WorkerDied, "signal SIGSEGV", marks=pytest.mark.slow),
         ("signal 9", WorkerDied, r"signal SIGKILL \(out of memory\?\)"),
@@ -298,7 +299,7 @@ async def test_every_form(pool: WorkerPool, file: Path) -> None:
     assert judge.batched
     assert await judge.score([say("a"), say("ab")]) == [2.0, 3.0]
     assert await judge.score([say("a")]) == [2.0]  # the same instance
-    with pytest.raises(PluginError, match=r"sample 0 cannot be sent .* execution = 'thread'"):
+    with pytest.raises(PluginError, match=r"sample 0 cannot be sent .*execution='thread'"):
         await caller(pool, file).score([Sample(index=0, metadata={"handle": lambda: 1})])
 
 

@@ -69,7 +69,7 @@ def rollout(config: ModelConfig) -> tuple[TrainBatch, list[np.ndarray]]:
         sample_indices=list(range(n)), group_indices=[0] * n, rollout_ids=list(range(n)), rollout_mask_sums=lengths,
         rollout_log_probs=[s.log_probs for s in sampled], routed_experts=list(experts),
     )  # fmt: skip
-    batch.routed_experts = list(routing_arrays(batch, routed_layers(tiny_moe_model())))
+    batch.routed_experts = list(routing_arrays(batch, routed_layers(tiny_moe_model(), None)))
     return batch, [np.asarray(e) for e in experts]
 
 
@@ -202,7 +202,7 @@ def test_engines_rows_become_arrays(config: ModelConfig) -> None:
     layers, per_token = config.num_layers, 2
     zeros = np.zeros((len(batch.tokens[0]) - 1, layers, per_token), np.int32)
     batch.routed_experts = [zeros, None, *(e.tolist() for e in experts[2:])]
-    arrays = routing_arrays(batch, routed_layers(tiny_moe_model()))
+    arrays = routing_arrays(batch, routed_layers(tiny_moe_model(), None))
     assert (arrays[0] == FREE).all(), "an expert named twice: the engine did not route there"
     assert (arrays[1] == FREE).all()
     np.testing.assert_array_equal(arrays[2][:, LAYERS_WITH_EXPERTS], experts[2][:, LAYERS_WITH_EXPERTS])
@@ -214,4 +214,4 @@ def test_another_models_experts_are_an_error(config: ModelConfig, change: Any) -
     batch, experts = rollout(config)
     batch.routed_experts = [change(e) for e in experts]
     with pytest.raises(TrainError, match="this model has 3 layers and 2 of 8 experts"):
-        routing_arrays(batch, routed_layers(tiny_moe_model()))
+        routing_arrays(batch, routed_layers(tiny_moe_model(), None))

@@ -18,13 +18,13 @@ from slime_trainer_megatron.arguments.config import (
 )
 from slime_trainer_megatron.arguments.fields import ConfigField, known_fields
 from slime_trainer_megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
+from slime_trainer_megatron.families import Architecture, decoder_architecture
 from slime_trainer_megatron.layout import Layout
 from torch.nn import functional
 
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from slime_core.model_presets.presets import model_presets
-from slime_core.models.megatron_family import Architecture, decoder_architecture
 from slime_core.plugins.resolve import resolve
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slime_testing_contracts.trainer import example_batch
 from slime_trainer_megatron.step.packed import PackedBatch, Packing, pack, pack_nothing
 
 from slime_core.errors import TrainError
-from slime_core.testing.contracts.trainer import example_batch
 
 CPU = torch.device("cpu")
 VOCABULARY = 99

@@ -12,6 +12,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.families import (
+    MegatronModel,
+    Row,
+    Whole,
+    attention_rows,
+    decoder_architecture,
+    dense_mlp_rows,
+    expert_rows,
+)
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.weights.parameters import named_global_parameters
@@ -21,8 +30,6 @@ from torch import nn
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
-from slime_core.models.megatron_family import MegatronModel, Row, decoder_architecture
-from slime_core.models.weight_map import Whole, attention_rows, dense_mlp_rows, expert_rows
 from tests.megatron_models import FAMILIES, chunks_of, family, save_tiny
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from slime_core.config import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.multimodal import image_token_of
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.client import Client
 from slime_engine_sglang.api.control import PAUSE_MODES, Control
@@ -33,25 +34,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DELTA = "delta"
+"""The weight transport for which there are pullers beside the servers."""
 _COUNTS = (
     "requests", "retried_requests", "continued_requests", "bypassed_router", "wrong_version_answers", "broken_streams",
 )  # fmt: skip
 
 
+def without_deltas(settings: Settings) -> list[str]:
+    """A warning of pullers that nobody will ask."""
+    if not settings.args.update_weight_puller_addrs or settings.args.update_weight_transport == DELTA:
+        return []
+    return [f"{settings.cite('update_weight_puller_addrs')} has no effect without --update-weight-mode delta."]
+
+
 class HttpEngine:
     """Constructed as `HttpEngine(args)`; connects in `start`. Subclasses bring their servers in `_find_workers`."""
 
-    runs_elsewhere: ClassVar[bool] = True
-    """A run starts nothing for it, so it takes no place in a cluster."""
-    returns_routed_experts: ClassVar[bool] = True
-    takes_images: ClassVar[bool] = True
-    pause_modes: ClassVar[tuple[str, ...]] = PAUSE_MODES
+    traits = EngineTraits(
+        runs_elsewhere=True,
+        returns_routed_experts=True,
+        takes_images=True,
+        pause_modes=PAUSE_MODES,
+        uses=WEIGHT_SETTINGS | {"rollout_external_engine_addrs", "update_weight_puller_addrs"},
+    )
     weight_transports: tuple[str, ...] = ("distributed", "disk")
     """Those that may be offered; `start` narrows them to what the servers take."""
-    uses: ClassVar[frozenset[str]] = WEIGHT_SETTINGS | {
-        "rollout_external_engine_addrs",
-        "update_weight_puller_addrs",
-    }
 
     def __init__(self, args: Args) -> None:
         self._args = args
@@ -69,7 +77,18 @@ class HttpEngine:
         self.pullers = [puller_url(a) for a in getattr(args, "update_weight_puller_addrs", None) or ()]
         """URLs of the processes that bring deltas to the servers' hosts."""
         if self.pullers:
-            self.weight_transports = (*self.weight_transports, "delta")
+            self.weight_transports = (*self.weight_transports, DELTA)
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> list[str]:
+        """Deltas and pullers go together. Raises ConfigError."""
+        args, pullers = settings.args, "update_weight_puller_addrs"
+        if args.update_weight_transport == DELTA and not getattr(args, pullers):
+            raise ConfigError(
+                f"{settings.cite('update_weight_transport')}: servers that are running already take deltas by"
+                " --update-weight-puller-addrs HOST:PORT ... (slime pull-weights)"
+            )
+        return without_deltas(settings)
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -88,7 +107,7 @@ class HttpEngine:
             self.check = WeightCheck(self.http, self.pool, self._args)
             if self.check.wanted:
                 await self.check.require()
-            deltas = ("delta",) if self.pullers else ()
+            deltas = (DELTA,) if self.pullers else ()
             self.weight_transports = (*await self.weights.transports(), *deltas)
             for worker in self.pool.workers:
                 if not worker.owned and (warning := untested(worker.software)):  # those launched here: check_settings

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import Architecture
 from slime_core.protocols import Args
 from slime_trainer_megatron.arguments.fields import known_fields
 from slime_trainer_megatron.arguments.flags import flag_list
 from slime_trainer_megatron.arguments.values import given, given_fields
+from slime_trainer_megatron.families.family import Architecture
 
 COMPARED: Mapping[str, str] = {
     "num_layers": "num_hidden_layers",

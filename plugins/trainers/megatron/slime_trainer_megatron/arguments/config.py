@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import Architecture
 from slime_core.protocols import Args
 from slime_core.trainers.settings import Role, value_of
 from slime_trainer_megatron.arguments.architecture import COMPARED
 from slime_trainer_megatron.arguments.fields import known_fields
 from slime_trainer_megatron.arguments.owned import FOR_RL, NO_EFFECT, NOT_ON_CPU
 from slime_trainer_megatron.arguments.values import given, given_fields, recompute_granularity
+from slime_trainer_megatron.families.family import Architecture
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.settings import MegatronSettings
 

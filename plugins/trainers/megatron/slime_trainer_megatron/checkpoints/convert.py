@@ -25,12 +25,12 @@ from slime_core.checkpoint.sources import MODEL, Source, required_source, write_
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import read_hf_config
 from slime_core.models.hf_io import copy_assets, write_config
-from slime_core.models.megatron_family import MegatronModel, load_megatron_model
 from slime_core.protocols import Args
 from slime_core.trainers.settings import DTYPES, value_of
 from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.checkpoints import dist_checkpoint
 from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.families.family import MegatronModel, load_megatron_model
 from slime_trainer_megatron.installed import check_version
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.model.build import build_model

@@ -18,9 +18,9 @@ from slime_core.errors import CheckpointError
 from slime_core.models.hf_io import weight_files
 from slime_core.models.lora import same_weight
 from slime_core.models.lora_files import FOLDER, read_adapter, write_adapter
-from slime_core.models.megatron_family import places
-from slime_core.models.weight_map import Gated, GatedFused
 from slime_trainer_megatron.checkpoints.dist_checkpoint import load_parts
+from slime_trainer_megatron.families.family import places
+from slime_trainer_megatron.families.weight_map import Gated, GatedFused
 from slime_trainer_megatron.weights.lora import DOWN, Adapters, is_adapter
 from slime_trainer_megatron.weights.parameters import gathered, part_of
 from slime_trainer_megatron.weights.weights_out import hf_weights

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import Architecture, MegatronModel
 from slime_core.models.rope import llama3_frequencies
 from slime_core.protocols import Args
 from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.config import padded_vocab_size
 from slime_trainer_megatron.cpu_mode import on_device
+from slime_trainer_megatron.families.family import Architecture, MegatronModel
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.model.critic_head import ValueHead
 from slime_trainer_megatron.model.specs import block_spec

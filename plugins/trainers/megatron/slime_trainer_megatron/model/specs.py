@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from slime_core.models.megatron_family import MegatronModel
+from slime_trainer_megatron.families.family import MegatronModel
 
 NORMS = ("input_layernorm", "pre_mlp_layernorm", "q_layernorm", "k_layernorm", "kv_layernorm")
 

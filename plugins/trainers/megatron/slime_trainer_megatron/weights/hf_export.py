@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from slime_core.models.hf_io import INDEX, WEIGHTS, copy_assets, write_config, write_weights
-from slime_core.models.megatron_family import MegatronModel
+from slime_trainer_megatron.families.family import MegatronModel
 from slime_trainer_megatron.weights.weights_in import SCALE, opened
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from slime_core.checkpoint.sources import find_source
 from slime_core.errors import CheckpointError
-from slime_core.models.megatron_family import MegatronModel
 from slime_trainer_megatron.checkpoints import dist_checkpoint
+from slime_trainer_megatron.families.family import MegatronModel
 from slime_trainer_megatron.weights.weights_in import load_hf
 
 

@@ -24,8 +24,8 @@ from torch.nn import functional
 
 from slime_core.errors import ConfigError
 from slime_core.models.lora import LoraSettings, first_adapter, is_projection, merged, module_of
-from slime_core.models.megatron_family import MegatronModel, Merge, Row
-from slime_core.models.weight_map import Rows, Whole
+from slime_trainer_megatron.families.family import MegatronModel, Merge, Row
+from slime_trainer_megatron.families.weight_map import Rows, Whole
 from slime_trainer_megatron.weights.parameters import (
     NamedParameter,
     gathered,

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import MegatronModel, Row, places
+from slime_trainer_megatron.families.family import MegatronModel, Row, places
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=\.local_experts\.)\d+(?=\.)")

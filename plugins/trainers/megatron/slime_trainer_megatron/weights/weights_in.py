@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import read_hf_config
 from slime_core.models.hf_io import weight_files
-from slime_core.models.megatron_family import MegatronModel, places
+from slime_trainer_megatron.families.family import MegatronModel, places
 from slime_trainer_megatron.weights.parameters import NamedParameter, checked_parameters, gathered, part_of
 
 SCALE = "_scale_inv"

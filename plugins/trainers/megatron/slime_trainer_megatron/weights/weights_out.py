@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from slime_core.errors import ConfigError
-from slime_core.models.megatron_family import MegatronModel, Place, places
+from slime_trainer_megatron.families.family import MegatronModel, Place, places
 from slime_trainer_megatron.weights.parameters import NamedParameter, checked_parameters, gathered, part_of
 
 What = Callable[[torch.Tensor], torch.Tensor | None]

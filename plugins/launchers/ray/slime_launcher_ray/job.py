@@ -1,0 +1,39 @@
+"""`python -m slime_launcher_ray.job`: what a Ray job of `slime submit` runs, in the folder that it was sent with.
+
+The folder is what `submit.py` made. What a reader would get wrong: another job with the same folder may read
+it at the same time, so files are changed by replacing them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+HERE = "/@the-job-s-folder@"
+"""As in `submit.py`, which imports Ray."""
+
+
+def main() -> int:
+    """Run the command; its exit status."""
+    folder = Path.cwd()
+    for file in folder.rglob("*.y*ml"):
+        text = file.read_text(encoding="utf-8")
+        if HERE in text:
+            changed = file.with_name(f"{file.name}.{os.getpid()}")
+            changed.write_text(text.replace(HERE, str(folder)), encoding="utf-8")
+            changed.replace(file)
+    order = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    try:
+        os.chdir(order["directory"])
+    except OSError as error:
+        print(f"slime: error: {error}; the nodes need the directory of `slime submit`, or --directory", file=sys.stderr)
+        return 2
+    from slime_core.cli.main import main as slime
+
+    return slime([order["command"], "--config", str(folder / "run.yaml")])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

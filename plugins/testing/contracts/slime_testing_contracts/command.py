@@ -1,0 +1,43 @@
+"""The contract of commands: a line for the list, and help that starts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+
+from slime_core.plugins.commands import first_line
+from slime_core.testing.base import Contract
+
+
+class CommandContract(Contract):
+    """`slime NAME`."""
+
+    kind = "commands"
+    name = ""
+    """What one types after `slime`; without, the component's name with hyphens."""
+
+    def test_its_module_says_what_it_does(self) -> None:
+        """The first line of its docstring, for `slime --help`."""
+        file = self.resolved.ref.source_file
+        assert file is not None
+        assert first_line(file.read_bytes()), f"{file} has no docstring; `slime --help` shows its first line"
+
+    def test_help_is_printed(self) -> None:
+        """`slime NAME --help`: text, and exit status 0."""
+        name = self.name or self.resolved.ref.name.replace("_", "-")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            status = self._help(name)
+        assert not status, f"slime {name} --help ended with {status!r}"
+        assert out.getvalue().strip(), f"slime {name} --help printed nothing"
+
+    def _help(self, name: str) -> int | str | None:
+        command, parser = self.resolved.obj, argparse.ArgumentParser(prog="slime")
+        try:
+            if command.add_parser is None:
+                return int(command.run(["--help"]))
+            command.add_parser(parser.add_subparsers())
+            parser.parse_args([name, "--help"])
+        except SystemExit as stop:
+            return stop.code
+        return f"no command {name}"

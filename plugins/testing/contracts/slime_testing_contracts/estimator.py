@@ -1,0 +1,255 @@
+"""The contracts of advantage estimators and of functions that take the place of their advantages."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import pytest
+
+from slime_core.plugins.signatures import construct
+from slime_core.protocols import Args
+from slime_core.testing.base import Contract
+
+if TYPE_CHECKING:
+    import torch
+
+    from slime_core.protocols import AdvantageEstimator, AdvantageInputs, LossInputs
+
+LENGTHS = (3, 1, 6, 4)
+
+
+class EstimatorContract(Contract):
+    """Shapes, finite numbers, and results that depend on no order, split or batch-mate."""
+
+    kind = "estimators"
+    default_args: ClassVar[Mapping[str, Any]] = {"rollout_max_response_len": 64, "n_samples_per_prompt": 4}
+    centered: ClassVar[bool] = False
+    """True: shaped rewards sum to zero in every group, so equal rewards become zeros."""
+    golden: ClassVar[Sequence[tuple[Sequence[float], Sequence[int], Sequence[float]]]] = ()
+    """(rewards, group indices, expected shaped rewards), from a reference other than the plugin."""
+
+    @property
+    def settings(self) -> Args:
+        """With what the estimator's `defaults` bring and its `requires` asks for."""
+        brought = dict(getattr(self.resolved.obj, "defaults", {}))
+        required = dict(getattr(self.resolved.obj, "requires", {}))
+        return super().settings.model_copy(update={**brought, **required, **self.args})
+
+    @property
+    def estimator(self) -> AdvantageEstimator:
+        """Built as the launcher does; a function of THUDM/slime's form on top of the base class."""
+        from slime_core.estimator import CustomAdvantages, EstimatorBase
+
+        obj, settings = self.resolved.obj, self.settings
+        if inspect.isclass(obj):
+            return cast("AdvantageEstimator", construct(obj, settings))
+        return CustomAdvantages(EstimatorBase(settings), obj, self.component)
+
+    def shape(
+        self, rewards: Sequence[float], groups: Sequence[int], rollout_ids: Sequence[int] | None = None
+    ) -> list[float]:
+        """Shaped rewards; without `rollout_ids` every sample is a rollout of its own."""
+        from slime_core.protocols import RewardInputs
+
+        n = len(rewards)
+        baselines = [0.25] * n if getattr(self.resolved.obj, "needs_greedy_baseline", False) else None
+        inputs = RewardInputs(
+            list(rewards), list(groups), list(rollout_ids or range(n)), [10] * n, [False] * n, baselines
+        )
+        return self.estimator.shape_rewards(self.settings, inputs)
+
+    def test_it_speaks_of_settings_that_exist(self) -> None:
+        """What it brings, requires and ignores are settings, and the first two do not contradict each other."""
+        from slime_core.config.spec import flag_specs
+
+        defaults, requires = (dict(getattr(self.resolved.obj, name, {})) for name in ("defaults", "requires"))
+        named = {*defaults, *requires, *getattr(self.resolved.obj, "ignores", ())}
+        unknown = sorted(named - flag_specs().keys())
+        assert not unknown, f"`defaults`, `requires`, `ignores` name settings; these are none: {', '.join(unknown)}"
+        differ = [name for name, value in defaults.items() if requires.get(name, value) != value]
+        assert not differ, f"`defaults` and `requires` contradict each other in {', '.join(differ)}"
+
+    # -- rewards -------------------------------------------------------------------------------------
+
+    def test_shaped_rewards_are_finite_numbers(self) -> None:
+        """One per sample, for uneven groups, a group of one, and equal rewards."""
+        rewards = [1.0, 0.0, 0.5, 2.0, 2.0, 2.0, 3.0]
+        shaped = self.shape(rewards, [0, 0, 0, 1, 1, 1, 2])
+        assert len(shaped) == len(rewards), f"{len(rewards)} rewards became {len(shaped)}"
+        wrong = [value for value in shaped if not isinstance(value, float) or not math.isfinite(value)]
+        assert not wrong, f"shaped rewards are finite floats; found {wrong!r}"
+
+    def test_golden(self) -> None:
+        """The author's reference numbers hold."""
+        for rewards, groups, expected in self.golden:
+            assert self.shape(rewards, groups) == pytest.approx(list(expected), abs=1e-5)
+
+    def test_groups_go_by_index(self) -> None:
+        """The order of the samples does not matter."""
+        rewards, groups = [1.0, 0.0, 0.5, 2.0, 3.0, 0.25], [0, 0, 0, 1, 1, 1]
+        order = [3, 0, 5, 1, 4, 2]
+        straight = self.shape(rewards, groups)
+        mixed = self.shape([rewards[i] for i in order], [groups[i] for i in order])
+        expected = [straight[i] for i in order]
+        assert mixed == pytest.approx(expected, abs=1e-6), "groups go by group_indices, not by position in the list"
+
+    def test_fan_out_counts_once(self) -> None:
+        """Copies of one execution change nobody's shaped reward: see docs/concepts/fan-out.md."""
+        rewards, groups, copies = [1.0, 0.0, 0.5, 2.0], [0, 0, 0, 0], [3, 1, 2, 1]
+        straight = self.shape(rewards, groups)
+        of = [i for i, count in enumerate(copies) for _ in range(count)]
+        shaped = self.shape([rewards[i] for i in of], [groups[i] for i in of], of)
+        expected = [straight[i] for i in of]
+        assert shaped == pytest.approx(expected, abs=1e-6), (
+            "siblings (equal rollout_ids) are one member: ops.group_members"
+        )
+
+    def test_centered(self) -> None:
+        """Where declared: group sums of zero."""
+        if not self.centered:
+            pytest.skip("not declared centered")
+        shaped = self.shape([1.0, 0.0, 0.5, 7.0, 7.0], [0, 0, 0, 1, 1])
+        assert sum(shaped[:3]) == pytest.approx(0, abs=1e-5)
+        assert shaped[3:] == pytest.approx([0, 0], abs=1e-6)
+
+    # -- advantages ----------------------------------------------------------------------------------
+
+    def test_advantages_have_the_responses_shapes(self) -> None:
+        """One finite float32 tensor of [response_length] per sample, returns too."""
+        import torch
+
+        result = self.estimator.advantages(self.settings, _inputs())
+        for parts in (result.advantages, result.returns):
+            shapes = [tuple(part.shape) for part in parts]
+            assert shapes == [(n,) for n in LENGTHS], f"one [response_length] tensor per sample; found shapes {shapes}"
+            for part in parts:
+                assert part.dtype == torch.float32, f"advantages and returns are float32; found {part.dtype}"
+                assert bool(torch.isfinite(part).all()), f"not finite: {part.tolist()}"
+
+    def test_a_sample_depends_on_no_other(self) -> None:
+        """`advantages` sees one data-parallel rank, so any split of the samples gives the same."""
+        import torch
+
+        together = self.estimator.advantages(self.settings, _inputs()).advantages
+        for position in range(len(LENGTHS)):
+            alone = self.estimator.advantages(self.settings, _inputs([position])).advantages
+            torch.testing.assert_close(alone[0], together[position], rtol=1e-5, atol=1e-6)
+
+    def test_a_fully_masked_sample_is_no_trouble(self) -> None:
+        """A removed sample has a mask of zeros."""
+        import torch
+
+        inputs = _inputs()
+        inputs.loss_masks[2] = torch.zeros(LENGTHS[2])
+        result = self.estimator.advantages(self.settings, inputs)
+        assert all(bool(torch.isfinite(part).all()) for part in [*result.advantages, *result.returns])
+
+    # -- loss ----------------------------------------------------------------------------------------
+
+    def test_the_loss_has_one_value_per_token(self) -> None:
+        """Metrics too, and those carry no gradient."""
+        import torch
+
+        inputs = _loss_inputs(drift=0.5)
+        outputs = self.estimator.policy_loss(self.settings, inputs)
+        shape, expected = tuple(outputs.loss.shape), tuple(inputs.log_probs.shape)
+        assert shape == expected, f"one loss per token, {expected}, which the core reduces; found {shape}"
+        assert bool(torch.isfinite(outputs.loss).all()), f"not finite: {outputs.loss.tolist()}"
+        for name, metric in outputs.metrics.items():
+            found = tuple(metric.shape)
+            assert found == expected, f"metric {name!r}: one value per token, {expected}; found {found}"
+            assert not metric.requires_grad, f"metric {name!r} carries a gradient; detach it"
+
+    def test_the_first_step_follows_the_policy_gradient(self) -> None:
+        """At new = old log-probs the gradient of the summed loss is minus the advantage, token by token."""
+        import torch
+
+        inputs = _loss_inputs(drift=0.0)
+        loss = self.estimator.policy_loss(self.settings, inputs).loss.sum()
+        (gradient,) = torch.autograd.grad(loss, inputs.log_probs)
+        torch.testing.assert_close(gradient, -inputs.advantages, rtol=1e-4, atol=1e-5)
+
+    def test_the_loss_does_not_depend_on_the_micro_batch(self) -> None:
+        """Samples apart give what they give together."""
+        import torch
+
+        together = self.estimator.policy_loss(self.settings, _loss_inputs(drift=0.5)).loss
+        parts = [
+            self.estimator.policy_loss(self.settings, _loss_inputs(drift=0.5, samples=[i])).loss
+            for i in range(len(LENGTHS))
+        ]
+        torch.testing.assert_close(torch.cat(parts), together, rtol=1e-5, atol=1e-6)
+
+
+class AdvantageContract(EstimatorContract):
+    """The same of `--custom-advantage-function-path`: a function on top of an estimator."""
+
+    kind = "advantages"
+
+
+def _tokens(name: str, scale: float) -> list[torch.Tensor]:
+    """Per-sample tensors, the same for the same name in every run."""
+    import torch
+
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    return [scale * torch.rand(n, generator=generator) for n in LENGTHS]
+
+
+def _masks() -> list[torch.Tensor]:
+    import torch
+
+    masks = [torch.ones(n) for n in LENGTHS]
+    masks[2][2:4] = 0.0  # tool output in the middle
+    return masks
+
+
+def _inputs(samples: Sequence[int] = range(len(LENGTHS))) -> AdvantageInputs:
+    import torch
+
+    from slime_core.protocols import AdvantageInputs
+
+    def pick(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [parts[i] for i in samples]
+
+    log_probs = pick(_tokens("log_probs", -2.0))
+    return AdvantageInputs(
+        rewards=torch.tensor([[0.5, -1.5, 1.0, 0.0][i] for i in samples]),
+        response_lengths=[LENGTHS[i] for i in samples],
+        group_indices=[i // 2 for i in samples],
+        rollout_ids=list(samples),
+        loss_masks=pick(_masks()),
+        kl=pick(_tokens("kl", 0.1)),
+        log_probs=log_probs,
+        rollout_log_probs=log_probs,
+        ref_log_probs=pick(_tokens("ref", -2.0)),
+        values=pick(_tokens("values", 0.5)),
+    )
+
+
+def _loss_inputs(drift: float, samples: Sequence[int] = range(len(LENGTHS))) -> LossInputs:
+    import torch
+
+    from slime_core.protocols import LossInputs
+
+    def flat(parts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([parts[i] for i in samples])
+
+    old = flat(_tokens("log_probs", -2.0))
+    new = (old + drift * (flat(_tokens("drift", 1.0)) - 0.5)).requires_grad_()
+    # One advantage per response, so that sequence-level ratios have the token-level gradient at the start.
+    advantages = [torch.full((n,), a) for n, a in zip(LENGTHS, (1.0, -0.5, 2.0, -1.0))]
+    masks = [torch.ones(n) for n in LENGTHS]
+    return LossInputs(
+        log_probs=new,
+        old_log_probs=old,
+        advantages=flat(advantages),
+        loss_mask=flat(masks),
+        sample_lengths=[LENGTHS[i] for i in samples],
+        returns=flat(advantages),
+        rollout_log_probs=old,
+        ref_log_probs=flat(_tokens("ref", -2.0)),
+        entropy=torch.zeros_like(old),
+    )

@@ -1,0 +1,253 @@
+"""The contract of trainers: log-probs, values, optimizer steps, and a state that comes back bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from slime_core.plugins.signatures import declared
+from slime_core.protocols import Args, MicroBatchOutput, StepResult, TrainerTraits, traits_of
+from slime_core.testing.base import Contract
+from slime_core.testing.tiny import tiny_model, tiny_moe_model
+from slime_core.types import TrainBatch
+from slime_testing_contracts.engine_reference import weights
+
+LENGTHS = (3, 1, 6, 4)
+SPLITS = ([[0, 1, 2, 3]], [[2], [3, 0], [1]])
+
+
+def example_batch(num_tokens: int = 14) -> TrainBatch:
+    """Four samples of the tiny model's tokens; the last token of the third is masked."""
+    generator = torch.Generator().manual_seed(6)
+    tokens = [torch.randint(2, num_tokens, (3 + n,), generator=generator).tolist() for n in LENGTHS]
+    masks = [[1] * n for n in LENGTHS]
+    masks[2][-1] = 0
+    return TrainBatch(
+        rollout_id=0, tokens=tokens, response_lengths=list(LENGTHS), loss_masks=masks, rewards=[0.0] * 4,
+        raw_rewards=[0.0] * 4, truncated=[0] * 4, sample_indices=list(range(4)), group_indices=[0, 0, 1, 1],
+        rollout_ids=list(range(4)), rollout_mask_sums=[sum(mask) for mask in masks],
+    )  # fmt: skip
+
+
+class TrainerContract(Contract):
+    """On one process; `args` has an optimizer with a learning rate that shows."""
+
+    kind = "trainers"
+    tolerance: ClassVar[float] = 2e-3
+    """How far log-probs may be from those of a float32 forward pass."""
+    default_args: ClassVar[Mapping[str, Any]] = {
+        "num_threads": 1, "lr": 1e-3, "lr_decay_style": "constant", "lr_warmup_iters": 0, "num_rollout": 10,
+        "global_batch_size": 4, "rollout_batch_size": 2, "n_samples_per_prompt": 2, "num_steps_per_rollout": 1,
+        "train_iters": 10,
+    }  # fmt: skip
+
+    @property
+    def settings(self) -> Args:
+        """With a tiny random model for `hf_checkpoint`."""
+        return super().settings.model_copy(update={"hf_checkpoint": str(tiny_model()), **self.args})
+
+    @contextmanager
+    def built(self, **keywords: Any) -> Iterator[Any]:
+        """A trainer, closed in the end."""
+        trainer = self.resolved.obj(self.settings, **keywords)
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+    def step(self, trainer: Any, micro_batches: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Metrics of `step_result`."""
+        return self.step_result(trainer, micro_batches).metrics
+
+    def step_result(self, trainer: Any, micro_batches: Sequence[Sequence[int]]) -> StepResult:
+        """One step of supervised learning: minus the mean log-prob of the unmasked tokens."""
+        batch = example_batch()
+        total = sum(map(sum, batch.loss_masks))
+
+        def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            mask = torch.tensor([m for p in output.positions for m in batch.loss_masks[p]], dtype=torch.float32)
+            loss = -(output.log_probs * mask.to(output.log_probs.device)).sum() / total
+            return loss, {"loss": loss.detach()}
+
+        result = trainer.train_step(batch, micro_batches, loss_fn)
+        assert isinstance(result, StepResult), f"train_step() returns a StepResult; found {type(result).__name__}"
+        return result
+
+    def test_log_probs_are_the_models(self) -> None:
+        """One float32 tensor of [response_length] per sample, however the samples are split, and no gradient."""
+        from slime_core.models.config import load_model_config
+        from slime_core.models.decoder import Decoder
+
+        batch = example_batch()
+        decoder = Decoder.from_weights(load_model_config(tiny_model()), weights().items())
+        temperature = float(getattr(self.settings, "rollout_temperature", 1.0))
+        with self.built() as trainer:
+            for micro_batches in SPLITS:
+                found = trainer.log_probs(batch, micro_batches)
+                shapes = [tuple(part.shape) for part in found]
+                assert shapes == [(n,) for n in LENGTHS], f"expected shapes {[(n,) for n in LENGTHS]}; found {shapes}"
+                for part, tokens, length in zip(found, batch.tokens, LENGTHS):
+                    assert part.dtype == torch.float32, f"log-probs are float32; found {part.dtype}"
+                    assert not part.requires_grad, "log_probs() carries a gradient"
+                    with torch.no_grad():
+                        logits = decoder(torch.tensor(tokens), [len(tokens)])[-length - 1 : -1] / temperature
+                    expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[-length:])[:, None])[:, 0]
+                    gap = (part.cpu() - expected).abs().max().item()
+                    assert gap <= self.tolerance, f"log-probs are up to {gap:.2g} from a plain forward pass"
+
+    def test_entropy_comes_along(self) -> None:
+        """In the same shapes, not negative; the log-probs are those of `log_probs`."""
+        batch = example_batch()
+        with self.built() as trainer:
+            log_probs, entropy = trainer.log_probs_and_entropy(batch, SPLITS[1])
+            alone = trainer.log_probs(batch, SPLITS[1])
+        assert [tuple(part.shape) for part in entropy] == [(n,) for n in LENGTHS], "one entropy per response token"
+        assert all(bool((part >= 0).all()) for part in entropy), "an entropy is negative"
+        for one, other in zip(log_probs, alone):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+    def test_steps_lower_a_loss(self) -> None:
+        """Ten steps of supervised learning; metrics are those of the loss function, `grad_norm` and `lr`."""
+        with self.built() as trainer:
+            losses = [self.step(trainer, SPLITS[0]) for _ in range(10)]
+        missing = {"loss", "grad_norm", "lr"} - losses[0].keys()
+        assert not missing, f"train_step must report {sorted(missing)}"
+        assert losses[0]["grad_norm"] > 0, "the gradient of the first step is zero"
+        first, last = losses[0]["loss"], losses[-1]["loss"]
+        assert last < first, f"ten steps raised the loss from {first:.4f} to {last:.4f}"
+
+    def test_a_step_returns_the_log_probs_before_it(self) -> None:
+        """Those of `log_probs`, detached, by position; of the samples that its micro-batches name, and no others."""
+        chosen = SPLITS[1][:2]
+        with self.built() as trainer:
+            before = trainer.log_probs(example_batch(), SPLITS[0])
+            found = self.step_result(trainer, chosen).log_probs
+        assert sorted(found) == sorted(i for part in chosen for i in part), f"of other samples: {sorted(found)}"
+        for position, part in found.items():
+            assert not part.requires_grad, "the log-probs in a StepResult carry a gradient"
+            gap = (part - before[position]).abs().max().item()
+            assert gap <= self.tolerance, f"a step's log-probs are up to {gap:.2g} from those before it"
+
+    def test_no_split_changes_the_step(self) -> None:
+        """Gradients and metrics are summed over micro-batches."""
+        outcomes = []
+        for micro_batches in SPLITS:
+            with self.built() as trainer:
+                metrics = self.step(trainer, micro_batches)
+                outcomes.append((metrics["loss"], metrics["grad_norm"]))
+        assert outcomes[1] == pytest.approx(outcomes[0], rel=1e-3), (
+            f"(loss, grad_norm) depend on the micro-batches: {outcomes[0]} in one, {outcomes[1]} in three"
+        )
+
+    def test_weights_have_the_checkpoints_names(self) -> None:
+        """HF names and shapes, every one, and the values that were loaded."""
+        expected = weights()
+        with self.built() as trainer:
+            found = {name: tensor.detach().cpu().float() for name, tensor in trainer.named_weights()}
+        wrong = sorted(found.keys() ^ expected.keys())
+        assert not wrong, f"named_weights() and the checkpoint differ in {wrong[:5]}"
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor.float()), f"{name} is not what the checkpoint holds"
+
+    def test_a_saved_trainer_goes_on_bit_for_bit(self) -> None:
+        """Optimizer state included; `save` also writes the model in HF layout."""
+        directory = Path(str(self.folder)) / "checkpoint"
+        directory.mkdir()
+        with self.built() as trainer:
+            self.step(trainer, SPLITS[1])
+            trainer.save(directory)
+            expected = self.step(trainer, SPLITS[1])
+            weights_then = {name: tensor.detach().clone() for name, tensor in trainer.named_weights()}
+        assert (directory / "config.json").is_file(), "save() must write an HF-layout model: there is no config.json"
+        with self.built() as trainer:
+            trainer.load(directory)
+            found = self.step(trainer, SPLITS[1])
+            for name, tensor in trainer.named_weights():
+                assert torch.equal(tensor, weights_then[name]), f"after save and load the next step differs in {name}"
+        differ = {k: (expected[k], found.get(k)) for k in ("loss", "grad_norm", "lr") if expected[k] != found.get(k)}
+        assert not differ, f"after save and load the next step reports other numbers: {differ}"
+
+    def test_offloading_changes_no_bit(self) -> None:
+        """Steps, weights and what is saved between `offload` and `onload`; skipped without `offload`."""
+        if not hasattr(self.resolved.obj, "offload"):
+            pytest.skip("its class has no `offload`")
+        directory = Path(str(self.folder)) / "offloaded"
+        directory.mkdir()
+        with self.built() as trainer:
+            self.step(trainer, SPLITS[1])
+            expected = self.step(trainer, SPLITS[1])
+            weights_then = {name: tensor.detach().clone() for name, tensor in trainer.named_weights()}
+        with self.built() as trainer:
+            trainer.offload()  # as before the first rollout
+            trainer.offload()
+            trainer.onload()
+            self.step(trainer, SPLITS[1])
+            trainer.offload()
+            trainer.save(directory)
+            trainer.onload()
+            trainer.onload()
+            found = [self.step(trainer, SPLITS[1])]
+            trainer.offload()
+            for name, tensor in trainer.named_weights():
+                assert torch.equal(tensor, weights_then[name]), f"after offload and onload a step differs in {name}"
+        with self.built() as trainer:
+            trainer.load(directory)
+            found.append(self.step(trainer, SPLITS[1]))
+        for metrics in found:
+            differ = {k: (expected[k], metrics.get(k)) for k in ("loss", "grad_norm") if expected[k] != metrics.get(k)}
+            assert not differ, f"after offload and onload a step reports other numbers: {differ}"
+
+    def test_a_critic_answers_values(self) -> None:
+        """One float32 per response token; skipped for a trainer without the keyword `role`."""
+        if not declared(self.resolved.obj, ("role",)):
+            pytest.skip("it has no critic: its class takes no keyword `role`")
+        batch = example_batch()
+        with self.built() as actor, self.built(role="critic") as critic:
+            assert actor.world_size == critic.world_size
+            for micro_batches in SPLITS:
+                found = critic.values(batch, micro_batches)
+                shapes = [tuple(part.shape) for part in found]
+                assert shapes == [(n,) for n in LENGTHS], f"expected shapes {[(n,) for n in LENGTHS]}; found {shapes}"
+                assert all(torch.isfinite(part).all() for part in found), "a value is not finite"
+
+    def test_given_experts_are_used(self) -> None:
+        """Routing replay; skipped for a trainer whose class does not declare `routing_replay`."""
+        from slime_core.models.config import load_model_config
+        from slime_core.models.decoder import Decoder
+        from slime_core.models.hf_io import read_weights
+        from slime_core.models.routing import FREE, Routing
+
+        if not traits_of(self.resolved.obj, TrainerTraits).routing_replay:
+            pytest.skip("its traits do not say `routing_replay`")
+        checkpoint = tiny_moe_model(dense_layer=False)
+        settings = self.settings.model_copy(update={"hf_checkpoint": str(checkpoint)})
+        decoder = Decoder.from_weights(load_model_config(checkpoint), read_weights(checkpoint))
+        temperature = float(getattr(settings, "rollout_temperature", 1.0))
+        batch, generator = example_batch(), torch.Generator().manual_seed(8)
+        shapes = [(len(tokens) - 1, 3, 8) for tokens in batch.tokens]
+        given = [torch.rand(shape, generator=generator).topk(2).indices for shape in shapes]
+        trainer = self.resolved.obj(settings)
+        try:
+            batch.routed_experts = [experts.numpy().astype("int32") for experts in given]
+            for micro_batches in SPLITS:
+                found = trainer.log_probs(batch, micro_batches)
+                for part, experts, tokens, length in zip(found, given, batch.tokens, LENGTHS):
+                    ids, last = torch.tensor(tokens), torch.full((1, 3, 2), FREE)
+                    with torch.no_grad():
+                        hidden = decoder.hidden(ids, [len(ids)], routing=Routing(torch.cat((experts, last))))
+                        logits = (hidden @ decoder.head_weight.T)[-length - 1 : -1] / temperature
+                    expected = torch.log_softmax(logits, -1).gather(1, ids[-length:, None])[:, 0]
+                    gap = (part.cpu() - expected).abs().max().item()
+                    assert gap <= self.tolerance, f"with given experts log-probs are up to {gap:.2g} off"
+            batch.routed_experts = [np.full((*shape[:2], 2), FREE, np.int32) for shape in shapes]
+            trainer.log_probs(batch, SPLITS[1])
+            for recorded, length in zip(batch.routed_experts, LENGTHS):
+                assert (recorded[-length:] >= 0).all(), "log_probs() leaves -1 where it chose experts for a response"
+        finally:
+            trainer.close()

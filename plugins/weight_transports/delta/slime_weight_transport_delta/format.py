@@ -1,0 +1,226 @@
+"""What changed between two versions of the weights, as files: the encodings of one tensor and the layout of a version.
+
+    <root>/weight_v000007/
+        model-00001-of-00002.safetensors   per changed tensor its zstd-compressed delta (U8); file metadata: tensor ->
+                                           checksum of its NEW bytes
+        model.safetensors.index.json       weight_map; metadata {version, base_version, delta_encoding,
+                                           compression_format, checksum_format}; size and checksum of every file
+
+A version without `base_version` stands by itself: a full one holds plain HF-layout weights, and one with
+`base_checkpoint` is that checkpoint, tensor for tensor. Layout and encodings are those of THUDM/slime's disk deltas;
+`chain`, `files`, `checksums` and `digest` are ours. What a reader would get wrong: version numbers come again after a
+resume, so a delta fits a local copy only when the `chain` is the same too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+import zstandard
+
+from slime_core.errors import ConfigError, WeightSyncError
+from slime_weight_transport_delta.raw_safetensors import INDEX, Bytes
+
+FORMAT = "slime-weights-1"
+FULL = "none"
+"""`delta_encoding` of versions that stand by themselves."""
+_LEVEL = 1
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_NAME = re.compile(r"weight_v(\d{6,})")
+
+
+# -- checksums -------------------------------------------------------------------------------------------
+
+
+def checksum_function(name: str) -> Callable[[Bytes], str]:
+    """Bytes -> hex digits, for a value of `--update-weight-delta-checksum`. Raises ConfigError."""
+    if name == "xxh3-128":
+        return lambda data: xxhash.xxh3_128_hexdigest(data.data)
+    if name == "adler32":
+        return lambda data: f"{zlib.adler32(data.data):08x}"
+    if name == "blake3":
+        try:
+            from blake3 import blake3
+        except ImportError as error:
+            raise ConfigError(
+                "--update-weight-delta-checksum blake3: the package is not installed; type pip install"
+                " 'slime-rl[blake3]', or take xxh3-128"
+            ) from error
+        return lambda data: str(blake3(data.data).hexdigest())
+    raise ConfigError(f"--update-weight-delta-checksum {name!r}; allowed: xxh3-128, blake3, adler32")
+
+
+# -- one tensor ------------------------------------------------------------------------------------------
+
+
+def changed_elements(old: Bytes, new: Bytes, item: int) -> Any:
+    """Positions of the elements of `item` bytes that differ, as [n] int64."""
+    return np.flatnonzero(old.view(_UNSIGNED[item]) != new.view(_UNSIGNED[item]))
+
+
+def encode(old: Bytes, new: Bytes, item: int, encoding: str, positions: Any) -> bytes:
+    """The delta of one tensor, compressed.
+
+    Args:
+        old: Bytes before.
+        new: Bytes after; as many.
+        item: Bytes per element.
+        encoding: "xor": old ^ new. "overwrite": uint32 count, uint32 positions, values; little endian.
+        positions: Of `changed_elements`.
+
+    Raises:
+        WeightSyncError: "overwrite" and an element too far out for 32 bits.
+    """
+    assert old.nbytes == new.nbytes, "callers compare shapes first"
+    compress = zstandard.ZstdCompressor(level=_LEVEL).compress
+    if encoding == "xor":
+        return compress(np.bitwise_xor(old, new).data)
+    if new.nbytes // item > 2**32:
+        raise WeightSyncError(f"a tensor of {new.nbytes // item} elements; type --update-weight-delta-encoding xor")
+    values = new.view(_UNSIGNED[item])[positions]
+    return compress(np.uint32(len(positions)).tobytes() + positions.astype("<u4").tobytes() + values.tobytes())
+
+
+def decode(payload: bytes, old: Bytes, item: int, encoding: str) -> Bytes:
+    """Inverse of `encode`: bytes after. Raises ValueError when the payload is no delta of that many bytes."""
+    largest = old.nbytes if encoding == "xor" else 4 + old.nbytes // item * (4 + item)
+    try:
+        said = zstandard.frame_content_size(payload)
+        if not 0 <= said <= largest:
+            raise ValueError(f"unpacks to {said} bytes; at most {largest} make sense")
+        data = np.frombuffer(zstandard.ZstdDecompressor().decompress(payload), np.uint8)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"not zstd: {error}") from error
+    if encoding == "xor":
+        if data.nbytes != old.nbytes:
+            raise ValueError(f"{data.nbytes} bytes for a tensor of {old.nbytes}")
+        return np.bitwise_xor(old, data)
+    count = int(data[:4].view("<u4")[0]) if data.nbytes >= 4 else -1
+    if data.nbytes != 4 + count * (4 + item):
+        raise ValueError(f"{count} elements in {data.nbytes} bytes")
+    positions = data[4 : 4 + 4 * count].view("<u4")
+    if count and int(positions.max()) >= old.nbytes // item:
+        raise ValueError(f"position {positions.max()} in a tensor of {old.nbytes // item} elements")
+    new = old.copy()
+    new.view(_UNSIGNED[item])[positions] = data[4 + 4 * count :].copy().view(_UNSIGNED[item])
+    return new
+
+
+# -- one version -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Version:
+    """`model.safetensors.index.json` of a version."""
+
+    version: int
+    base_version: int | None
+    """The version that deltas are applied to; None for one that stands by itself."""
+    chain: str
+    """The same for a base and all deltas upon it."""
+    encoding: str
+    checksum: str
+    """Name of the checksum."""
+    base_checkpoint: str | None = None
+    weight_map: dict[str, str] = field(default_factory=dict)
+    files: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Name -> size, checksum."""
+    checksums: dict[str, str] = field(default_factory=dict)
+    """Tensor -> checksum, of a version that is a checkpoint."""
+    directory: Path = field(default_factory=Path)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its safetensors files."""
+        return sum(size for size, _ in self.files.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """What the index holds."""
+        metadata = {
+            "version": self.version,
+            "base_version": self.base_version,
+            "delta_encoding": self.encoding,
+            "compression_format": "none" if self.encoding == FULL else "zstd",
+            "checksum_format": self.checksum,
+            "total_size": self.nbytes,
+            "format": FORMAT,
+            "chain": self.chain,
+        }
+        if self.base_checkpoint is not None:
+            metadata["base_checkpoint"] = self.base_checkpoint
+        content = {
+            "metadata": metadata,
+            "weight_map": self.weight_map,
+            "files": {name: list(facts) for name, facts in self.files.items()},
+            "checksums": self.checksums,
+        }
+        return {**content, "digest": _digest(content)}
+
+    def verify_files(self) -> None:
+        """Raise WeightSyncError naming the first file that is not what was written."""
+        checksum = checksum_function(self.checksum)
+        for name, (size, expected) in self.files.items():
+            path = self.directory / name
+            try:
+                found = path.stat().st_size
+                digest = checksum(np.memmap(path, np.uint8, "r")) if found == size else ""
+            except OSError as error:
+                raise WeightSyncError(f"{path}: cannot be read ({error}); weight version {self.version}") from error
+            if digest != expected:
+                what = f"{found} bytes instead of {size}" if found != size else f"{self.checksum} differs"
+                raise WeightSyncError(f"{path}: corrupted ({what}); weight version {self.version} was not applied")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+
+def version_directory(root: Path, version: int) -> Path:
+    """Where a version lies."""
+    return root / f"weight_v{version:06d}"
+
+
+def versions_in(root: Path) -> dict[int, Path]:
+    """Version -> directory of everything below `root` that is named like one, ascending."""
+    if not root.is_dir():
+        return {}
+    found = [(match, path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    return dict(sorted((int(match[1]), path) for match, path in found))
+
+
+def read_version(root: Path, version: int) -> Version:
+    """Raises WeightSyncError when it is missing or its index is not what was written."""
+    path = version_directory(root, version) / INDEX
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        digest = value.pop("digest")
+        if digest != _digest(value):
+            raise ValueError("its digest differs")
+        metadata = value["metadata"]
+        if metadata["format"] != FORMAT or metadata["version"] != version:
+            raise ValueError(f"format {metadata['format']!r}, version {metadata['version']}")
+        return Version(
+            version,
+            metadata["base_version"],
+            metadata["chain"],
+            metadata["delta_encoding"],
+            metadata["checksum_format"],
+            metadata.get("base_checkpoint"),
+            value["weight_map"],
+            {name: (int(size), str(checksum)) for name, (size, checksum) in value["files"].items()},
+            value["checksums"],
+            path.parent,
+        )
+    except FileNotFoundError as error:
+        have = ", ".join(map(str, versions_in(root))) or "none"
+        raise WeightSyncError(f"weight version {version} is not in {root} (there: {have})") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightSyncError(f"{path}: corrupted ({error}); weight version {version} was not applied") from error

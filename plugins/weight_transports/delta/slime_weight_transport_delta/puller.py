@@ -1,0 +1,187 @@
+"""The process beside the engines of a host: deltas -> its local copy of the model -> the engines load it.
+
+`slime pull-weights` runs it; a run's client of SGLang tells it which version to bring. So neither SGLang nor its router
+needs a patch: an engine sees `/update_weights_from_disk` with a directory on its own disk.
+
+    POST /pull {"version": N[, "engine_urls": [...]][, "timeout": S][, "flush_cache": false]}
+        -> {success, version, bytes, seconds, rebuilt, engines: {url: {success, message}}}[, message]
+    GET /health, GET /status
+
+What a reader would get wrong: applying and loading are two things; an engine that refuses leaves the local copy at the
+new version, and asking again only loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from slime_core.errors import WeightSyncError
+from slime_weight_transport_delta.apply import Applied, apply, local_state
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_BODY = 1024**2
+
+
+class Puller:
+    """Keeps one local copy, for the engines of one host."""
+
+    def __init__(self, source: Path, local_dir: Path, engine_urls: Sequence[str], *, timeout: float) -> None:
+        """Nothing is read yet.
+
+        Args:
+            source: Directory of versions, as this host sees it.
+            local_dir: The copy.
+            engine_urls: Who loads it; requests may name some of these only. None: whoever a request names.
+            timeout: Seconds for one pull, apply and load together, unless the request says fewer.
+        """
+        self._source, self._local = source, local_dir
+        self._engines = [url.rstrip("/") for url in engine_urls]
+        self._timeout = timeout
+        self._lock = asyncio.Lock()
+        self._last: dict[str, Any] | None = None
+
+    def application(self) -> web.Application:
+        """The routes."""
+        app = web.Application(client_max_size=_LARGEST_BODY)
+        app.add_routes(
+            [web.post("/pull", self._pull), web.get("/health", self._health), web.get("/status", self._status)]
+        )
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        state = await asyncio.to_thread(local_state, self._local)
+        return web.json_response(
+            {
+                "source": str(self._source),
+                "local_dir": str(self._local),
+                "engine_urls": self._engines,
+                "version": None if state is None else state.version,
+                "busy": self._lock.locked(),
+                "last": self._last,
+            }
+        )
+
+    async def _pull(self, request: web.Request) -> web.Response:
+        try:
+            version, urls, timeout, flush = self._read(await request.json())
+        except ValueError as error:
+            return web.json_response({"success": False, "message": str(error)}, status=400)
+        self._last = await self.pull(version, urls, timeout, flush=flush)
+        return web.json_response(self._last, status=200 if self._last["success"] else 409)
+
+    def _read(self, body: Any) -> tuple[int, list[str], float, bool]:
+        allowed = {"version", "engine_urls", "timeout", "flush_cache"}
+        if not isinstance(body, dict) or not body.keys() <= allowed:
+            raise ValueError(f"expected an object of {', '.join(sorted(allowed))}")
+        version, urls, timeout = body.get("version"), body.get("engine_urls"), body.get("timeout", self._timeout)
+        if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+            raise ValueError(f"version is {version!r}; expected a whole number")
+        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout <= 0:
+            raise ValueError(f"timeout is {timeout!r}; expected seconds")
+        if urls is not None and not (isinstance(urls, list) and all(isinstance(url, str) for url in urls)):
+            raise ValueError(f"engine_urls is {urls!r}; expected a list of URLs")
+        wanted = self._engines if urls is None else [url.rstrip("/") for url in urls]
+        unknown = sorted(set(wanted) - set(self._engines)) if self._engines else []
+        if unknown:
+            raise ValueError(f"no engine of this puller: {', '.join(unknown)}; it has {', '.join(self._engines)}")
+        if not wanted:
+            raise ValueError("this puller was started without --engine-url, so engine_urls must name who loads")
+        flush = body.get("flush_cache", True)
+        if not isinstance(flush, bool):
+            raise ValueError(f"flush_cache is {flush!r}; expected true or false")
+        return version, wanted, min(float(timeout), self._timeout), flush
+
+    async def pull(
+        self, version: int, engine_urls: Sequence[str], timeout: float, *, flush: bool = True
+    ) -> dict[str, Any]:
+        """The answer to `POST /pull`; never raises for what may go wrong with versions, disk or engines."""
+        started = time.monotonic()
+        answer: dict[str, Any] = {"success": False, "version": version, "bytes": 0, "rebuilt": False, "engines": {}}
+        try:
+            async with asyncio.timeout(timeout):
+                async with self._lock:
+                    applied = await self._apply(version)
+                    answer |= {"bytes": applied.wire_bytes, "rebuilt": applied.rebuilt}
+                    answer["engines"] = await self._load(version, engine_urls, started + timeout, flush)
+        except WeightSyncError as error:
+            answer["message"] = str(error)
+        except TimeoutError:
+            answer["message"] = f"weight version {version} was not applied and loaded within {timeout:g} s"
+        refused = [f"{url}: {r['message']}" for url, r in answer["engines"].items() if not r["success"]]
+        if refused:
+            answer["message"] = "; ".join(refused)
+        answer["success"] = "message" not in answer
+        answer["seconds"] = time.monotonic() - started
+        if not answer["success"]:
+            logger.error("weight version %d: %s", version, answer["message"])
+        return answer
+
+    async def _apply(self, version: int) -> Applied:
+        """In a thread that is waited for even after the deadline: two must not write to the copy."""
+        task = asyncio.create_task(asyncio.to_thread(apply, self._source, self._local, version))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            with contextlib.suppress(WeightSyncError):
+                await task
+            raise
+
+    async def _load(self, version: int, urls: Sequence[str], deadline: float, flush: bool) -> dict[str, dict[str, Any]]:
+        body: dict[str, Any] = {"model_path": str(self._local.resolve()), "weight_version": str(version)}
+        if not flush:
+            body["flush_cache"] = False
+        # `total` ends each call just before the pull's own deadline, so that the others' outcomes are not lost.
+        left = max(deadline - time.monotonic() - 0.5, 0.1)
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=left)) as session:
+            outcomes = await asyncio.gather(*(_load_one(session, url, body, left) for url in urls))
+        return dict(zip(urls, outcomes))
+
+
+async def _load_one(session: aiohttp.ClientSession, url: str, body: dict[str, Any], left: float) -> dict[str, Any]:
+    try:
+        async with session.post(f"{url}/update_weights_from_disk", json=body) as response:
+            raw = await response.read()
+            answer = await response.json(content_type=None) if raw else {}
+    except TimeoutError:
+        return {"success": False, "message": f"/update_weights_from_disk: no answer within {left:.0f} s"}
+    except (aiohttp.ClientError, ValueError) as error:
+        return {"success": False, "message": f"/update_weights_from_disk: {type(error).__name__}: {error}"}
+    answer = answer if isinstance(answer, dict) else {}
+    ok = response.status == 200 and answer.get("success") is True
+    message = str(answer.get("message") or f"status {response.status}")
+    return {"success": ok, "message": message} | ({"refused": True} if response.status == 400 else {})
+
+
+async def serve(puller: Puller, host: str, port: int, ready: Callable[[int], None]) -> None:
+    """Answer requests until cancelled.
+
+    Args:
+        puller: What to serve.
+        host: Address to listen on.
+        port: 0 takes a free one.
+        ready: Called with the port once requests are answered.
+
+    Raises:
+        OSError: The address cannot be had.
+    """
+    runner = web.AppRunner(puller.application(), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        ready(runner.addresses[0][1])
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()

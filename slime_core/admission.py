@@ -1,0 +1,274 @@
+"""Admission to training: what must hold of every sample that is trained on, whoever made it.
+
+`rollout/batch.py` calls `admit` once for the samples that become a batch: generated, loaded or supervised. The sample
+runner asks `problem` as soon as a sample has been generated, so that a bad one counts as a failure like others. What a
+reader would get wrong: a sample that does not pass is data. It becomes FAILED with the reason and trains nothing; the
+run goes on.
+
+The invariants, of tokens [prompt + response]:
+
+1. Spans add up to the tokens.
+2. A sampled token of the response has a finite log-prob <= 0, if log-probs are known, and every other token has 0.0.
+   Those of a response that came as text (`take_text`) are not known, and the trainer's own stand in for them.
+3. It has a weight version, if versions are known, and every other token has `NOT_SAMPLED`; versions never decrease.
+4. A loss mask holds 0 and 1, and 1 only where a token was sampled or given as a demonstration. What it withholds
+   beyond the spans is kept in them; what the spans withhold, it cannot give back.
+5. Where a sample has images, no token that was sampled is the one that images stand as: the model would look for an
+   image there.
+6. The status is one that there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
+
+from slime_core import provenance
+from slime_core.provenance import NOT_SAMPLED, TRAINABLE, Source, Spans
+from slime_core.trajectory import POSITIVE_LOG_PROB
+from slime_core.types import Sample, SampleStatus
+
+WHERE = "the trainer's door"
+"""`metadata["failure"]["where"]` of samples that are refused."""
+BY_MASK = "loss_mask"
+"""Why tokens are withheld that a supplied mask leaves out."""
+_STATUSES = tuple(SampleStatus)
+
+
+class Drawn(NamedTuple):
+    """What a generate function was given, to compare with what it returns."""
+
+    prompt: list[int]
+    """Ids of the prompt."""
+    num_tokens: int
+    """Of prompt and the response so far."""
+    spans: Spans | None
+    messages: Any
+    """The prompt itself."""
+    num_messages: int
+
+    @classmethod
+    def of(cls, sample: Sample) -> Drawn:
+        """Before the call."""
+        spans = list(sample.spans) if sample.spans is not None else None
+        return cls(sample.prompt_tokens, len(sample.tokens), spans, sample.prompt, len(sample.prompt))
+
+    def has_prompt_of(self, sample: Sample) -> bool:
+        """Whether the sample's text or messages are still those that were given."""
+        return sample.prompt is self.messages and len(sample.prompt) == self.num_messages
+
+    def problem(self, sample: Sample, *, same: bool) -> str | None:
+        """What is wrong with what came back; None where it is settled what its spans say, and its prompt.
+
+        Code that knows no spans leaves them as they were while it sets the tokens: they are forgotten then, as far as
+        they cannot be true any more. Where it knows them, what was sampled must stand after the prompt that it was
+        appended to, which may be one of the code's own; `Trajectory.replace_lossy` says so where another one is meant.
+
+        Args:
+            sample: What came back.
+            same: It is the sample that was given; another one may have a prompt of its own.
+        """
+        try:
+            prompt_length = len(sample.tokens) - sample.response_length
+            kept_prompt = list(sample.tokens[: len(self.prompt)]) == self.prompt
+        except TypeError:
+            return None  # `settled` says what it is
+        if sample.spans == self.spans:
+            if not kept_prompt or prompt_length != len(self.prompt):
+                sample.spans = None
+            elif len(sample.tokens) != self.num_tokens:
+                sample.spans = provenance.part(sample.spans or (), 0, prompt_length) or None
+            return None
+        if kept_prompt or not same or sample.spans is None or "lossy" in sample.metadata:
+            return None
+        if sample.sampled_after == provenance.digest(sample.prompt_tokens):
+            return None
+        return (
+            "the prompt's tokens are neither those that were drawn nor those that the response was appended to; what"
+            " was sampled would be trained on after another prompt. Set sample.tokens to a prompt of your own before"
+            " append_response_tokens, or use Trajectory.replace_lossy"
+        )
+
+
+def is_text(sample: Sample) -> bool:
+    """Whether the response is there as text only."""
+    return bool(sample.response) and sample.response_length == 0 and sample.status != SampleStatus.FAILED
+
+
+def take_text(sample: Sample, response: list[int]) -> str | None:
+    """Give a sample whose response is text its ids, which count as `Source.TEXT`; what is wrong with it, else None.
+
+    Its log-probs are not known; a mask of its own has an entry for each id. One that is still PENDING is COMPLETED.
+    """
+    mask = list(sample.loss_mask) if sample.loss_mask is not None else []
+    if mask and len(mask) != len(response):
+        return (
+            f"loss_mask has {len(mask)} entries and the response, given as text, has {len(response)} tokens; leave the"
+            " mask out, give one entry for each token, or append ids by append_response_tokens"
+        )
+    prompt, spans = list(sample.tokens), sample.told_spans()
+    if provenance.num_tokens(spans) != len(prompt):
+        sample.spans = None
+        spans = sample.told_spans()
+    provenance.add_span(spans, Source.TEXT, len(response))
+    sample.tokens, sample.spans, sample.response_length = prompt + response, spans, len(response)
+    sample.loss_mask, sample.rollout_log_probs, sample.token_weight_versions = mask or None, None, []
+    sample.sampled_after = provenance.digest(prompt)
+    if sample.status == SampleStatus.PENDING:
+        sample.status = SampleStatus.COMPLETED
+    return None
+
+
+def admit(samples: Iterable[Sample], image_token: int | None = None) -> list[Sample]:
+    """Settle the samples that train: `spans` complete, `loss_mask` what follows from them. Those refused, now FAILED.
+
+    Samples that train nothing (failed, or removed by a filter) stay as they are. `image_token`: the model's
+    (`multimodal.image_token_of`).
+    """
+    refused = []
+    for sample in samples:
+        if sample.is_removed:
+            continue
+        try:
+            spans = settled(sample, image_token)
+        except (TypeError, ValueError) as error:
+            sample.fail(WHERE, str(error))
+            sample.spans = None
+            refused.append(sample)
+            continue
+        sample.spans = spans
+        if sample.response_length:
+            sample.loss_mask = provenance.loss_mask(spans, len(sample.tokens) - sample.response_length)
+    return refused
+
+
+def problem(sample: Sample, image_token: int | None = None) -> str | None:
+    """The first invariant that the sample breaks, in words; None when it can be trained on. Changes nothing."""
+    try:
+        settled(sample, image_token)
+    except (TypeError, ValueError) as error:  # a field of a user's code may hold anything
+        return str(error)
+    return None
+
+
+def settled(sample: Sample, image_token: int | None = None) -> Spans:
+    """Spans of all tokens, with what the sample's loss mask withholds.
+
+    Raises:
+        ValueError: An invariant does not hold, or the sample's status is none.
+        TypeError: A field does not hold numbers.
+    """
+    sample.validate()
+    if sample.status not in _STATUSES:
+        raise ValueError(f"status is {sample.status!r:.80}; one of {', '.join(_STATUSES)}")
+    spans = provenance.from_json(sample.told_spans())
+    num_tokens, covered = len(sample.tokens), provenance.num_tokens(spans)
+    if covered != num_tokens:
+        raise ValueError(
+            f"spans cover {covered} tokens and the sample has {num_tokens}; extend it by append_response_tokens or"
+            " a Trajectory, or set spans to None, to have them derived from loss_mask and token_weight_versions"
+        )
+    prompt_length = num_tokens - sample.response_length
+    if sample.response_length and not prompt_length:
+        raise ValueError("no prompt tokens; sample.tokens must hold prompt and response")
+    _check_columns(sample, spans, prompt_length)
+    if image_token is not None and sample.multimodal_train_inputs:
+        _check_no_image(sample, spans, prompt_length, image_token)
+    derived = provenance.loss_mask(spans, prompt_length)
+    mask = derived if sample.loss_mask is None else _as_list(sample.loss_mask)
+    if mask == derived:
+        return spans
+    if odd := [m for m in mask if m not in (0, 1)]:
+        raise ValueError(f"loss_mask has the entry {odd[0]!r}; each is 0 or 1")
+    return _masked(spans, prompt_length, [bool(m) for m in mask], derived)
+
+
+def _check_columns(sample: Sample, spans: Spans, prompt_length: int) -> None:
+    log_probs = None if sample.rollout_log_probs is None else _as_list(sample.rollout_log_probs)
+    versions = _as_list(sample.token_weight_versions)
+    newest = end = 0
+    for span in spans:
+        begin, end = max(0, end - prompt_length), end + span.length
+        piece = slice(begin, end - prompt_length)
+        if end <= prompt_length:
+            continue
+        sampled = span.source == Source.SAMPLED
+        if log_probs is not None:
+            _check_log_probs(log_probs[piece], sampled, span.source, begin)
+        if not versions:
+            continue
+        if sampled:
+            newest = _newest_version(versions[piece], newest, begin)
+        elif versions[piece].count(NOT_SAMPLED) != end - prompt_length - begin:
+            raise ValueError(
+                f"response tokens {begin} to {end - prompt_length - 1} are {span.source.value}, and"
+                " token_weight_versions says that a policy sampled some"
+            )
+
+
+def _check_no_image(sample: Sample, spans: Spans, prompt_length: int, image_token: int) -> None:
+    end = 0
+    for span in spans:
+        begin, end = end, end + span.length
+        if span.source == Source.SAMPLED and image_token in sample.tokens[begin:end]:
+            at = sample.tokens.index(image_token, begin) - prompt_length
+            raise ValueError(
+                f"response token {at} was sampled and is {image_token}, the token of images: the model would look for"
+                " an image there, beside those of the prompt"
+            )
+
+
+def _as_list(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else list(values)
+
+
+def _check_log_probs(log_probs: Sequence[float], sampled: bool, source: Source, begin: int) -> None:
+    if not sampled:
+        if any(log_probs):
+            at = next(i for i, p in enumerate(log_probs) if p)
+            raise ValueError(
+                f"response token {begin + at} is {source.value} and has log-prob {log_probs[at]}; only sampled tokens"
+                " have one, others 0.0"
+            )
+    elif not math.isfinite(sum(log_probs)) or max(log_probs) > POSITIVE_LOG_PROB:
+        at = next((i for i, p in enumerate(log_probs) if not -math.inf < p <= POSITIVE_LOG_PROB), 0)
+        raise ValueError(
+            f"response token {begin + at} was sampled with log-prob {log_probs[at]}; it must be a finite number <= 0"
+        )
+
+
+def _newest_version(versions: Sequence[int], newest: int, begin: int) -> int:
+    """The newest version so far, after these. Raises ValueError where one is missing or older than one before."""
+    if versions[0] >= newest and versions.count(versions[0]) == len(versions):  # most responses
+        return versions[0]
+    for at, (before, version) in enumerate(pairwise([newest, *versions])):
+        if version < 0:
+            raise ValueError(f"response token {begin + at} was sampled and token_weight_versions has {version} for it")
+        if version < before:
+            raise ValueError(
+                f"response token {begin + at} was sampled by weight version {version}, after one of version {before};"
+                " versions never decrease along a sample"
+            )
+    return versions[-1]
+
+
+def _masked(spans: Spans, prompt_length: int, mask: Sequence[bool], derived: Sequence[int]) -> Spans:
+    """The spans with what the mask withholds. Raises ValueError where it trains what nobody may."""
+    start = 0
+    for span in spans:
+        begin, start = max(0, start - prompt_length), start + span.length
+        if span.source not in TRAINABLE and any(mask[begin : max(0, start - prompt_length)]):
+            at = mask.index(True, begin)
+            raise ValueError(
+                f"loss_mask trains response token {at}, which is {span.source.value}; only tokens that the policy"
+                " sampled, or that the data gives as the assistant's, can be trained on"
+            )
+    begin = 0
+    for left_out, run in groupby(t and not m for m, t in zip(mask, derived, strict=True)):
+        end = begin + sum(1 for _ in run)
+        if left_out:
+            spans = provenance.withhold(spans, prompt_length + begin, prompt_length + end, BY_MASK)
+        begin = end
+    return spans

@@ -1,0 +1,190 @@
+"""A run from its record's beginning to its summary, whatever launched it: resume, loop, hooks, end.
+
+Each launcher builds the parts of its run and calls `drive` in the process that records it: the real parts (`inline`),
+or stand-ins for those that live elsewhere. `drive` may run the loop several times, where the launcher says what it
+survives; only the last end is the run's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime_core import loop
+from slime_core.data.dumps import check_saved
+from slime_core.errors import ConfigError
+from slime_core.launch import drain
+from slime_core.launch.journal import Journal
+from slime_core.launch.offload import make_room, offloading
+from slime_core.launch.prepare import Prepared
+from slime_core.launch.ranks import is_rank
+from slime_core.launch.resume import first_rollout, goes_on, restore, unfinished_evaluations
+from slime_core.launch.trainers import Trainers
+from slime_core.models.hf_io import copy_assets
+from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
+from slime_core.observability.timeline import timed_stages
+from slime_core.observability.trackers.jsonl import cut_after
+from slime_core.protocols import Args
+from slime_core.weights.sync import WeightReceiver, WeightSync
+
+
+@dataclass
+class RunParts:
+    """The parts of a run as its leading process has them: the real ones, or stand-ins for those that live elsewhere."""
+
+    trainers: Any
+    """Has `load`."""
+    save_trainers: Callable[[Path], None]
+    """All ranks' part of a checkpoint into the directory."""
+    stage: Any
+    """Has `save`, `load`, `interrupt` and `stop` (`RolloutStage`)."""
+    rollout: Any
+    """What the loop generates with; `start` brings it up. With `--async` an `AsyncRollout`."""
+    learner: Any
+    weights: Any
+    """Has `version` besides what the loop needs (`WeightSync`)."""
+    unpushed: bool = False
+    """Weights have been trained that no engine serves: with `--update-weights-interval`, or amid a step."""
+    unfinished: list[int] = field(default_factory=list)
+    """See `loop_async.AsyncStages`."""
+    survives: tuple[type[Exception], ...] = ()
+    """Errors of the loop after which the generation side is kept, for `recover`."""
+    recover: Callable[[Exception, Journal], int] | None = None
+    """Puts the parts into the state of the last commit; the rollout to go on with. Raises when that cannot be."""
+
+
+def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -> dict[str, Any]:
+    """The run from its record's beginning to its summary, for every launcher: resume, loop, hooks, stop."""
+    args, run_dir, stage, weights = run.args, run_dir_of(run.args), parts.stage, parts.weights
+    journal = Journal(
+        args,
+        run_dir,
+        run.hooks,
+        [lambda directory, _: parts.save_trainers(directory), stage.save],
+        lambda: {
+            "weight_version": weights.version + parts.unpushed,
+            "unfinished_evaluations": parts.unfinished,
+            "settings": run.settings.to_dict(),
+        },
+        run.plugins,
+        started,
+    )
+    start = args.start_rollout_id = first_rollout(args, commit)
+    with told_to_hooks(run, run_dir):
+        if commit is not None:
+            restore(
+                args,
+                commit,
+                run.settings.to_dict(),
+                trainer=parts.trainers,
+                stage=stage,
+                weights=weights,
+                journal=journal,
+            )
+            if not args.finetune:
+                parts.unfinished += unfinished_evaluations(commit)
+        cut_after(run_dir, start, parts.unfinished)
+        try:
+            done = _to_the_end(args, parts, journal, start)
+        finally:
+            stage.stop()
+        early = done < args.num_rollout or bool(parts.unfinished)
+        return journal.finish(run.settings.command, done, str(commit) if commit else None, early=early)
+
+
+def _to_the_end(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
+    """Run the loop, again from the last commit after what `parts` survives; returns how many rollouts are done."""
+    run_loop = _run_loop
+    if args.async_training:
+        from slime_core.launch.inline_async import run_loop_async
+
+        run_loop = run_loop_async
+    while True:
+        try:
+            return run_loop(args, parts, journal, start)
+        except parts.survives as error:
+            assert parts.recover is not None
+            start = parts.recover(error, journal)
+            parts.unpushed = False
+            parts.unfinished[:] = unfinished_evaluations(journal.store.commits()[-1])
+
+
+def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
+    """Run the synchronous loop to its end, an early one included; returns how many rollouts are done."""
+    make_room(args, parts.trainers)
+    parts.rollout.start()
+    with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
+        draining.on_ask(parts.stage.interrupt)
+        stages = loop.Stages(parts.rollout, parts.learner, parts.weights, journal, parts.unfinished)
+        stages = offloading(args, stages, parts.trainers)
+        try:
+            return loop.train(args, timed_stages(stages, args, start), start)
+        except parts.survives as error:
+            draining.check_goes_on(error)
+            raise
+
+
+def begin_run_dir(run: Prepared, commit: Path | None) -> None:
+    """Create the run directory and say what the run starts from. Raises ConfigError, RolloutError."""
+    args, run_dir = run.args, run_dir_of(run.args)
+    if args.load_debug_rollout_data:
+        check_saved(args, first_rollout(args, commit))
+    open_run_dir(run_dir, args.save, resume=goes_on(run.settings, commit), overwrite=args.overwrite)
+    for line in run.starting_points:
+        print(line, flush=True)
+    if args.dump_details:
+        copy_assets(args.hf_checkpoint, Path(args.dump_details) / "tokenizer")
+
+
+def build_weights(
+    run: Prepared, trainers: Trainers, receiver: WeightReceiver, on_update: Callable[[int], object]
+) -> WeightSync:
+    """What pushes weights, in the process of rank 0; `on_update` is told each version once it is served."""
+    return WeightSync(run.args, trainers.actor, receiver, on_update, run.hooks.caller("slime_weights_written"))
+
+
+def build_learner(run: Prepared, trainers: Trainers) -> Any:
+    """What trains, in the process of each rank."""
+    from slime_core.learning.learner import Learner
+
+    estimator = run.parts.build_estimator(run.args)
+    loss = run.parts.build_loss(run.args, estimator)
+    return Learner(
+        run.args,
+        trainers.actor,
+        estimator,
+        loss,
+        critic=trainers.critic,
+        postprocess=run.hooks.caller("slime_train_data"),
+    )
+
+
+def rollouts_of(args: Args, source: Any) -> int:
+    """`--num-epoch` in rollouts."""
+    if not hasattr(source, "__len__"):
+        raise ConfigError("--num-epoch needs a data source with a length; set --num-rollout instead")
+    assert args.num_epoch is not None, "one of the two lengths is required"
+    rollouts = int(args.num_epoch * (len(source) // args.rollout_batch_size))
+    if rollouts == 0:
+        raise ConfigError(
+            f"--num-epoch {args.num_epoch}: the {len(source)} prompts do not fill one rollout of --rollout-batch-size"
+            f" {args.rollout_batch_size}; lower it, or set --num-rollout"
+        )
+    return rollouts
+
+
+@contextmanager
+def told_to_hooks(run: Prepared, run_dir: Path) -> Iterator[None]:
+    """Write `config.yaml`; `slime_run_start` before, `slime_run_end` on every way out."""
+    write_text(run_dir / CONFIG, run.settings.to_yaml(directory=os.getcwd()))
+    run.hooks.slime_run_start(args=run.args, run_dir=run_dir)
+    try:
+        yield
+    except BaseException as error:
+        run.hooks.slime_run_end(error=error)
+        raise
+    run.hooks.slime_run_end(error=None)

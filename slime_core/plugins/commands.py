@@ -1,0 +1,108 @@
+"""Commands of plugins: the list of them, without importing any, and the one that is chosen.
+
+They are components like all others (kind `commands`), so what leaves plugins out leaves them out, too. They are looked
+for only when the word is none of the core's, or for the list, which has those of installed distributions.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slime_core.distributions import BUNDLE, allowed_words, entry_points, installed, is_allowed
+from slime_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_core.protocols import Command
+
+KIND = "commands"
+
+
+def load(argv: Sequence[str], core: Sequence[str]) -> Command:
+    """The command of the first word: its name, or `distribution:name`.
+
+    Args:
+        argv: The command line.
+        core: Names of the core's commands, for the message.
+
+    Raises:
+        ConfigError: There is no such command.
+        PluginError: It is left out by what the user typed, two distributions offer it, or it cannot be loaded.
+    """
+    from slime_core.plugins.allow import enter_safe_mode
+    from slime_core.plugins.manager import current_registry
+    from slime_core.plugins.resolve import resolve
+
+    if "--no-plugins" in argv:
+        enter_safe_mode()
+    registry = current_registry()
+    distribution, colon, shown = argv[0].rpartition(":")
+    name = shown.replace("-", "_")
+    if not any(ref.kind == KIND and ref.name == name for ref in [*registry, *registry.left_out]):
+        raise ConfigError(_unknown(argv[0], [*core, *(_typed(name) for name in registry.names(KIND)), "version"]))
+    command: Command = resolve(KIND, f"{distribution}{colon}{name}", origin=f"slime {argv[0]}").obj
+    return command
+
+
+def offered(argv: Sequence[str], core: Sequence[str]) -> list[tuple[str, str]]:
+    """(What to type, help) of every command of an installed distribution, by name; nothing of slime is loaded for it.
+
+    A name that the core or another distribution has, too, is typed with its distribution.
+    """
+    words = allowed_words(argv, os.environ)
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for name, entry, distribution in entry_points(f"slime.{KIND}"):
+        if is_allowed(words, name, distribution):
+            found.setdefault((_typed(name), entry.value), (distribution, help_line(entry.value, distribution)))
+    names = [*core, *(name for name, _ in found)]
+    rows = [
+        (name if names.count(name) == 1 else f"{distribution}:{name}", text)
+        for (name, _), (distribution, text) in found.items()
+    ]
+    return sorted(rows)
+
+
+def help_line(target: str, distribution: str) -> str:
+    """What the list says of a command: its module's word, or why there is none."""
+    try:
+        return first_line(_source(target).read_bytes()) or f"of {distribution}"
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
+        return f"not usable ({distribution}): {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def first_line(source: bytes) -> str:
+    """Of a module's docstring, without "`slime NAME`: ". Raises SyntaxError, ValueError."""
+    first = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    return re.sub(r"^`slime [^`]*`: ", "", first).rstrip(".")
+
+
+def _source(target: str) -> Path:
+    """The file of a command's module, found without importing its packages. Raises ImportError, ValueError."""
+    name = target.partition(":")[0].strip()
+    first, *rest = name.split(".")
+    spec = find_spec(first)
+    for part in rest:
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ())) if spec else None
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"no module {name!r}")
+    return Path(spec.origin)
+
+
+def _typed(name: str) -> str:
+    """A registered name as one types it."""
+    return name.replace("_", "-")
+
+
+def _unknown(word: str, names: Sequence[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, names, n=1)
+    hint = f"Did you mean {close[0]}?" if close else f"Commands: {', '.join(names)}."
+    more = "" if installed(BUNDLE) else f" slime's own beyond the core come with: pip install {BUNDLE}"
+    return f"unknown command {word!r}. {hint}{more}"

@@ -1,0 +1,87 @@
+"""The core's ways for weights to the engines: tensors, and files. Others are plugins of the kind `weight_transports`.
+
+`WeightSync` chooses and builds one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from slime_core.errors import PluginSignatureError, WeightSyncError
+from slime_core.models.hf_io import copy_assets, write_weights
+from slime_core.protocols import Args, TransportTraits, WeightEngines, traits_of
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+def transport_traits(transport: type, cited: str) -> TransportTraits:
+    """What the transport's class declares. Raises PluginError, beginning with `cited`."""
+    traits = traits_of(transport, TransportTraits, cited)
+    if traits.arrives_by is not None and not hasattr(transport, "deliver"):
+        raise PluginSignatureError(
+            f"{cited}: class {transport.__name__} arrives by {traits.arrives_by!r} and has no async"
+            " deliver(args, engine, payload, version)"
+        )
+    return traits
+
+
+class TensorTransport:
+    """`tensor` and `distributed`: the trainer's own tensors, which the engine copies, maps or broadcasts."""
+
+    traits = TransportTraits()
+
+    def __init__(self, args: Args) -> None:
+        del args
+
+    def send(self, weights: Weights, version: int, engines: WeightEngines) -> Mapping[str, float]:
+        """As they come."""
+        sent = 0
+
+        def counted() -> Iterator[tuple[str, torch.Tensor]]:
+            nonlocal sent
+            for name, tensor in weights:
+                sent += tensor.numel() * tensor.element_size()
+                yield name, tensor
+
+        measured = engines.take(counted())
+        return {"perf/update_weights_wire_bytes": float(sent), **measured}
+
+
+class DiskTransport:
+    """`disk`: an HF-layout directory per version, which the engine loads."""
+
+    traits = TransportTraits(writes_files=True)
+
+    def __init__(self, args: Args) -> None:
+        self._args = args
+        self._root = Path(args.update_weight_disk_dir or Path(args.run_dir or "") / "weights")
+        self._kept: Path | None = None
+        """Directory of the version that is served, for an engine that has to be brought up to date."""
+
+    def send(self, weights: Weights, version: int, engines: WeightEngines) -> Mapping[str, float]:
+        """Write it, have it loaded, and remove what nobody needs any more."""
+        directory = self._root / f"weight_v{version:06d}"
+        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            copy_assets(self._args.hf_checkpoint, directory)
+            write_weights(directory, weights, shard_bytes=int(self._args.save_shard_size * 1e9))
+        except (OSError, SafetensorError) as error:  # the latter also when the disk is full
+            shutil.rmtree(directory, ignore_errors=True)
+            raise WeightSyncError(
+                f"weight version {version} could not be written, so {version - 1} goes on being served:"
+                f" {error}. Free space in {directory.parent}, or choose another --update-weight-disk-dir"
+            ) from error
+        engines.written(directory)
+        written = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+        measured = engines.take(directory)
+        if not self._args.update_weight_disk_keep_files:
+            # An engine that is brought back loads the version served once more, so that one stays until the next is.
+            done, self._kept = (self._kept, directory) if self._args.use_fault_tolerance else (directory, None)
+            if done is not None:
+                shutil.rmtree(done)
+        return {"perf/update_weights_wire_bytes": float(written), **measured}

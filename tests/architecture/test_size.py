@@ -1,0 +1,51 @@
+"""How large the core may be: ceilings that are only ever lowered (`make size` prints where it stands)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.architecture.trees import tree
+
+ROOT = Path(__file__).parents[2]
+CEILINGS = {"modules": 435, "code_lines": 37_900, "public_names": 1_780, "kinds": 35}
+DEMO_CEILING = 286
+"""Modules of slime_core that a run in one process imports."""
+NOT_OF_THE_DEMO = (
+    "slime_weight_transport_delta",
+    "slime_core.loop_async",
+    "slime_core.launch.inline_async",
+    "slime_core.rollout.producer",
+    "slime_core.model_presets",
+    "slime_core.trainers.embedded.lora",
+    "slime_core.tools",
+)
+
+
+@pytest.fixture(scope="module")
+def size() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("size", ROOT / "scripts" / "size.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["size"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_core_does_not_grow(size: ModuleType) -> None:
+    found = dataclasses.asdict(size.measure(ROOT, tree))
+    assert {name: found[name] for name, ceiling in CEILINGS.items() if found[name] > ceiling} == {}
+
+
+@pytest.mark.slow
+def test_a_run_in_one_process_imports_what_it_uses(size: ModuleType) -> None:
+    loaded = size.demo_modules()
+    for name in NOT_OF_THE_DEMO:
+        assert not [module for module in loaded if f"{module}.".startswith(f"{name}.")], name
+    assert sum(module.split(".")[0] == "slime_core" for module in loaded) <= DEMO_CEILING

@@ -1,0 +1,217 @@
+"""Merges against layouts written out by hand, and what the row helpers name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from slime_trainer_megatron.families import (
+    QKV,
+    Architecture,
+    Columns,
+    Gated,
+    GatedFused,
+    MegatronModel,
+    Merge,
+    Place,
+    Rows,
+    Whole,
+    attention_rows,
+    critic_of,
+    decoder_architecture,
+    dense_mlp_rows,
+    embedding_rows,
+    expert_rows,
+    places,
+    refuse,
+    rope_of,
+)
+
+from slime_core.errors import ConfigError
+
+HF = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def labelled(start: int, rows: int, columns: int = 3) -> torch.Tensor:
+    """Row i is all `start + i`, so that a row says where it came from."""
+    return (start + torch.arange(rows)).float()[:, None].expand(rows, columns).contiguous()
+
+
+def rows_of(tensor: torch.Tensor) -> list[int]:
+    return [int(value) for value in tensor[:, 0]]
+
+
+def test_queries_keys_and_values_are_interleaved_by_group() -> None:
+    # 4 heads in 2 groups, head_dim 2: queries 0..7, keys 100..103, values 200..203.
+    tensors = [labelled(0, 8), labelled(100, 4), labelled(200, 4)]
+    merged = QKV(4, 2, 2).to_megatron(tensors, 0, 1)
+    assert rows_of(merged) == [0, 1, 2, 3, 100, 101, 200, 201, 4, 5, 6, 7, 102, 103, 202, 203]
+    assert rows_of(QKV(4, 2, 2).to_megatron(tensors, 1, 2)) == rows_of(merged)[8:]
+    assert rows_of(QKV(4, 2, 2).to_megatron(tensors, 1, 4)) == rows_of(merged)[4:8]  # a part of a group
+
+
+def test_gates_of_the_attention_come_after_the_queries_of_their_group() -> None:
+    # HF: head by head its query (2 rows), then its gate (2 rows).
+    tensors = [labelled(0, 16), labelled(100, 4), labelled(200, 4)]
+    merged = QKV(4, 2, 2, gated=True).to_megatron(tensors, 0, 1)
+    first = [0, 1, 4, 5, 2, 3, 6, 7, 100, 101, 200, 201]
+    assert rows_of(merged)[:12] == first
+    back = QKV(4, 2, 2, gated=True).to_hf([merged])
+    assert all(torch.equal(one, other) for one, other in zip(back, tensors))
+
+
+def test_every_rank_has_its_gate_above_its_up_projection() -> None:
+    gate, up = labelled(0, 4), labelled(10, 4)
+    assert rows_of(Gated().to_megatron([gate, up], 0, 2)) == [0, 1, 10, 11]
+    assert rows_of(Gated().to_megatron([gate, up], 1, 2)) == [2, 3, 12, 13]
+    fused = torch.cat([gate, up])
+    assert torch.equal(GatedFused().to_megatron([fused], 1, 2), Gated().to_megatron([gate, up], 1, 2))
+
+
+def test_columns_are_outputs_and_rows_are_inputs() -> None:
+    weight = torch.arange(24.0).reshape(4, 6)
+    assert torch.equal(Columns().to_megatron([weight], 1, 2), weight[2:])
+    assert torch.equal(Rows().to_megatron([weight], 1, 2), weight[:, 3:])
+    assert Whole().to_megatron([weight], 0, 1) is weight
+
+
+CASES: list[tuple[Merge, list[tuple[int, ...]]]] = [
+    (Columns(), [(8, 6)]),
+    (Columns(), [(8,)]),
+    (Rows(), [(6, 8)]),
+    (Gated(), [(8, 6), (8, 6)]),
+    (Gated(), [(8,), (8,)]),
+    (GatedFused(), [(16, 6)]),
+    (QKV(8, 4, 2), [(16, 6), (8, 6), (8, 6)]),
+    (QKV(8, 4, 2), [(16,), (8,), (8,)]),
+    (QKV(8, 1, 2), [(16, 6), (2, 6), (2, 6)]),
+    (QKV(8, 4, 2, gated=True), [(32, 6), (8, 6), (8, 6)]),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_way_back_loses_no_bit_and_slices_are_the_same(case: int, size: int, dtype: torch.dtype) -> None:
+    merge, shapes = CASES[case]
+    whole = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(dtype) for i, shape in enumerate(shapes)]
+    parts = [merge.to_megatron(whole, rank, size) for rank in range(size)]
+    back = merge.to_hf(parts)
+    assert all(torch.equal(one, other) for one, other in zip(back, whole, strict=True))
+    axis = merge.read_axis(size)
+    if axis is not None:
+        for rank, part in enumerate(parts):
+            cut = [tensor.chunk(size, axis)[rank] for tensor in whole]
+            assert torch.equal(merge.to_megatron(cut, 0, 1), part)
+
+
+def test_what_does_not_divide_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"axis 0 of \(6, 3\) does not divide into 4 equal parts"):
+        Columns().to_megatron([labelled(0, 6)], 0, 4)
+    assert QKV(4, 2, 2).read_axis(4) is None
+    assert QKV(4, 2, 2).read_axis(2) == 0
+
+
+def architecture(**fields: Any) -> Architecture:
+    return decoder_architecture(HF, **fields)
+
+
+def test_fields_are_read_with_hfs_defaults() -> None:
+    found = architecture(add_qkv_bias=True)
+    assert found.transformer["kv_channels"] == 8
+    assert found.transformer["num_query_groups"] == 2
+    assert found.transformer["add_qkv_bias"] is True
+    assert (found.num_layers, found.num_experts, found.rotary_base, found.rope_scaling) == (3, 0, 10000.0, None)
+    assert decoder_architecture({**HF, "num_key_value_heads": None}).transformer["num_query_groups"] == 4
+
+
+def test_both_spellings_of_rotary_positions() -> None:
+    new = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}}
+    assert rope_of(new) == (5e5, None)
+    assert decoder_architecture({**HF, **new}).rotary_percent == 0.5
+    old = {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", "factor": 8.0}}
+    assert rope_of(old) == (5e5, {"type": "llama3", "factor": 8.0})
+    assert rope_of({}) == (10000.0, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; allowed: silu"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope type 'yarn' is not supported; allowed: default, llama3"),
+    ],
+)
+def test_what_megatron_would_compute_otherwise_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        decoder_architecture({**HF, **change})
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"config.json has no 'vocab_size'"):
+        decoder_architecture({key: value for key, value in HF.items() if key != "vocab_size"})
+    with pytest.raises(ConfigError, match="use_sliding_window 4 is not supported; allowed: False"):
+        refuse({"use_sliding_window": 4}, use_sliding_window=False)
+
+
+def test_places_are_in_the_order_of_export() -> None:
+    fields = architecture(num_moe_experts=2)
+    rows = [*embedding_rows(fields), *dense_mlp_rows(fields, layers=(0,)), *expert_rows(layers=(1, 2))]
+    names = [place.megatron for place in places(MegatronModel(fields, rows))]
+    assert names[0] == "embedding.word_embeddings.weight"
+    assert names[1:4] == [
+        f"decoder.layers.0.{x}" for x in ("pre_mlp_layernorm.weight", "mlp.linear_fc1.weight", "mlp.linear_fc2.weight")
+    ]
+    experts = "decoder.layers.2.mlp.experts.local_experts."
+    assert [name for name in names if name.startswith(experts)] == [
+        f"{experts}{expert}.linear_fc{i}.weight" for i in (1, 2) for expert in (0, 1)
+    ]
+    assert names[-2:] == ["decoder.final_layernorm.weight", "output_layer.weight"]
+
+
+def test_a_place_has_its_numbers_in_all_its_names() -> None:
+    (row,) = [row for row in expert_rows() if row.megatron.endswith("linear_fc1.weight")]
+    place = Place(row, 7, 3)
+    assert place.megatron == "decoder.layers.7.mlp.experts.local_experts.3.linear_fc1.weight"
+    assert place.hf == tuple(f"model.layers.7.mlp.experts.3.{x}_proj.weight" for x in ("gate", "up"))
+
+
+def test_rows_follow_the_architecture() -> None:
+    plain = [row.megatron.removeprefix("decoder.layers.{layer}.") for row in attention_rows(architecture())]
+    assert plain == ["input_layernorm.weight", "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight"]
+    normed = [row.hf[0] for row in attention_rows(architecture(qk_layernorm=True, add_qkv_bias=True))]
+    assert "model.layers.{layer}.self_attn.q_norm.weight" in normed
+    assert "model.layers.{layer}.self_attn.q_proj.bias" in normed
+    assert "model.layers.{layer}.self_attn.o_proj.bias" not in normed
+    everywhere = [row.hf[-1] for row in dense_mlp_rows(architecture(add_bias_linear=True))]
+    assert everywhere[1:] == [
+        f"model.layers.{{layer}}.mlp.{x}_proj.{kind}" for x in ("up", "down") for kind in ("weight", "bias")
+    ]
+    fused = dense_mlp_rows(architecture(), fused=True)[1]
+    assert (fused.hf, fused.merge) == (("model.layers.{layer}.mlp.gate_up_proj.weight",), GatedFused())
+
+
+def test_parts_of_a_mixture_that_not_every_family_has() -> None:
+    rows = expert_rows(
+        mlp="block_sparse_moe", names=("w1", "w3", "w2"), expert_bias="bias", shared="shared", shared_gate="shared_gate"
+    )
+    named = {row.megatron.removeprefix("decoder.layers.{layer}.mlp."): row for row in rows}
+    block = "model.layers.{layer}.block_sparse_moe."
+    assert named["router.expert_bias"].hf == (f"{block}bias",)
+    assert named["experts.local_experts.{expert}.linear_fc2.weight"].hf == (f"{block}experts.{{expert}}.w2.weight",)
+    assert named["experts.local_experts.{expert}.linear_fc2.weight"].split == "expert_tensor"
+    assert named["shared_experts.linear_fc1.weight"].split == "tensor"
+    assert named["shared_experts.gate_weight"].split == "replicated"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_critic_has_a_head_of_its_own(tied: bool) -> None:
+    found = decoder_architecture({**HF, "tie_word_embeddings": tied})
+    critic = critic_of(MegatronModel(found, embedding_rows(found)))
+    assert not critic.architecture.tie_word_embeddings
+    heads = {row.megatron: row.hf for row in critic.rows if row.megatron.startswith("output_layer")}
+    assert heads == {"output_layer.weight": ("score.weight",), "output_layer.bias": ("score.bias",)}
+    assert critic_of(critic) == critic
