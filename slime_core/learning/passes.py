@@ -22,7 +22,6 @@ from slime_core.learning.advantages import compute_advantages
 from slime_core.learning.clock import Clock
 from slime_core.learning.loss import Loss, OldPolicy
 from slime_core.learning.packing import RankSchedule
-from slime_core.learning.rollout_data import rollout_data, taken_over
 from slime_core.learning.tensors import Column, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, Trainer
 from slime_core.types import TrainBatch
@@ -101,6 +100,8 @@ class Passes:
                 with clock.timed("log_probs"):
                     tensors.old_log_probs = self._later_log_probs(local, share)
         if self.postprocess is not None:
+            from slime_core.learning.rollout_data import rollout_data, taken_over
+
             data = rollout_data(local, tensors)
             self.postprocess(args=self.args, rollout_id=local.rollout_id, rollout_data=data)
             where = f"slime_train_data (--rollout-data-postprocess-path), rollout {local.rollout_id}"
