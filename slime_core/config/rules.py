@@ -10,8 +10,7 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable
 
-from slime_core.config.async_rules import asynchrony
-from slime_core.config.deadline_rules import group_deadline
+from slime_core.config.async_rules import asynchrony, group_deadline
 from slime_core.config.debug_rules import dumps, half_a_loop
 from slime_core.config.eval_config import resolve_eval_datasets
 from slime_core.config.length_rules import context_lengths, context_of_model, response_is_bounded

@@ -18,10 +18,9 @@ import math
 from dataclasses import replace
 
 from slime_core.errors import ConfigError, TrainError
-from slime_core.learning.clock import Clock
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
-from slime_core.learning.passes import DataPostprocess, Passes
+from slime_core.learning.passes import Clock, DataPostprocess, Passes
 from slime_core.learning.report import log_prob_gap, rollout_report
 from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors

@@ -11,15 +11,15 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from slime_core.errors import TrainError
 from slime_core.learning.advantages import compute_advantages
-from slime_core.learning.clock import Clock
 from slime_core.learning.loss import Loss, OldPolicy
 from slime_core.learning.packing import RankSchedule
 from slime_core.learning.tensors import Column, TrainTensors
@@ -183,3 +183,21 @@ def check_same_bits(local: TrainBatch, tensors: TrainTensors) -> None:
                 " changed after sampling, sampled with other settings or weights, or this machine's matrix products"
                 " depend on their place in a batch"
             )
+
+
+class Clock:
+    """Adds up wall time by name, of the passes here and of the learner's steps."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count the time inside under `name`; an exception counts nothing."""
+        started = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def metrics(self) -> dict[str, float]:
+        """`perf/<name>_time`, in seconds."""
+        return {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}
