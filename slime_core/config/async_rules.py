@@ -1,4 +1,4 @@
-"""Rules of asynchronous training: what `--async` excludes, and what has no effect without it.
+"""Rules of asynchronous training: what `--async` excludes, and what has no effect without it; and of deadlines.
 
 `rules.RULES` runs them. What a reader would get wrong: mode one-step is always one weight version behind at some point,
 so `--max-staleness 0` is not strict but impossible there.
@@ -107,3 +107,13 @@ def _full(s: Settings) -> None:
     if a.async_buffer_groups is None and a.rollout_batch_size is not None:
         rollouts, shown = a.async_buffer_size or 1, "async_buffer_size * " if a.async_buffer_size else ""
         s.derive("async_buffer_groups", rollouts * a.rollout_batch_size, f"{shown}rollout_batch_size")
+
+
+def group_deadline(s: Settings) -> None:
+    """A policy without `--group-timeout`, or of another policy, has no effect."""
+    if s.args.group_timeout is None:
+        for name in ("group_timeout_policy", "group_timeout_retries"):
+            if s.is_given(name):
+                s.warnings.append(f"{s.cite(name)} has no effect without --group-timeout.")
+    elif s.args.group_timeout_policy != "retry" and s.is_given("group_timeout_retries"):
+        s.warnings.append(f"{s.cite('group_timeout_retries')} has no effect without --group-timeout-policy retry.")

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from slime_core.config.foreign import Given
 from slime_core.config.origins import FLAG, Entry
-from slime_core.config.other_trainers import renamed
 from slime_core.config.passthrough import ForeignFlag, ForeignFlags, find_foreign
 from slime_core.config.spec import FlagSpec, did_you_mean, flag_specs
 from slime_core.errors import ConfigError
@@ -54,7 +53,7 @@ class _ShortHelp(argparse.Action):
     """`--help`: the settings that people set with this command."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
-        from slime_core.config.short_help import short_help
+        from slime_core.config.help import short_help
 
         print(short_help(parser.prog))
         raise SystemExit(0)
@@ -198,6 +197,8 @@ def parse_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags], *, prog: s
 
 
 def _unknown_message(token: str, known: Sequence[str], prog: str) -> str:
+    from slime_core.config.other_trainers import renamed
+
     theirs = renamed(token)
     if theirs:
         return f"unknown flag {token.partition('=')[0]}: {theirs}."

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ValidationError
 from slime_core.config.flags import ParsedFlags
 from slime_core.config.foreign import Given
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
-from slime_core.config.other_trainers import renamed
 from slime_core.config.passthrough import ForeignFlags, find_foreign
 from slime_core.config.schema import Args
 from slime_core.config.settings import CUSTOM_KEY, left_out
@@ -191,6 +190,8 @@ def _add_custom(layered: Layered, key: str, item: Item, foreign: Sequence[Foreig
 
 
 def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
+    from slime_core.config.other_trainers import renamed
+
     known = [*flag_specs(), *switched_off(), *respelled(), CUSTOM_KEY]
     known += [a for owner in foreign for a in owner.by_attribute]
     known += [name for owner in foreign if owner.has_open_names for name in owner.listed.by_name]

@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 
 from slime_core.config.backends import choose_backends
 from slime_core.config.flags import parse_flags
-from slime_core.config.foreign import find_owners, resolve
+from slime_core.config.foreign import Given, find_owners, resolve
 from slime_core.config.layers import Layered, collect, lay_below, validate
-from slime_core.config.named_model import flags_of_named_model
-from slime_core.config.origins import Origin
+from slime_core.config.origins import Entry, Origin
 from slime_core.config.passthrough import Defaults, ForeignFlags, find_foreign
 from slime_core.config.role_settings import check_role_settings
 from slime_core.config.rules import apply_rules
@@ -64,12 +63,12 @@ def load_settings(
     layered = collect(parsed, env, foreign, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
     if parsed.help_flag:
-        from slime_core.config.foreign_help import flags_text
+        from slime_core.config.help import flags_text
 
         print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
         raise SystemExit(0)
     layered.warnings += unusable
-    layered.given[:0] = flags_of_named_model(layered.values.get("model"), foreign)
+    layered.given[:0] = _flags_of_named_model(layered.values.get("model"), foreign)
     layered.foreign = resolve(layered.given, foreign, given)
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")
@@ -148,3 +147,27 @@ def _unused_foreign(layered: Layered, settings: Settings, foreign: Sequence[Fore
     if not unused:
         return []
     return [f"without effect with --train-backend {parts[0]} and --rollout-engine {parts[1]}: {', '.join(unused)}"]
+
+
+def _flags_of_named_model(named: Entry | None, foreign: Sequence[ForeignFlags]) -> list[Given]:
+    """The flags of the model that `--model` names, as if a file had them: its architecture numbers.
+
+    Whoever gives one of them in a file, the environment or as a flag replaces that number; the trainer then finds out
+    whether the checkpoint agrees.
+
+    Args:
+        named: What was given as `--model`.
+        foreign: Owners of pass-through flags; a flag that none of them knows is left out, as nobody can take it.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    if named is None or named.value is None:
+        return []
+    from slime_core.model_presets.megatron_flags import megatron_flags
+    from slime_core.model_presets.presets import find_preset
+
+    preset = find_preset(str(named.value), str(named.origin))
+    origin = Origin("preset", f"--model {preset.name}")
+    given = [Given(flag.replace("-", "_"), value, origin) for flag, value in megatron_flags(preset).items()]
+    return [item for item in given if find_foreign(foreign, item.attribute)]

@@ -1,4 +1,4 @@
-"""Rules of the policy loss: clip range, off-policy corrections, group statistics, and the KL to a reference."""
+"""Rules of the policy loss: clip range, off-policy corrections, group statistics, KL to a reference, distillation."""
 
 from __future__ import annotations
 
@@ -100,3 +100,32 @@ def kl_to_reference(s: Settings) -> None:
         s.derive("ref_load", a.hf_checkpoint, "hf_checkpoint")
     if a.ref_update_interval is not None and not uses_reference:
         s.warnings.append(f"{s.cite('ref_update_interval')} has no effect without --kl-coef or --use-kl-loss.")
+
+
+_BESIDE = {"megatron": True, "sglang": False}
+"""Value of --opd-type -> the teacher is beside the actor, in the trainer, and not served elsewhere."""
+
+
+def distillation(s: Settings) -> None:
+    """A local teacher has a checkpoint; a remote one's log-probs come with the samples."""
+    a = s.args
+    if a.opd_type == "local":
+        s.derive("opd_type", "megatron", "opd_type local")
+    if not a.use_opd:
+        if a.opd_teacher_load:
+            raise ConfigError(f"{s.cite('opd_teacher_load')} needs --use-opd.")
+        for name in ("opd_type", "opd_kl_coef"):
+            if s.is_given(name):
+                s.warnings.append(f"{s.cite(name)} has no effect without --use-opd.")
+        return
+    if a.opd_type is None:
+        raise ConfigError(
+            f"{s.cite('use_opd')} needs --opd-type local (a teacher beside the actor; also called megatron) or"
+            " --opd-type sglang (its log-probs come with the samples)."
+        )
+    if _BESIDE[a.opd_type] and not a.opd_teacher_load:
+        raise ConfigError(f"{s.cite('opd_type')} needs --opd-teacher-load DIR, an HF-layout model.")
+    if a.opd_teacher_load and not _BESIDE[a.opd_type]:
+        raise ConfigError(
+            f"{s.cite('opd_teacher_load')} is for --opd-type local; with sglang the teacher is served elsewhere."
+        )

@@ -10,14 +10,13 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable
 
-from slime_core.config.async_rules import asynchrony
-from slime_core.config.deadline_rules import group_deadline
+from slime_core.config.async_rules import asynchrony, group_deadline
 from slime_core.config.debug_rules import dumps, half_a_loop
-from slime_core.config.distillation_rules import distillation
 from slime_core.config.eval_config import resolve_eval_datasets
 from slime_core.config.length_rules import context_lengths, context_of_model, response_is_bounded
 from slime_core.config.objective_rules import (
     clipping,
+    distillation,
     group_statistics,
     kl_to_reference,
     off_policy,

@@ -21,19 +21,16 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from slime_core.config.passthrough import Defaults
 from slime_core.config.sections.algorithm import AlgorithmArgs
-from slime_core.config.sections.asynchrony import AsyncArgs
 from slime_core.config.sections.base import Section
 from slime_core.config.sections.cluster import ClusterArgs
 from slime_core.config.sections.data import DataArgs
-from slime_core.config.sections.environment import EnvironmentArgs
+from slime_core.config.sections.environment import EnvironmentArgs, SandboxArgs, ToolArgs
 from slime_core.config.sections.evaluation import EvalArgs, EvalDataset
 from slime_core.config.sections.logging import DebugArgs, LoggingArgs
-from slime_core.config.sections.progress import ProgressArgs
+from slime_core.config.sections.progress import AsyncArgs, ProgressArgs
 from slime_core.config.sections.reward import RewardArgs
 from slime_core.config.sections.rollout import EngineArgs, ModelArgs, RolloutArgs
 from slime_core.config.sections.run import RunArgs
-from slime_core.config.sections.sandbox import SandboxArgs
-from slime_core.config.sections.tools import ToolArgs
 from slime_core.config.sections.train import CheckpointArgs, LoraArgs, OptimizerArgs, TrainArgs, WeightArgs
 
 SECTIONS: tuple[type[Section], ...] = (

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from slime_core.data.buffer import SampleBuffer, resolve_buffer
 from slime_core.data.dataset import Rows, has_row, open_rows
 from slime_core.data.ledger import PassedRow
-from slime_core.data.read_ahead import Place, ReadAhead
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import CheckpointError, ConfigError, DataError
@@ -25,6 +24,8 @@ from slime_core.types import Group, Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from slime_core.data.read_ahead import Place, ReadAhead
 
 STATE_VERSION = 1
 
@@ -74,6 +75,8 @@ class DatasetSource:
             self._reader.read(index)
         workers = getattr(self.args, "num_data_workers", 0)
         if workers:
+            from slime_core.data.read_ahead import ReadAhead
+
             rows, tokenizer = self.rows, self.tokenizer
             self._ahead = ReadAhead(
                 lambda: PromptReader(rows, copy.deepcopy(tokenizer), columns, name).read,

@@ -17,7 +17,6 @@ from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args
-from slime_core.tools import Tool, ToolParser, check_tools
 
 if TYPE_CHECKING:
     from slime_core.tools import Tool, ToolParser
@@ -39,7 +38,7 @@ def run_tools(args: Args | None) -> tuple[Tool, ...]:
 
 @lru_cache(maxsize=16)
 def _loaded(specs: tuple[str, ...], registry: Registry) -> tuple[Tool, ...]:
-    from slime_core.tools import Tool
+    from slime_core.tools import Tool, check_tools
 
     tools: list[Tool] = []
     for spec in specs:

@@ -20,13 +20,14 @@ from typing import IO, Any
 
 from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
-from slime_core.launch.probes import CALL_DEADLINE
 from slime_core.launch.resolver import Asked
 from slime_core.plugins.workers.calls import pack_args
 from slime_core.types import Sample
 
 LOAD_DEADLINE = 300.0
 """Seconds that importing one component in a fresh process may take; from a cold network disk it takes minutes."""
+CALL_DEADLINE = 2.0
+"""Seconds one call may take before it counts as hanging."""
 _BOOT = "import sys; sys.path[:] = {path!r}; from slime_core.launch.probes import main; main({descriptor})"
 
 

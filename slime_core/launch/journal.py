@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slime_core.checkpoint.export import export_hf
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import PluginError
 from slime_core.observability.run_dir import CHECKPOINTS, versions, write_summary
@@ -76,6 +75,8 @@ class Journal:
         writers = [partial(_write, write, rollout_id) for write in self._writers]
         self.checkpoint = self.store.commit(rollout_id, state, writers, keep=self.args.keep_checkpoints)
         if self.args.save_hf:
+            from slime_core.checkpoint.export import export_hf
+
             export_hf(self.checkpoint, Path(self.args.save_hf.format(rollout_id=rollout_id)))
         self._hooks.slime_checkpoint_saved(path=self.checkpoint, rollout_id=rollout_id)
 

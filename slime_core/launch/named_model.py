@@ -1,6 +1,6 @@
 """`--model` against the `config.json` of `--hf-checkpoint`, before anything is loaded and whatever the trainer.
 
-Called by `launch/prepare.py`. A number that the user gave as a Megatron flag is that flag's: the trainer compares it.
+A number that the user gave as a Megatron flag is that flag's: the trainer compares it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from slime_core.config import Settings
 from slime_core.config.foreign import find_owners
 from slime_core.config.passthrough import find_foreign
 from slime_core.errors import ConfigError
+from slime_core.model_presets.contradictions import contradictions
+from slime_core.model_presets.presets import find_preset
 from slime_core.models.config import read_hf_config
 
 
 def check_named_model(settings: Settings) -> None:
-    """Compare them where both are there.
+    """Compare the checkpoint, where its `config.json` is there, with the model that was named.
 
     Raises:
         ConfigError: The checkpoint is another model; every number that differs is listed.
     """
     args = settings.args
-    if args.model is None or not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
+    if not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
         return
-    from slime_core.model_presets.contradictions import contradictions
-    from slime_core.model_presets.presets import find_preset
-
-    preset, hf = find_preset(args.model), read_hf_config(str(args.hf_checkpoint))
+    preset, hf = find_preset(str(args.model)), read_hf_config(str(args.hf_checkpoint))
     both = f"{settings.cite('model')} is not the model of {settings.cite('hf_checkpoint')}"
     if hf["model_type"] != preset.model_type:
         raise ConfigError(

@@ -88,7 +88,6 @@ def told_without_effect(settings: Settings, unread: Iterable[str], chosen: str) 
 
 def _corrector(settings: Settings, r: Resolver) -> Any:
     from slime_core.learning.corrections import SETTINGS
-    from slime_core.learning.corrector import Corrector
 
     args = settings.args
     given = [name for name in (*SETTINGS, CORRECTION) if settings.is_given(name)]
@@ -97,6 +96,8 @@ def _corrector(settings: Settings, r: Resolver) -> Any:
             logger.warning("without effect, since neither --use-tis nor --get-mismatch-metrics is set: %s",
                            ", ".join(settings.cite(name) for name in given))  # fmt: skip
         return None
+    from slime_core.learning.corrector import Corrector
+
     spec = r.named(CORRECTION) or (DEFAULT_CORRECTION if args.use_tis else None)
     component: Any = None
     if spec is not None:

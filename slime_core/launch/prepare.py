@@ -18,7 +18,6 @@ from slime_core.errors import ConfigError, DataError
 from slime_core.launch.component_settings import check_component_settings
 from slime_core.launch.components import Components, resolve_components
 from slime_core.launch.lock import file_lock
-from slime_core.launch.named_model import check_named_model
 from slime_core.launch.offload import settle_offload
 from slime_core.launch.process import is_leader, set_up_process
 from slime_core.launch.ranks import processes_of
@@ -94,7 +93,10 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     settle_offload(settings, parts)
     _inputs(settings, resolver, make)  # from here on, files that the settings name are there
     told = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
-    check_named_model(settings)
+    if settings.args.model is not None:
+        from slime_core.launch.named_model import check_named_model
+
+        check_named_model(settings)
     check_routing_replay(settings, parts)
     processes = processes_of(settings, parts.trainer)
     plugins = [*parts.provenance(), *hook_provenance(manager)]

@@ -27,9 +27,6 @@ from slime_core.plugins.workers.calls import unpack_args
 from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
 
-CALL_DEADLINE = 2.0
-"""Seconds one call may take before it counts as hanging."""
-
 
 class WrongAnswer(Exception):
     """The component answered something it may not."""

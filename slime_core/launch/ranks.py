@@ -32,7 +32,6 @@ from slime_core.launch.launchers import launcher_traits
 from slime_core.launch.process import is_leader, num_processes
 from slime_core.launch.rank_errors import ASKED_TO_END, first_error, report
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
-from slime_core.procs.keeper import die_with
 from slime_core.protocols import Args
 from slime_core.waits import waiting
 
@@ -107,6 +106,8 @@ def as_rank() -> Iterator[None]:
     if not is_rank():
         yield
         return
+    from slime_core.procs.keeper import die_with
+
     if not die_with(int(os.environ[PARENT])):
         raise SystemExit(1)
     if not is_leader():

@@ -18,14 +18,12 @@ import math
 from dataclasses import replace
 
 from slime_core.errors import ConfigError, TrainError
-from slime_core.learning.clock import Clock
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
-from slime_core.learning.passes import DataPostprocess, Passes
+from slime_core.learning.passes import Clock, DataPostprocess, Passes
 from slime_core.learning.report import log_prob_gap, rollout_report
 from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
-from slime_core.models.decoder_shape import decoder_shape
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
 from slime_core.types import TrainBatch
 from slime_core.waits import named
@@ -202,5 +200,6 @@ def _sample_cost(args: Args, trainer: Trainer) -> Cost:
     """Forward FLOPs by number of tokens when a balancing switch asks for them."""
     if not (args.balance_data or args.balance_by_flops):
         return float
+    from slime_core.models.decoder_shape import decoder_shape
 
     return decoder_shape(args.hf_checkpoint, trainer).forward_flops

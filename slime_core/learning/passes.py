@@ -11,18 +11,17 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from slime_core.errors import TrainError
 from slime_core.learning.advantages import compute_advantages
-from slime_core.learning.clock import Clock
 from slime_core.learning.loss import Loss, OldPolicy
 from slime_core.learning.packing import RankSchedule
-from slime_core.learning.rollout_data import rollout_data, taken_over
 from slime_core.learning.tensors import Column, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, Trainer
 from slime_core.types import TrainBatch
@@ -101,6 +100,8 @@ class Passes:
                 with clock.timed("log_probs"):
                     tensors.old_log_probs = self._later_log_probs(local, share)
         if self.postprocess is not None:
+            from slime_core.learning.rollout_data import rollout_data, taken_over
+
             data = rollout_data(local, tensors)
             self.postprocess(args=self.args, rollout_id=local.rollout_id, rollout_data=data)
             where = f"slime_train_data (--rollout-data-postprocess-path), rollout {local.rollout_id}"
@@ -182,3 +183,21 @@ def check_same_bits(local: TrainBatch, tensors: TrainTensors) -> None:
                 " changed after sampling, sampled with other settings or weights, or this machine's matrix products"
                 " depend on their place in a batch"
             )
+
+
+class Clock:
+    """Adds up wall time by name, of the passes here and of the learner's steps."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count the time inside under `name`; an exception counts nothing."""
+        started = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def metrics(self) -> dict[str, float]:
+        """`perf/<name>_time`, in seconds."""
+        return {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}

@@ -14,7 +14,7 @@ from slime_core.ops.corrections import (
 )
 from slime_core.ops.groups import group_members, group_normalize
 from slime_core.ops.kl import KL_KINDS, kl_estimate
-from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
+from slime_core.ops.logprobs import log_probs_from_logits, response_log_probs, token_log_probs
 from slime_core.ops.masking import (
     expand_to_tokens,
     masked,
@@ -35,7 +35,6 @@ from slime_core.ops.ratios import (
     token_kl,
     truncated_weight,
 )
-from slime_core.ops.responses import response_log_probs
 from slime_core.ops.returns import (
     discounted_returns,
     gae,

@@ -11,7 +11,7 @@ d log p / dz_j = [j = target] - p_j,  dH / dz_j = -p_j * (log p_j + H).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -243,3 +243,48 @@ class _LogitsLogProbs(torch.autograd.Function):
             grads = (_part(grad_log_probs, part), _part(grad_entropy, part))
             out[part] = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(ctx.temperature)
         return out, None, None, None, None
+
+
+def response_log_probs(
+    logits: torch.Tensor,
+    unconcat_tokens: Sequence[torch.Tensor | Sequence[int]],
+    response_lengths: Sequence[int],
+    temperature: float = 1.0,
+    *,
+    with_entropy: bool = False,
+) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+    """Differentiable log-probs of each response, and the entropies of the distributions they were drawn from.
+
+    Args:
+        logits: [1, T, V] or [T, V], T the tokens of all samples laid end to end, prompts included.
+        unconcat_tokens: [n] token ids of each sample, prompt and response.
+        response_lengths: [n] tokens at the end of each sample that are its response.
+        temperature: `args.rollout_temperature`, which the logits are not yet divided by.
+        with_entropy: Also return entropies.
+
+    Returns:
+        [n] tensors of [response_length], and as many entropies in nats, or None.
+
+    Raises:
+        ValueError: The lengths do not fit the logits, or a response has no prompt token before it.
+    """
+    rows = logits.reshape(-1, logits.shape[-1])
+    tokens = [torch.as_tensor(part, dtype=torch.long, device=logits.device) for part in unconcat_tokens]
+    total = sum(len(part) for part in tokens)
+    if total != rows.shape[0] or len(tokens) != len(response_lengths):
+        raise ValueError(
+            f"logits of {rows.shape[0]} tokens, but {len(tokens)} samples with {total} tokens and"
+            f" {len(response_lengths)} response lengths"
+        )
+    wanted, targets, end = [], [], 0
+    for part, length in zip(tokens, response_lengths):
+        if not 0 <= length < len(part):
+            raise ValueError(f"a response of {length} tokens in a sample of {len(part)}: a prompt token is needed")
+        end += len(part)
+        wanted.append(torch.arange(end - length - 1, end - 1, device=logits.device))
+        targets.append(part[len(part) - length :])
+    found, entropy = log_probs_from_logits(
+        rows[torch.cat(wanted)], torch.cat(targets), temperature, with_entropy=with_entropy
+    )
+    lengths = list(response_lengths)
+    return list(torch.split(found, lengths)), None if entropy is None else list(torch.split(entropy, lengths))

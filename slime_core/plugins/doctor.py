@@ -8,19 +8,22 @@ that select it; a broken hook plugin, directory or allow-list stops every run.
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import os
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import unquote, urlparse
 
 from slime_core.distributions import BUNDLE, CORE, installed
 from slime_core.errors import PluginError, PluginIncompatibleError, PluginLoadError, PluginSignatureError
 from slime_core.plugins.allow import ALLOW_VARIABLE, AllowList, install_hint, safe_mode
 from slime_core.plugins.compat import missing_requirements
-from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE, DirectoryComponents
-from slime_core.plugins.editable import stale_installs
+from slime_core.plugins.discovery import GROUP_PREFIX, PLUGIN_DIR_VARIABLE, DirectoryComponents
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.manager import load_hook_module
 from slime_core.plugins.registry import RANK_CHECKOUT, ComponentRef, Registry
@@ -269,3 +272,54 @@ def _core_files() -> Iterator[Finding]:
     if bundle is not None and (shared := set(files) & set(bundle.files or ())):
         what = f"{BUNDLE} {bundle.version} has {len(shared)} of {CORE}'s files, which pip deletes with it"
         yield Finding("warning", "core", what, f"pip uninstall {BUNDLE}, then: {whole}, then: pip install {BUNDLE}")
+
+
+def stale_installs() -> Iterator[tuple[str, str, str]]:
+    """(distribution, what is wrong, what to type) for every editable plugin whose folder has changed or gone.
+
+    Entry points are copied at installation: a name added to `pyproject.toml` since then is not known, one
+    removed still is.
+    """
+    for dist in metadata.distributions():
+        folder = _editable_folder(dist)
+        if folder is None or not any(entry.group.startswith(GROUP_PREFIX) for entry in dist.entry_points):
+            continue
+        if not folder.is_dir():
+            yield dist.name, f"its folder {folder} is gone", f"pip uninstall {dist.name}"
+            continue
+        try:
+            project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        except (OSError, ValueError):
+            continue
+        for reason in _differences(dist, project):
+            yield dist.name, reason, f"pip install --no-deps -e {folder}"
+
+
+def _editable_folder(dist: metadata.Distribution) -> Path | None:
+    text = dist.read_text("direct_url.json")
+    try:
+        facts = json.loads(text or "{}")
+    except ValueError:
+        return None
+    if not facts.get("dir_info", {}).get("editable"):
+        return None
+    return Path(unquote(urlparse(facts.get("url", "")).path))
+
+
+def _differences(dist: metadata.Distribution, project: dict[str, Any]) -> Iterator[str]:
+    known = {
+        (entry.group, entry.name, entry.value) for entry in dist.entry_points if entry.group.startswith(GROUP_PREFIX)
+    }
+    tables = project.get("entry-points", {})
+    declared = {
+        (group, name, str(target))
+        for group, table in tables.items()
+        if group.startswith(GROUP_PREFIX)
+        for name, target in table.items()
+    }
+    changed = sorted({f"{group}:{name}" for group, name, _ in known ^ declared})
+    if changed:
+        yield f"its entry points have changed since: {', '.join(changed)}"
+    version = project.get("version")
+    if version is not None and str(version) != dist.version:
+        yield f"its version is {version} by now, installed as {dist.version}"

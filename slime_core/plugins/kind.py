@@ -1,6 +1,6 @@
 """What one row of the table of kinds says, and one accepted way to call a component.
 
-`kinds.py` is the table; its rows are in `kinds_generation.py` and `kinds_training.py`. A `HookFlag` stands beside the
+`kinds.py` is the table; its rows are in `kinds_table.py`. A `HookFlag` stands beside the
 hook that its function implements (`hookspecs.py`).
 """
 

@@ -1,7 +1,7 @@
 """The kinds of component: what each is called, which setting selects it and how slime calls it.
 
 The table is data: discovery, the resolver, the signature check and `slime plugins` all read it, and none of them
-branches on a kind. Adding a kind is adding a row (`kinds_generation.py`, `kinds_training.py`). The plural is the key
+branches on a kind. Adding a kind is adding a row (`kinds_table.py`). The plural is the key
 and the entry-point group is `slime.<plural>`; the singular is what messages and distribution names
 (`slime-<singular>-<name>`) use.
 """
@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from slime_core.errors import PluginNotFoundError
 from slime_core.plugins.hooks import hook_flags
 from slime_core.plugins.kind import Call, Kind
-from slime_core.plugins.kinds_generation import GENERATION
-from slime_core.plugins.kinds_training import TRAINING
+from slime_core.plugins.kinds_table import COMPONENTS
 from slime_core.protocols import LauncherTraits
 
 __all__ = ["FORMER_KINDS", "HOOK_GROUP", "KINDS", "Call", "Kind", "flag_rows", "kind_of", "told_of_hook"]
@@ -26,8 +25,7 @@ HOOK_GROUP = "slime.plugins"
 """Entry-point group of hook modules: told to all, never selected by name."""
 
 _KINDS = (
-    *GENERATION,
-    *TRAINING,
+    *COMPONENTS,
     Kind(
         name="launchers",
         singular="launcher",

@@ -15,7 +15,6 @@ from typing import Any
 
 from slime_core.data.prompts import eval_samples
 from slime_core.errors import RolloutError
-from slime_core.plugins.answers import answer_extractor, answer_of
 from slime_core.protocols import Args
 from slime_core.rollout.contracts import number_problem
 from slime_core.rollout.deadlines import all_done, run_group
@@ -174,6 +173,7 @@ def _votes(args: Args, dataset: Any, samples: list[Sample]) -> dict[str, Any]:
     votes: dict[str, Any] = {} if dataset.ks is None else {"ks": dataset.ks}
     if int(dataset.n_samples_per_eval_prompt) == 1:
         return votes
+    from slime_core.plugins.answers import answer_extractor, answer_of
 
     origin = f"evaluation data set {dataset.name!r}: answer_path"
     extractors = [answer_extractor(args, sample, dataset.answer_path, origin) for sample in samples]

@@ -8,8 +8,8 @@ import pytest
 
 from slime_core.cli.main import COMMANDS, main
 from slime_core.cli.plugins import _COMMANDS as PLUGINS
+from slime_core.config.help import FIRST
 from slime_core.config.other_trainers import _OURS
-from slime_core.config.short_help import FIRST
 from slime_core.config.spec import flag_specs
 from slime_core.plugins.manager import current_registry
 

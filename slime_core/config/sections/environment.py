@@ -1,12 +1,12 @@
-"""Settings of environments: which one samples act in, and how long its calls may take."""
+"""Settings of what samples act in and with: environments, sandboxes and tools."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Section
+from slime_core.config.sections.base import SPEC, Flag, Section
 
 
 class EnvironmentArgs(Section):
@@ -20,3 +20,24 @@ class EnvironmentArgs(Section):
     cut, as its generator declares."""
     environment_threads: Annotated[int, Field(gt=0)] = 512
     """Environments with plain methods that may exist at once, hanging ones included; each has a thread."""
+
+
+class SandboxArgs(Section):
+    """Sandboxes."""
+
+    sandbox_isolation: Literal["require", "best-effort"] = "require"
+    """require: the run does not start where a sandbox cannot be isolated completely; best-effort: it starts, and a
+    warning says what is missing."""
+    sandbox_concurrency: Annotated[int, Field(gt=0)] = 32
+    """Sandboxes that a rollout process keeps at once; one that is needed by another sample is given up, and rebuilt
+    from what ran in it."""
+
+
+class ToolArgs(Section):
+    """Tools."""
+
+    tools_path: Annotated[list[str], Flag(append=True)] = Field(default_factory=list)
+    """Something the model may call: a plugin name or path to a function with annotations, or to a list of them; its
+    schema is given to the chat template. Repeatable."""
+    tool_call_parser: Annotated[str, SPEC] = "auto"
+    """How the model writes tool calls: a parser's name or path; auto takes the one that knows the chat template."""

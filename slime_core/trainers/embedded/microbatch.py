@@ -1,4 +1,8 @@
-"""Some samples of a `TrainBatch` -> the packed tensors of one forward pass; the checks are `sample_rows`'."""
+"""Some samples of a `TrainBatch` -> the packed tensors of one forward pass, and the experts that it replays.
+
+The checks are `sample_rows`'. What a reader would get wrong: a sample's last token has no row of `routed_experts`, as
+nothing is predicted from it; it routes freely and nobody sees the result.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,9 @@ import numpy as np
 import torch
 
 from slime_core.errors import TrainError
+from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import Decoder
-from slime_core.models.routing import Routing
+from slime_core.models.routing import FREE, Routing
 from slime_core.models.vision_language import VisionLanguageModel
 from slime_core.multimodal import TrainInputs
 from slime_core.trainers.sample_rows import read_samples
@@ -68,3 +73,27 @@ def hidden_states(
     if micro.images is not None:
         raise TrainError(f"the samples have images, and a {model.config.model_type} model takes text only")
     return model.hidden(micro.token_ids, micro.lengths, rows=rows, routing=routing)
+
+
+def routing_of(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, device: torch.device) -> Routing | None:
+    """The experts to replay, packed as the micro-batch is; None when the batch has no such column."""
+    if batch.routed_experts is None or config.moe is None:
+        return None
+    packed = np.full((sum(micro.lengths), config.num_layers, config.moe.experts_per_token), FREE, dtype=np.int64)
+    start = 0
+    for position, length in zip(micro.positions, micro.lengths, strict=True):
+        packed[start : start + length - 1] = batch.routed_experts[position]
+        start += length
+    return Routing(torch.from_numpy(packed).to(device))
+
+
+def keep_routing(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, routing: Routing) -> None:
+    """Write the experts that the pass used where the batch has none, in place."""
+    assert batch.routed_experts is not None
+    assert config.moe is not None
+    used = routing.used(sum(micro.lengths), config.num_layers, config.moe.experts_per_token).numpy()
+    start = 0
+    for position, length in zip(micro.positions, micro.lengths, strict=True):
+        known = batch.routed_experts[position]
+        np.copyto(known, used[start : start + length - 1], where=known == FREE, casting="same_kind")
+        start += length

@@ -1,4 +1,4 @@
-"""The trained model as others get it, by the names of published files: engines, and the files of a checkpoint.
+"""A model in Hugging Face layout -> one to train, and the trained one as engines and checkpoints get it.
 
 `EmbeddedTrainer` calls these. What a reader would get wrong: with adapters the weights that are written are merged, for
 whoever serves them, and the run itself goes on from the adapters beside them.
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
-from slime_core.models.config import ModelConfig
+from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.decoder import Decoder
+from slime_core.models.hf_io import read_weights
 from slime_core.models.lora_linear import merged_weights
-from slime_core.models.vision_language import published_names
+from slime_core.models.vision_language import VisionLanguageModel, published_names
 from slime_core.trainers.embedded import state
 from slime_core.trainers.embedded.frozen import tensors
 from slime_core.trainers.embedded.settings import TrainerSettings
@@ -52,3 +53,16 @@ def load(directory: Path, model: Decoder, settings: TrainerSettings) -> None:
         return
     names = published_names(model)
     state.load_model(directory, {names.get(name, name): tensor for name, tensor in tensors(model).items()})
+
+
+def load_model(directory: str, settings: TrainerSettings, device: torch.device) -> Decoder:
+    """The model of a directory, on `device`; a teacher may be of another architecture than the actor.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    config = load_model_config(directory)
+    if config.images:
+        return VisionLanguageModel.from_directory(config, directory, device)
+    weights = read_weights(directory, device)
+    return Decoder.from_weights(config, weights, device, recompute=settings.recompute, origin=directory)

@@ -1,4 +1,4 @@
-"""Parameters -> one flat buffer with one flat gradient, and AdamW on it.
+"""Trained parameters -> one flat buffer with one flat gradient, and AdamW on it.
 
 A tiny model's step is dominated by per-tensor calls, so values, gradients and moments live in one buffer each and
 the module's parameters become views of it; summing gradients over ranks, their norm, clipping and the update are
@@ -8,6 +8,7 @@ then a handful of calls. What a reader would get wrong: `p.grad` is such a view 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ import torch
 from torch.optim.adamw import adamw
 
 from slime_core.errors import ConfigError, TrainError
+from slime_core.models.decoder import Decoder
 from slime_core.models.storages import Storages
 from slime_core.protocols import Args
 from slime_core.trainers.embedded.parallel import DataParallel
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
+from slime_core.trainers.embedded.settings import TrainerSettings
 
 ALIGNMENT = 16
 """Elements a parameter's offset is rounded up to, so that every view starts on a cache line."""
@@ -262,3 +265,21 @@ class FlatAdamW:
         """Set the counters; the moments themselves are filled through the views of `moments`."""
         self.steps = steps
         self._set_moment_steps(moment_steps)
+
+
+logger = logging.getLogger(__name__)
+
+
+def trained_parameters(model: Decoder, settings: TrainerSettings) -> list[tuple[str, torch.nn.Parameter]]:
+    """Names and parameters to optimize; freezes the others. Raises as `CommonSettings.trained`."""
+    trainable = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if settings.lora is None or parameter.requires_grad  # all but the adapters is frozen
+    }
+    chosen, warnings = settings.trained([(name, "") for name in trainable])
+    for name, parameter in trainable.items():
+        parameter.requires_grad_(name in chosen)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    return [(name, parameter) for name, parameter in trainable.items() if name in chosen]

@@ -25,15 +25,12 @@ from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.embedded import model_files, state
 from slime_core.trainers.embedded.frozen import OLD_ACTOR, REFERENCE, FrozenModels
-from slime_core.trainers.embedded.loading import load_model
-from slime_core.trainers.embedded.microbatch import MicroBatch, hidden_states, pack
-from slime_core.trainers.embedded.model_files import published_weights
-from slime_core.trainers.embedded.optimizer import AdamSettings, FlatAdamW
+from slime_core.trainers.embedded.microbatch import MicroBatch, hidden_states, keep_routing, pack, routing_of
+from slime_core.trainers.embedded.model_files import load_model, published_weights
+from slime_core.trainers.embedded.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_core.trainers.embedded.parallel import DataParallel
-from slime_core.trainers.embedded.routing import keep_routing, routing_of
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 from slime_core.trainers.embedded.settings import TrainerSettings, check_fits
-from slime_core.trainers.embedded.trained import trained_parameters
 from slime_core.trainers.settings import Role
 from slime_core.types import TrainBatch
 

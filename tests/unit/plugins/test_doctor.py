@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.plugins import doctor
-from slime_core.plugins.doctor import Finding, examine
-from slime_core.plugins.editable import stale_installs
+from slime_core.plugins.doctor import Finding, examine, stale_installs
 from slime_core.plugins.manager import current_registry
 
 REWARD = "def reward(args, sample):\n    return 1.0\n"

@@ -12,7 +12,7 @@ import torch
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.custom_loss import CustomLoss
 from slime_core.learning.tensors import Denominators, TrainTensors
-from slime_core.ops.responses import response_log_probs
+from slime_core.ops.logprobs import response_log_probs
 from slime_core.protocols import MicroBatchOutput
 from slime_core.testing.base import Contract
 from slime_core.types import TrainBatch

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from slime_core.errors import CheckpointError, ConfigError, TrainError
 from slime_core.models.hf_io import read_weights
-from slime_core.ops.responses import response_log_probs
+from slime_core.ops.logprobs import response_log_probs
 from slime_core.protocols import LossFn, MicroBatchOutput
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
