@@ -77,7 +77,7 @@ def main() -> None:
         run_dir=run_dir,
         update_weight_start_version=0, update_weight_transport="auto", colocate=False, use_fault_tolerance=False,
         update_weight_disk_dir=None, update_weight_disk_keep_files=False, check_weight_update_equal=True,
-        keep_old_actor=True,
+        keep_old_actor=True, custom_update_weight_post_write_path=None,
     )  # fmt: skip
     trainer = Together(args)
     receivers: dict[str, Callable[[], Receiver]] = {

@@ -91,14 +91,14 @@ BAD_ENGINES = {
 """,
     ),
     "OldWeights": (
-        "test_new_weights_answer_from_then_on[tensor]",
+        "test_new_weights_answer_from_then_on",
         """
     async def update_weights_from_tensor(self, weights, version):
         await self.set_weight_version(version)
 """,
     ),
     "OldVersion": (
-        "test_new_weights_answer_from_then_on[disk]",
+        "test_new_weights_answer_from_then_on",
         """
     async def update_weights_from_disk(self, path, version):
         await super().update_weights_from_disk(path, 0)
