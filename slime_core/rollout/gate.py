@@ -12,23 +12,16 @@ has decided on it. The rollout decides when all else is `settled`: on all groups
 whichever reward thread was first. Likewise a sample that is done hands its place to the next one that waits for it
 without the engine stepping in between. Samples that begin or get their answers at the same moment share out the event
 loop's time (`waits.loop_turn`), in their order.
-
-The order of rows in an engine step changes last bits, too. So requests go in together, when every live sample waits, in
-the order in which samples asked for their places. What a reader would get wrong: a sample with several requests at once
-waits for the engine while one of them is in it, whatever it does with the answers of the others meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
-from contextvars import ContextVar
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 from slime_core.protocols import RolloutEngine
@@ -37,9 +30,6 @@ from slime_core.waits import loop_turn, waiting
 
 Place = Callable[[], AbstractAsyncContextManager[None]]
 """What a sample runs in: `async with place():`."""
-
-_sample: ContextVar[int] = ContextVar("sample")
-"""The number of the sample whose code this is, in the order in which they asked for their places."""
 
 
 class Hold:
@@ -127,14 +117,7 @@ class GatedEngine:
         self._queue: deque[asyncio.Future[None]] = deque()
         self._live = 0
         self._complete = 0
-        self._numbers = itertools.count()
-        self._requests = 0
-        self._waiting: Counter[int] = Counter()
-        """Requests of each sample that waits for the engine."""
-        self._coming: list[tuple[int, asyncio.Future[None]]] = []
-        """Requests that have yet to go in, each with its sample's number."""
-        self._admitting = 0
-        """Turns of the loop in which requests go in that have not ended."""
+        self._waiting = 0
         self._held_since: float | None = None
         self._held = 0.0
         self._busy_since: float | None = None
@@ -148,10 +131,7 @@ class GatedEngine:
         return getattr(self._engine, name)
 
     def _may_step(self) -> bool:
-        return self._all_wait() and not self._coming and not self._admitting
-
-    def _all_wait(self) -> bool:
-        return self._live <= len(self._waiting)
+        return self._live <= self._waiting
 
     def hold(self) -> Hold:
         """Make the engine wait until it is closed, or lent to samples; for a group that is about to run."""
@@ -163,7 +143,6 @@ class GatedEngine:
 
         `asked` is called once the sample is inside or in the queue.
         """
-        _sample.set(next(self._numbers))  # in the sample's own task
         if self._free:
             self._free -= 1
             self._add_live(1)
@@ -197,7 +176,7 @@ class GatedEngine:
 
     async def settled(self) -> None:
         """Return when every live sample waits for the engine, but for the groups that are complete and undecided."""
-        while self._notify is not None and self._live - self._complete > len(self._waiting):
+        while self._notify is not None and self._live - self._complete > self._waiting:
             self._change.clear()
             with waiting("user code of samples that are live", deadline=None, then="their own deadlines end them"):
                 await self._change.wait()
@@ -221,69 +200,26 @@ class GatedEngine:
     ) -> GenerationOutput:
         """As `RolloutEngine.generate`."""
         images: Any = {"image_data": image_data} if image_data else {}
-        with self._in_engine() as go_in:
-            await self._gone_in(go_in)
+        with self._in_engine():
             output = await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id, **images)
         await loop_turn()  # live and not waiting for the engine: a deterministic one does not step meanwhile
         return output
 
     @contextmanager
-    def _in_engine(self) -> Iterator[asyncio.Future[None] | None]:
-        """A request is in the engine while inside, or about to go in: when what this yields is done."""
-        loop, sample = asyncio.get_running_loop(), _sample.get(None)
-        if self._requests == 0:
-            self._busy_since = loop.time()
-        self._requests += 1
-        if sample is not None:
-            self._waiting[sample] += 1
-        go_in: asyncio.Future[None] | None = None
-        if self._notify is not None:
-            go_in = loop.create_future()
-            self._coming.append((-1 if sample is None else sample, go_in))
+    def _in_engine(self) -> Iterator[None]:
+        """A request is in the engine while inside."""
+        if self._waiting == 0:
+            self._busy_since = asyncio.get_running_loop().time()
+        self._waiting += 1
         self._changed()
         try:
-            yield go_in
+            yield
         finally:
-            if sample is not None:
-                self._waiting[sample] -= 1
-                if not self._waiting[sample]:
-                    del self._waiting[sample]
-            self._requests -= 1
-            if self._requests == 0:
+            self._waiting -= 1
+            if self._waiting == 0:
                 self._busy += self._busy_for()
                 self._busy_since = None
             self._changed()
-
-    async def _gone_in(self, go_in: asyncio.Future[None] | None) -> None:
-        if go_in is not None:
-            with waiting("user code of samples that are live", deadline=None, then="their own deadlines end them"):
-                await go_in
-
-    def _admit(self) -> None:
-        """Let those who come go in, in the order of their samples."""
-        self._admitting += 1
-        coming, self._coming = sorted(self._coming, key=itemgetter(0)), []
-        for _, go_in in coming:
-            if not go_in.done():  # cancelled
-                go_in.set_result(None)
-        asyncio.get_running_loop().call_soon(self._admitted)  # behind them
-
-    def _admit_all(self) -> None:
-        if self._all_wait():
-            self._admit()
-        self._admitted()
-
-    def _admitted(self) -> None:
-        self._admitting -= 1
-        self._changed()
-
-    async def abort(self, rid: str | None = None) -> None:
-        """As `RolloutEngine.abort`; of all requests, those that have yet to go in are some."""
-        if self._coming:
-            self._admit()
-        while self._admitting:
-            await asyncio.sleep(0)
-        await self._engine.abort(rid)
 
     @property
     def stream(self) -> Callable[..., AsyncIterator[GenerationOutput]]:
@@ -291,8 +227,7 @@ class GatedEngine:
         return partial(self._stream, self._engine.stream)  # type: ignore[attr-defined]
 
     async def _stream(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncIterator[GenerationOutput]:
-        with self._in_engine() as go_in:
-            await self._gone_in(go_in)
+        with self._in_engine():
             async with aclosing(call(*args, **kwargs)) as outputs:
                 async for output in outputs:
                     yield output
@@ -310,10 +245,7 @@ class GatedEngine:
     def _changed(self) -> None:
         if self._notify is None:
             return
-        if self._coming and not self._admitting and self._all_wait():
-            self._admitting += 1  # the last one to come has yet to wait
-            asyncio.get_running_loop().call_soon(self._admit_all)
-        held = self._requests > 0 and not self._all_wait()
+        held = self._waiting > 0 and not self._may_step()
         if held and self._held_since is None:
             self._held_since = time.perf_counter()
         elif not held and self._held_since is not None:

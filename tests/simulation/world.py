@@ -290,9 +290,9 @@ class World:
             raise SimulationError(f"the loop has returned, and {len(self.engine.running)} requests run, with\n{left}")
         context: Any = self.stage._context
         gate = context.runner.engine
-        if (gate._live, gate._requests, len(gate._queue)) != (0, 0, 0):
+        if (gate._live, gate._waiting, len(gate._queue)) != (0, 0, 0):
             raise SimulationError(
-                f"the gate counts {gate._live} live, {gate._requests} waiting, {len(gate._queue)} queued"
+                f"the gate counts {gate._live} live, {gate._waiting} waiting, {len(gate._queue)} queued"
             )
 
 

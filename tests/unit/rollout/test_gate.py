@@ -16,16 +16,11 @@ class Engine:
     def __init__(self) -> None:
         self.notified = 0
         self.release = asyncio.Event()
-        self.asked = []
 
     def notify(self) -> None:
         self.notified += 1
 
-    async def abort(self, rid=None):
-        self.release.set()
-
     async def generate(self, input_ids, sampling_params, *, rid=None, session_id=None):
-        self.asked += input_ids
         await self.release.wait()
         return GenerationOutput([1], [-1.0], "x", {})
 
@@ -34,72 +29,24 @@ def nobody_asks() -> None:
     """A place taken for no group."""
 
 
-async def turns(number: int = 5) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
 async def test_steps_wait_for_user_code() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=True)
     assert engine.may_step()
-    answered = asyncio.Event()
-
-    async def sample(tool: asyncio.Event, requests: int = 1) -> None:
-        async with gate.place(nobody_asks):
-            await tool.wait()
-            await asyncio.gather(*(gate.generate([1], {}) for _ in range(requests)))
-            await answered.wait()
-
-    tools = [asyncio.Event(), asyncio.Event()]
-    samples = [asyncio.create_task(sample(tools[0], requests=2)), asyncio.create_task(sample(tools[1]))]
-    await turns()
-    assert not engine.may_step()
-    tools[0].set()
-    await turns()
-    assert not engine.may_step(), "the other one is in user code; two requests do not stand for it"
-    tools[1].set()
-    await turns()
-    assert engine.may_step()
-    before = engine.notified
-    engine.release.set()
-    await turns()
-    assert not engine.may_step()
-    answered.set()
-    await asyncio.gather(*samples)
+    with gate.hold(), gate.hold():
+        assert not engine.may_step()
+        first = asyncio.create_task(gate.generate([1], {}))
+        await asyncio.sleep(0)
+        assert not engine.may_step()  # the other live sample is in user code
+        second = asyncio.create_task(gate.generate([1], {}))
+        await asyncio.sleep(0)
+        assert engine.may_step()
+        before = engine.notified
+        engine.release.set()
+        await asyncio.gather(first, second)
+        assert not engine.may_step()
     assert engine.may_step()
     assert engine.notified > before
-
-
-async def test_requests_go_in_together_in_the_order_of_their_samples() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True)
-
-    async def sample(number: int, tool_turns: int) -> None:
-        async with gate.place(nobody_asks):
-            await turns(tool_turns)
-            await gate.generate([number], {})
-
-    samples = [asyncio.create_task(sample(*each)) for each in enumerate([7, 20, 1, 12])]
-    await turns(1)
-    while not engine.asked:
-        assert not engine.may_step()
-        await asyncio.sleep(0)
-    await turns(1)
-    assert engine.asked == [0, 1, 2, 3]
-    engine.release.set()
-    await asyncio.gather(*samples)
-
-
-async def test_an_abort_finds_requests_that_have_yet_to_go_in() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True)
-    with gate.hold():
-        request = asyncio.create_task(gate.generate([1], {}))
-        await turns()
-        assert not engine.asked
-        await gate.abort()
-        await asyncio.wait_for(request, 60)
 
 
 async def test_without_determinism_the_engine_is_left_alone() -> None:
@@ -113,7 +60,7 @@ async def test_without_determinism_the_engine_is_left_alone() -> None:
 async def test_time_held_by_user_code_is_counted() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=True)
-    async with gate.place(nobody_asks):
+    with gate.hold():
         request = asyncio.create_task(gate.generate([1], {}))
         await asyncio.sleep(0)
         with gate.hold():
@@ -144,10 +91,9 @@ async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_i
     hold = gate.hold()
     assert not engine.may_step(), "the group has yet to begin"
     task = asyncio.create_task(group())
-    while not engine.asked:
+    while gate._waiting == 0:
         assert not engine.may_step()
         await asyncio.sleep(0)
-    await turns()
     assert engine.may_step(), "one sample waits for the engine, the other one for its place"
     engine.release.set()
     while len(may_step) < 4:

@@ -22,12 +22,11 @@ def test_a_stream_waits_for_the_engine_like_any_request() -> None:
     async def run() -> None:
         engine: Any = Notified(["abcdefgh"], tokenizer=ToyTokenizer())
         gated = GatedEngine(engine, deterministic=True)
-        async with gated.place(lambda: None):
+        with gated.hold():
             assert not engine.may_step(), "the sample runs user code"
             async with aclosing(gated.stream([1], {"max_new_tokens": 9}, rid="r")) as outputs:
                 lengths = []
                 async for output in outputs:
-                    await asyncio.sleep(0)  # this one answers in the turn in which it is asked
                     assert engine.may_step()
                     lengths.append(len(output.token_ids))
             assert lengths == [3, 6, 9]

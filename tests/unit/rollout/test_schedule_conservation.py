@@ -41,7 +41,7 @@ class Engine:
         self.may_step, self.clock = lambda: True, clock
         self.waiting: dict[str, asyncio.Future[str]] = {}
         self.steps: list[list[str]] = []
-        """Who was in it, step by step, in the order in which they came."""
+        """Who was in it, step by step."""
 
     def notify(self) -> None:
         """It looks without being told."""
@@ -51,7 +51,7 @@ class Engine:
             await asyncio.sleep(0)
             await some_turns(self.clock, 3)
             if self.waiting and self.may_step():
-                self.steps.append(list(self.waiting))
+                self.steps.append(sorted(self.waiting))
                 self._answer("stop")
 
     async def abort(self, rid: str | None = None) -> None:
@@ -72,8 +72,8 @@ class Generator:
 
     label = "generator 'random'"
 
-    def __init__(self, traits: SimpleNamespace, clock: random.Random) -> None:
-        self.traits, self.clock = traits, clock
+    def __init__(self, traits: SimpleNamespace) -> None:
+        self.traits = traits
         self.aborted: set[int] = set()
 
     async def call(
@@ -87,7 +87,6 @@ class Generator:
                     tokens=[5], log_probs=[-1.0], meta_info={"finish_reason": {"type": "abort"}}
                 )
                 return sample
-            await some_turns(self.clock, 6)  # a tool
         if broken:
             raise ValueError("no luck")
         reason = "abort" if aborts and sample.index not in self.aborted else "stop"
@@ -155,7 +154,7 @@ def _play(seed: int, pace: int) -> tuple[list[Any], list[list[str]]]:
         gated: Any = GatedEngine(engine, deterministic=True, places=args.sglang_server_concurrency)  # type: ignore[arg-type]
         rewards = RewardStage(args, Slow(traits, clock), None)  # type: ignore[arg-type]
         runner = SampleRunner(
-            args, gated, None, Generator(traits, clock), rewards, None,  # type: ignore[arg-type]
+            args, gated, None, Generator(traits), rewards, None,  # type: ignore[arg-type]
             greedy_baseline=traits.baseline,
         )  # fmt: skip
         story: list[Any] = []
@@ -171,7 +170,7 @@ def _play(seed: int, pace: int) -> tuple[list[Any], list[list[str]]]:
                 break
             finally:
                 assert runner.stopping is False
-                assert (gated._live, len(gated._waiting), len(gated._queue)) == (0, 0, 0), "somebody is still inside"
+                assert (gated._live, gated._waiting, len(gated._queue)) == (0, 0, 0), "somebody is still inside"
                 assert gated._free == args.sglang_server_concurrency
             accepted = [g[0].group_index for g in out.samples]
             assert context.decided is not None
@@ -181,7 +180,7 @@ def _play(seed: int, pace: int) -> tuple[list[Any], list[list[str]]]:
             assert len(set(trained)) == len(trained), "trained twice"
             assert not set(trained) & set(waiting), "trained and to be drawn again"
             for group in [*out.samples, *source.returned]:
-                _check_siblings(group, Generator(traits, clock), source.size)
+                _check_siblings(group, Generator(traits), source.size)
             # With "shrink", groups that were decided on go back where they do not fill a step.
             gone = [index for index in settled if index not in waiting]
             assert sorted([*set(gone), *waiting]) == list(range(source.next)), "lost, or in two places"
@@ -212,7 +211,7 @@ def _check_books(metrics: dict[str, float], accepted: int) -> None:
     assert metrics["rollout/groups_drawn"] == accepted + not_kept + metrics["rollout/groups_given_back"]
 
 
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 260), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 260), marks=pytest.mark.slow)], ids=str)
 def test_every_drawn_group_is_accepted_dropped_or_given_back_whatever_the_pace(seeds: range) -> None:
     for seed in seeds:
         first, second = _play(seed, 1), _play(seed, 2)
