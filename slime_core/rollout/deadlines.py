@@ -31,7 +31,6 @@ from slime_core.types import Group, SampleStatus
 from slime_core.waits import gave_up, waiting
 
 if TYPE_CHECKING:
-    from slime_core.rollout.gate import Hold
     from slime_core.rollout.generate import SampleRunner
 
 logger = logging.getLogger(__name__)
@@ -117,12 +116,11 @@ async def run_group(
     rollout_id: int | None,
     evaluation: bool = False,
     args: Args | None = None,
-    hold: Hold | None = None,
 ) -> Group:
     """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises."""
     limits = Limits.of(runner.args, len(runner.hooks.on_sample))
     keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
-    keywords |= {name: value for name, value in (("args", args), ("hold", hold)) if value is not None}
+    keywords |= {} if args is None else {"args": args}
     if limits.group is None:
         return await runner.run_group(group, params, **keywords)
     name = f"group {group[0].group_index} of rollout {rollout_id}"

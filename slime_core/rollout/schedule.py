@@ -46,7 +46,6 @@ from slime_core.rollout.decisions import (
 )
 from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.filters import FilterStage
-from slime_core.rollout.gate import Hold
 from slime_core.rollout.generate import SampleRunner, train_sampling_params
 from slime_core.rollout.regenerate import restarted
 from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput
@@ -112,8 +111,7 @@ class _Wave:
     rollout_id: int
     source: Any
     context: RolloutContext
-    in_flight: dict[asyncio.Task[Group], tuple[Group, Hold]] = field(default_factory=dict)
-    """Groups as they were drawn, each with what makes the engine wait for it."""
+    in_flight: dict[asyncio.Task[Group], Group] = field(default_factory=dict)
     ready: deque[Group] = field(default_factory=deque)
     """Drawn groups that were finished before: in excess in an earlier rollout, or replayed by the buffer."""
     accepted: list[Group] = field(default_factory=list)
@@ -126,7 +124,9 @@ class _Wave:
     drop_reasons: dict[int, str] = field(default_factory=dict)
     """`id` of a group put aside -> the filter's reason."""
     held: ExitStack = field(default_factory=ExitStack)
-    """Has the engine wait while groups are decided on, and at the end until the abort of what is in excess."""
+    """Keeps complete groups live until they are decided on."""
+    undecided: int = 0
+    """How many."""
     drawn: int = 0
     returned: int = 0
     num_surplus: int = 0
@@ -171,16 +171,17 @@ class _Wave:
                 continue
             mask_older(self.args, group)
             self.context.ledger.generating([group])
-            hold = self.context.runner.engine.hold()  # before any turn of the loop in which the engine could step
-            self.in_flight[asyncio.create_task(self.generate(group, params, hold))] = group, hold
+            self.in_flight[asyncio.create_task(self.generate(group, params))] = group
         self.drawn += num_groups
 
-    async def generate(self, group: Group, params: dict[str, Any], hold: Hold) -> Group:
+    async def generate(self, group: Group, params: dict[str, Any]) -> Group:
         """One group; the engine waits until it is decided on, so that a reward's speed changes nothing."""
-        try:
-            return await run_group(self.context.runner, group, params, rollout_id=self.rollout_id, hold=hold)
-        finally:
-            hold.complete()
+        runner = self.context.runner
+        finished = await run_group(runner, group, params, rollout_id=self.rollout_id)
+        if not runner.stopping:
+            self.held.enter_context(runner.engine.live())
+            self.undecided += 1
+        return finished
 
     def refill(self) -> None:
         """Replace what was dropped, and not more."""
@@ -237,17 +238,18 @@ class _Wave:
                 self.settle()
                 break
             await some_done(self.in_flight, self.context.runner, f"groups of rollout {self.rollout_id}")
-            await self.context.runner.engine.settled()
+            await self.context.runner.engine.settled(lambda: self.undecided)
             for task in [task for task in self.in_flight if task.done()]:
-                original, hold = self.in_flight.pop(task)
-                self.held.push(hold)
-                self.take(original, task.result())
-            if len(self.accepted) < self.wanted:
-                self.held.close()
-        self.held.push(self.context.runner.engine.hold())  # what was finished before needs no step
+                self.take(self.in_flight.pop(task), task.result())
+            self.release()
         if self.fewer:
             self.trim(f"{self.fewer} groups were over --group-timeout")
         self.forget(0)
+
+    def release(self) -> None:
+        """Let the engine go on: everything that is complete has been decided on."""
+        self.held.close()
+        self.undecided = 0
 
     def settle(self) -> None:
         """The budget is spent: `--dynamic-sampling-on-exhausted` says what becomes of the rollout."""
@@ -299,26 +301,23 @@ class _Wave:
     async def stop(self, patience: float | None = None) -> None:
         """Abort what still runs and give it back; after `patience` (`--rollout-stop-timeout`) it is cancelled."""
         patience = Limits.of(self.args).stop if patience is None else patience
+        self.release()
         runner, tasks = self.context.runner, list(self.in_flight)
-        for _, hold in self.in_flight.values():
-            self.held.push(hold)
-        with self.held:  # until the abort, so that what is given back has as many tokens however long it took
-            if tasks:
-                runner.stopping = True
-                try:
-                    with waiting(f"excess groups of rollout {self.rollout_id}", deadline=patience, then="given back"):
-                        await runner.engine.abort()
-                        self.held.close()
-                        _, late = await asyncio.wait(tasks, timeout=patience)
-                    if late and patience:
-                        logger.warning(
-                            "%d groups did not stop within %.0f s of the abort (--rollout-stop-timeout); cancelled",
-                            len(late), patience,
-                        )  # fmt: skip
-                    await ended(late)
-                finally:
-                    runner.stopping = False
-        for task, (original, _) in self.in_flight.items():
+        if tasks:
+            runner.stopping = True
+            try:
+                with waiting(f"groups in excess of rollout {self.rollout_id}", deadline=patience, then="given back"):
+                    await runner.engine.abort()
+                    _, late = await asyncio.wait(tasks, timeout=patience)
+                if late and patience:
+                    logger.warning(
+                        "%d groups did not stop within %.0f s of the abort (--rollout-stop-timeout); cancelled",
+                        len(late), patience,
+                    )  # fmt: skip
+                await ended(late)
+            finally:
+                runner.stopping = False
+        for task, original in self.in_flight.items():
             if not task.done():  # it does not obey, and may still write to its samples
                 original = copy.deepcopy(original)
             if not task.done() or task.cancelled() or task.exception() is not None:
