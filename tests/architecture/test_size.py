@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 366, "code_lines": 32_707, "public_names": 1_642, "kinds": 27}
+CEILINGS = {"modules": 366, "code_lines": 32_609, "public_names": 1_641, "kinds": 27}
 DEMO_CEILING = 257
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
