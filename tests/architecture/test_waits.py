@@ -81,7 +81,6 @@ ALLOWED = {
     "rollout/evaluations.py:run": "`within` inside keeps --eval-timeout",
     "rollout/gate.py:part": "a sample's run: its own deadlines",
     "rollout/generate.py:_then": "a sample's run: its own deadlines",
-    "rollout/pool.py:run": "a group's run: its own deadlines",
     "rollout/schedule.py:until_interrupted": "the rollout as a whole: --rollout-stall-timeout in it",
     "rollout/stage.py:keep_result": "named by its callers; the parts of a rollout or evaluation have deadlines",
     "trainers/embedded/parallel.py": _COLLECTIVE,
