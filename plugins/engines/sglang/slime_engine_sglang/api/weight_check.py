@@ -67,12 +67,13 @@ class WeightCheck:
                     where.setdefault(name, []).append(worker.url)
             else:
                 reason = f"what it serves could not be read back: {result}"
-                silent.append(f"{worker.url}: {reason}")
+                if self._tolerant or not worker.awaited or result.status is not None:  # else it is gone, and waited for
+                    silent.append(f"{worker.url}: {reason}")
             worker.weight_version = None
             pool.set_state(worker, WorkerState.QUARANTINED, reason)
             logger.warning("engine %s is quarantined: %s", worker.url, reason)
             await self._silence(worker)
-        if self._tolerant and (pool.ready or any(worker.owned for worker in pool.workers)):
+        if self._tolerant and (pool.ready or pool.recovering):
             return []
         if silent:
             raise WeightSyncError("; ".join(silent))
