@@ -78,9 +78,9 @@ class Policy:
     def of(cls, args: Args) -> Policy:
         """From a run's settings."""
         return cls(
-            bool(getattr(args, "use_fault_tolerance", False)),
-            float(getattr(args, "rollout_health_check_interval", None) or 30.0),
-            float(getattr(args, "rollout_health_check_timeout", None) or 30.0),
-            float(getattr(args, "rollout_health_check_first_wait", None) or 0.0),
-            int(getattr(args, "rollout_max_engine_restarts", 0)),
+            bool(args.use_fault_tolerance),
+            float(args.rollout_health_check_interval),
+            float(args.rollout_health_check_timeout),
+            float(args.rollout_health_check_first_wait),
+            args.rollout_max_engine_restarts,
         )

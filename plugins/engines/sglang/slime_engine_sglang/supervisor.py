@@ -35,7 +35,7 @@ class Supervisor:
         self._models = models
         self._incidents = incidents
         self._policy = Policy.of(args)
-        self._http = Http(timeout=self._policy.timeout, proxy=getattr(args, "http_proxy", None))
+        self._http = Http(timeout=self._policy.timeout, proxy=args.http_proxy)
         patience = self._policy.timeout if self._policy.tolerant else min(self._policy.timeout, COMEBACK_S / 2)
         self._heartbeat = Heartbeat(self._http, patience)
         self._thread: threading.Thread | None = None

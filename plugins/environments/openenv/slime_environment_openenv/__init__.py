@@ -111,13 +111,16 @@ class OpenEnv:
     # -- talking -------------------------------------------------------------------------------------
 
     async def _tried(self, call: Any) -> Any:
+        async def once() -> Any:
+            return await call()
+
         passing = (aiohttp.ClientConnectionError, aiohttp.WSServerHandshakeError)
         attempts = AsyncRetrying(
             stop=stop_after_attempt(self._own.connect_tries), wait=wait_incrementing(0.1, 0.1),
             retry=retry_if_exception_type(passing), reraise=True,
         )  # fmt: skip
         try:
-            return await attempts(call)
+            return await attempts(once)
         except passing as error:
             raise PluginError(f"OpenEnv server {self._url}: {error}") from error
 

@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.api.worker import WorkerPool
+
+from tests.engine_args import engine_args
 
 Reaction = Callable[["Server", web.Request, Any, int], Awaitable[Any]]
 """(server, request, its JSON, how many came to this path before) -> JSON, (status, JSON or bytes), or a response."""
@@ -146,7 +147,7 @@ def await_all(pool: WorkerPool, wait: bool = True) -> None:
 @asynccontextmanager
 async def engine_at(*made: Server, **args: Any) -> AsyncIterator[HttpEngine]:
     """A started engine over these servers; nobody brings them back, but for the test."""
-    engine = HttpEngine(SimpleNamespace(rollout_external_engine_addrs=[s.address for s in made], **args))
+    engine = HttpEngine(engine_args(rollout_external_engine_addrs=[s.address for s in made], **args))
     await engine.start()
     assert engine._supervisor is not None
     engine._supervisor.stop()

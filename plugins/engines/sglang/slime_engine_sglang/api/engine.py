@@ -78,8 +78,8 @@ class HttpEngine:
     def __init__(self, args: Args) -> None:
         self._args = args
         self.http = Http(
-            timeout=float(getattr(args, "rollout_timeout", None) or 3600.0),
-            proxy=getattr(args, "http_proxy", None),
+            timeout=float(args.rollout_timeout),
+            proxy=args.http_proxy,
         )
         self.pool = WorkerPool([])
         self.router: Router | None = None
@@ -90,7 +90,7 @@ class HttpEngine:
         """The models and what stands behind their workers, the rollout's first."""
         self._client: Client | None = None
         self._supervisor: Supervisor | None = None
-        self.pullers = [puller_url(a) for a in getattr(args, "update_weight_puller_addrs", None) or ()]
+        self.pullers = [puller_url(a) for a in args.update_weight_puller_addrs or ()]
         """URLs of the processes that bring deltas to the servers' hosts."""
         if self.pullers:
             self.weight_transports = (*self.weight_transports, DELTA)
@@ -131,10 +131,10 @@ class HttpEngine:
                 self.http,
                 self.pool,
                 self.router,
-                per_worker=int(getattr(self._args, "sglang_server_concurrency", None) or 512),
-                vocab_size=vocab_size_of(getattr(self._args, "hf_checkpoint", None)),
-                image_token=image_token_of(getattr(self._args, "hf_checkpoint", None)),
-                routed_experts=bool(getattr(self._args, "use_rollout_routing_replay", False)),
+                per_worker=int(self._args.sglang_server_concurrency),
+                vocab_size=vocab_size_of(self._args.hf_checkpoint),
+                image_token=image_token_of(self._args.hf_checkpoint),
+                routed_experts=bool(self._args.use_rollout_routing_replay),
                 check_versions=self.control.check_versions,
                 router_failed=self._router_failed,
             )
@@ -166,11 +166,11 @@ class HttpEngine:
 
     async def _find_workers(self) -> tuple[WorkerPool, Router | None]:
         """The servers, all of them READY, and the router in front of them; called once, by `start`."""
-        given = getattr(self._args, "rollout_external_engine_addrs", None)
+        given = self._args.rollout_external_engine_addrs
         if given:
             return WorkerPool([Worker(server_url(a), state=WorkerState.READY) for a in given]), None
-        host = getattr(self._args, "sglang_router_ip", None)
-        port = getattr(self._args, "sglang_router_port", None)
+        host = self._args.sglang_router_ip
+        port = self._args.sglang_router_port
         if not host or not port:
             raise ConfigError(
                 "the http engine needs servers: --rollout-external-engine-addrs HOST:PORT ..."
@@ -287,7 +287,7 @@ class HttpEngine:
 
     async def update_weights_from_delta(self, root: Path, version: int) -> dict[str, float]:
         """Have the pullers, which read `root` on their own hosts, bring and load it. Raises WeightSyncError."""
-        timeout = float(getattr(self._args, "update_weight_timeout", None) or 600.0)
+        timeout = float(self._args.update_weight_timeout)
         return await update_by_deltas(self.weights, self.pullers, version, timeout=timeout)
 
     async def catch_up(self, worker: Worker) -> None:
@@ -326,5 +326,5 @@ class HttpEngine:
 
 def run_dir(args: Args) -> Path | None:
     """The run's directory, where events and logs go."""
-    directory = getattr(args, "run_dir", None)
+    directory = args.run_dir
     return Path(directory) if directory else None

@@ -49,11 +49,11 @@ class WeightUpdates:
     def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
         self._http = http
         self._pool = pool
-        self._timeout = float(getattr(args, "update_weight_timeout", None) or 600.0)
-        self._buffer_size = int(getattr(args, "update_weight_buffer_size", None) or 512 * 1024**2)
-        self._pause_mode: str | None = getattr(args, "update_weight_pause_mode", None)
-        self._tolerant = bool(getattr(args, "use_fault_tolerance", False))
-        self._ipc = bool(getattr(args, "colocate", False))
+        self._timeout = float(args.update_weight_timeout)
+        self._buffer_size = int(args.update_weight_buffer_size)
+        self._pause_mode: str | None = args.update_weight_pause_mode
+        self._tolerant = bool(args.use_fault_tolerance)
+        self._ipc = bool(args.colocate)
         """The servers see the trainer's GPUs."""
         self._groups: Groups | None = None
         self._round: Round | None = None
