@@ -78,7 +78,7 @@ class HttpEngine:
     def __init__(self, args: Args) -> None:
         self._args = args
         self.http = Http(
-            timeout=float(args.rollout_timeout),
+            timeout=args.rollout_timeout or 3600.0,
             proxy=args.http_proxy,
         )
         self.pool = WorkerPool([])
