@@ -18,8 +18,8 @@ DEMO_CEILING = 254
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
     "slime_weight_transport_delta",
-    "slime_core.loop_async",
-    "slime_core.launch.inline_async",
+    "slime_core.launch.follow",
+    "slime_core.launch.trainer_thread",
     "slime_core.rollout.producer",
     "slime_command_models",
     "slime_core.trainers.embedded.lora",
