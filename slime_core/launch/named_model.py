@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime_core.config import Settings
-from slime_core.config.foreign import find_owners
-from slime_core.config.passthrough import find_foreign
+from slime_core.config.foreign import find_foreign, find_owners
 from slime_core.errors import ConfigError
 from slime_core.model_presets.contradictions import contradictions
 from slime_core.model_presets.presets import find_preset
@@ -39,6 +38,7 @@ def check_named_model(settings: Settings) -> None:
 
 def _given(settings: Settings, flag: str) -> bool:
     """Whether the user gave the flag, under whatever name its value is kept."""
-    found = find_foreign(find_owners([], {})[0], flag.replace("-", "_"))
-    origin = settings.origins.get(found[1].attribute) if found is not None else None
+    name = flag.replace("-", "_")
+    owner = find_foreign(find_owners([], {})[0], name)
+    origin = settings.origins.get(owner.parser({}).by_name[name].dest) if owner is not None else None
     return origin is not None and origin.kind in ("file", "env", "flag")
