@@ -119,7 +119,7 @@ def off_names(flag: argparse.Action) -> Sequence[str]:
     """The names that store false."""
     if isinstance(flag, argparse.BooleanOptionalAction):
         return [name for name in flag.option_strings if name.startswith("--no-")]
-    return getattr(flag, "off", ())
+    return flag.off if isinstance(flag, Switch) else ()
 
 
 def as_json(text: str) -> Any:

@@ -96,7 +96,7 @@ class Defaults:
     owners: tuple[Callable[[Any, str], Any], ...] = ()
     """Their `default_of`."""
 
-    def __call__(self, args: Any, name: str) -> Any:
+    def __call__(self, args: Args, name: str) -> Any:
         """The first answer. Raises LookupError when nobody has one."""
         for default_of in self.owners:
             try:
