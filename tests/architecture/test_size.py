@@ -21,7 +21,7 @@ NOT_OF_THE_DEMO = (
     "slime_core.loop_async",
     "slime_core.launch.inline_async",
     "slime_core.rollout.producer",
-    "slime_core.model_presets",
+    "slime_command_models",
     "slime_core.trainers.embedded.lora",
     "slime_core.tools",
 )

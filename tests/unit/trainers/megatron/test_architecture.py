@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_command_models.megatron_flags import megatron_flags
+from slime_command_models.presets import ModelPreset, model_presets
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.families import Architecture
 
 from slime_core.config.foreign import Given, Lists, find_foreign, find_owners
 from slime_core.config.origins import FLAG
 from slime_core.errors import ConfigError
-from slime_core.model_presets.megatron_flags import megatron_flags
-from slime_core.model_presets.presets import ModelPreset, model_presets
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve as resolve_plugin
 
