@@ -112,10 +112,6 @@ def _forced(args: Args, device: str, gpus: int, rank: int, given: Mapping[str, A
         fields |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
     if args.use_rollout_routing_replay:
         fields["enable_return_routed_experts"] = True
-    if args.fp16:
-        if given.get("dtype", "float16") not in ("float16", "half"):
-            raise ConfigError(f"--fp16 contradicts --sglang-dtype {given['dtype']}{where}; remove one.")
-        fields["dtype"] = "float16"
     return fields
 
 
