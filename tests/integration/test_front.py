@@ -12,7 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
+from slime_engine_sglang.api.engine import HttpEngine
 
+from slime_core.cli.main import main
+from slime_core.config import load_settings
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.server import serve_socket
 from slime_core.serving import beside
@@ -218,3 +221,26 @@ async def test_answers_follow_a_schema_or_an_expression(client: httpx.AsyncClien
     assert "json_object" in await refused(
         client, "/v1/chat/completions", {"messages": SAY, "response_format": {"type": "grammar"}}
     )
+
+
+async def test_the_engine_http_sends_the_key(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(directory, Access("secret")) as client:
+        url = str(client.base_url).rstrip("/")
+        monkeypatch.setenv("SLIME_API_KEY", "secret")
+        args = load_settings(
+            ["--hf-checkpoint", str(directory), "--rollout-external-engine-addrs", url], command="serve", env={}
+        ).args
+        engine = HttpEngine(args)
+        await engine.start()
+        try:
+            assert (await engine.generate([5], {"max_new_tokens": 3})).token_ids
+            await engine.flush_cache()
+        finally:
+            await engine.stop()
+
+
+def test_a_host_that_others_reach_wants_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--hf-checkpoint", "/nowhere", "--host", "0.0.0.0"]) == 2
+    said = capsys.readouterr().err
+    assert "--host 0.0.0.0" in said
+    assert "--api-key" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import openai
@@ -216,6 +217,32 @@ def test_an_engine_that_fails_is_502_and_a_session_without_answers_fails(serve: 
             assert sample.status == "failed"
             assert "out of memory" in sample.metadata["failure"]["error"]
             assert sample.reward is None
+
+    asyncio.run(run())
+
+
+def test_a_message_that_cannot_fit_is_refused_and_the_loop_goes_on(serve: Any) -> None:
+    async def run() -> None:
+        async with serve(["small"]) as (server, session, engine):
+            turns = [0.0]
+
+            async def turning() -> None:
+                while True:
+                    begun = time.monotonic()
+                    await asyncio.sleep(0.01)
+                    turns[0] = max(turns[0], time.monotonic() - begun)
+
+            beat = asyncio.ensure_future(turning())
+            async with client(server, session) as api:
+                for size, kind in ((9_000_000, openai.BadRequestError), (30_000_000, openai.APIStatusError)):
+                    text = await asyncio.to_thread(lambda n=size: "word " * (n // 5))
+                    with pytest.raises(kind, match=r"characters|bytes"):
+                        await api.chat.completions.create(model="m", messages=say(text))
+                assert (await api.chat.completions.create(model="m", messages=say("x"))).choices[0].message.content
+            beat.cancel()
+            assert turns[0] < 10, "the rollout's loop stood still"
+            assert len(engine.requests) == 1
+            assert len(session.errors) == 1, "what the guard refuses has no session"
 
     asyncio.run(run())
 
