@@ -67,8 +67,8 @@ class EstimatorBase:
             ppo_kl,
             inputs.advantages,
             args.eps_clip,
-            getattr(args, "eps_clip_high", None),
-            getattr(args, "eps_clip_c", None),
+            args.eps_clip_high,
+            args.eps_clip_c,
         )
         return LossOutputs(loss=loss, metrics={"pg_clipfrac": clipfrac, "ppo_kl": ppo_kl.detach()})
 

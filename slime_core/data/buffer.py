@@ -238,7 +238,7 @@ class FilteredList(BufferBase):
 
 
 def _name(args: Args) -> str:
-    return getattr(args, "buffer_filter_path", None) or "fifo"
+    return args.buffer_filter_path or "fifo"
 
 
 def _blamed(name: str) -> AbstractContextManager[None]:

@@ -53,9 +53,9 @@ def encode_prompt(
     Raises:
         DataError: The tokenizer has no chat template or the template refuses the messages.
     """
-    if isinstance(prompt, str) and not getattr(args, "apply_chat_template", False):
+    if isinstance(prompt, str) and not (args and args.apply_chat_template):
         return encode_text(tokenizer, prompt)
-    kwargs = getattr(args, "apply_chat_template_kwargs", None)
+    kwargs = args.apply_chat_template_kwargs if args else None
     return encode_rendered(tokenizer, render_prompt(tokenizer, prompt, tools, kwargs))
 
 

@@ -73,8 +73,8 @@ def turn_delta(
     Raises:
         DataError: The template refuses the messages, or what it writes after the turn cannot be told; names it.
     """
-    if template_kwargs is None:
-        template_kwargs = getattr(args, "apply_chat_template_kwargs", None)
+    if template_kwargs is None and args is not None:
+        template_kwargs = args.apply_chat_template_kwargs
     turn = _Turn(tokenizer, tools, template_kwargs, messages, assistant, _closing(tokenizer, sampled_ids))
 
     def render(new: Sequence[Message], prompt: bool) -> str:

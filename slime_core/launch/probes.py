@@ -60,10 +60,10 @@ class Bench:
 
     def group(self, *, scored: bool = True) -> Group:
         """As many answers to one prompt as a run has, at most four, with rewards 0 and 1 in turn."""
-        size = max(1, min(int(getattr(self.args, "n_samples_per_prompt", None) or 1), 4))
+        size = min(self.args.n_samples_per_prompt, 4)
         samples = [self.answered() for _ in range(size)]
         for i, sample in enumerate(samples):
-            key = getattr(self.args, "reward_key", None)
+            key = self.args.reward_key
             value = float(i % 2)
             sample.index, sample.reward = i, ({key: value} if key else value) if scored else None
         return samples

@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
 from slime_engine_sglang.api.engine import HttpEngine
+
+from slime_core.config import Args
 
 Reaction = Callable[["Server", web.Request, Any, int], Awaitable[Any]]
 """(server, request, its JSON, how many came to this path before) -> JSON, (status, JSON or bytes), or a response."""
@@ -139,7 +140,7 @@ async def servers(*reactions: Reaction) -> AsyncIterator[list[Server]]:
 @asynccontextmanager
 async def engine_at(*made: Server, **args: Any) -> AsyncIterator[HttpEngine]:
     """A started engine over these servers."""
-    engine = HttpEngine(SimpleNamespace(rollout_external_engine_addrs=[s.address for s in made], **args))
+    engine = HttpEngine(Args(rollout_external_engine_addrs=[s.address for s in made], **args))
     await engine.start()
     try:
         yield engine

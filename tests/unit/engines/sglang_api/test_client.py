@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
+from slime_core.config import Args
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
 from tests.unit.engines.sglang_api.servers import (
@@ -697,6 +697,6 @@ async def test_prefill_and_decode_servers_are_never_asked_directly() -> None:
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:
-    engine = HttpEngine(SimpleNamespace(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
+    engine = HttpEngine(Args(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
         await engine.start()

@@ -20,6 +20,7 @@ from slime_engine_sglang.api.weight_check import WeightCheck, compare
 from slime_engine_sglang.api.weight_readers import ACTION, Finding
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.models.hf_io import write_weights
 from slime_core.weights.checksum import tensor_checksum
@@ -185,7 +186,7 @@ async def checking(*reactions: Reaction, owned: bool = False, **args: Any) -> As
         http = Http()
         await http.open()
         try:
-            settings_ = SimpleNamespace(check_weight_update_equal=True, update_weight_timeout=5.0, **args)
+            settings_ = Args(check_weight_update_equal=True, update_weight_timeout=5.0, **args)
             yield WeightCheck(http, pool, settings_), pool
         finally:
             await http.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.families import Architecture
 
+from slime_core.config import Args
 from slime_core.config.foreign import Given, find_owners, resolve
 from slime_core.config.origins import FLAG
 from slime_core.config.passthrough import find_foreign
@@ -40,14 +40,14 @@ def flags_of(preset: ModelPreset) -> dict[str, Any]:
 
 def check(preset: str, **flags: Any) -> None:
     hf = model_presets()[preset].config
-    check_architecture(SimpleNamespace(**flags), hf, architecture_of(hf))
+    check_architecture(Args(**flags), hf, architecture_of(hf))
 
 
 @pytest.mark.parametrize("preset", WITH_FAMILY, ids=lambda p: p.name)
 def test_the_flags_of_every_preset_agree_with_its_family(preset: ModelPreset) -> None:
     flags = flags_of(preset)
     assert len(flags) >= 15
-    check_architecture(SimpleNamespace(**flags), preset.config, architecture_of(preset.config))
+    check_architecture(Args(**flags), preset.config, architecture_of(preset.config))
 
 
 def test_presets_were_found() -> None:
