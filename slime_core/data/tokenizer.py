@@ -61,7 +61,7 @@ def encode_prompt(
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of a plain prompt, with the tokenizer's own leading token (BOS) unless the text already begins with it."""
-    bos = getattr(tokenizer, "bos_token", None)
+    bos = tokenizer.bos_token
     return list(tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos))))
 
 
@@ -94,9 +94,9 @@ def render_messages(
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The conversation as the template writes it. Raises DataError."""
-    if not getattr(tokenizer, "chat_template", None):
+    if not tokenizer.chat_template:
         raise DataError(
-            f"{getattr(tokenizer, 'name_or_path', '') or 'the tokenizer'} has no chat template, which chat messages and"
+            f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template, which chat messages and"
             " --apply-chat-template need; add chat_template.jinja to the model directory, or use text prompts"
         )
     from jinja2 import TemplateError

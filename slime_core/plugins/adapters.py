@@ -103,7 +103,7 @@ class RewardCaller:
         self.provenance: Mapping[str, Any] = reward.provenance()
         self.members: tuple[Resolved, ...] = tuple(getattr(obj, "members", ()))
         """Rewards that this one is made of, as it resolved them."""
-        self._scores_texts = callable(getattr(obj, "compute_reward", None))
+        self._scores_texts = hasattr(obj, "compute_reward")
         function: Callable[..., Any] = obj.compute_reward if self._scores_texts else obj
         if self._build is not None:
             function = unbound(obj, "compute_reward" if self._scores_texts else "__call__")
@@ -243,7 +243,7 @@ class RewardCaller:
         return eval_key or key, "--eval-reward-key" if uses_own else "--reward-key"
 
     def _number(self, value: Any, sample: Sample) -> float:
-        if hasattr(value, "item") and getattr(value, "size", None) is not None:
+        if hasattr(value, "item") and hasattr(value, "size"):
             value = value.item()  # a numpy or torch scalar
         if not isinstance(value, (int, float)):
             raise PluginError(

@@ -262,7 +262,7 @@ def _raw_reward(args: Args, sample: Sample) -> float:
 
 def _baselines(args: Args, samples: Sequence[Sample], estimator: AdvantageEstimator) -> list[float] | None:
     """Reward of each sample's greedy baseline, for an estimator that needs it."""
-    if not getattr(estimator, "needs_greedy_baseline", False):
+    if estimator is None or not estimator.needs_greedy_baseline:
         return None
     rewards = []
     for sample in samples:
