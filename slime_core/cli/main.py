@@ -51,7 +51,6 @@ COMMANDS: tuple[Own, ...] = (
     Own("train", "reinforcement learning: rollouts, rewards, optimizer steps", True),
     Own("check", "find what is wrong with a run before it starts", True),
     Own("rollout", "generate and score samples without training", True),
-    Own("models", "architecture numbers of published models, for --model", False, only_prints=True),
     Own("why", "show what a live run is waiting for", False, only_prints=True),
     Own("config", "show settings and where each comes from", True, only_prints=True),
 )

@@ -43,9 +43,10 @@ def resolve_buffer(args: Args) -> BufferFilter | GroupBuffer:
     found = resolved.obj
     if not inspect.isclass(found):
         return cast("BufferFilter", found)
-    kind = with_defaults(found, _Silent) if hasattr(found, "take") else found
+    if hasattr(found, "take") and not issubclass(found, BufferBase):
+        found = with_defaults(found, _Silent)
     with _blamed(name):
-        made = construct(kind, args, name=option_name(resolved.ref))
+        made = construct(found, args, name=option_name(resolved.ref))
     return cast("GroupBuffer", made)
 
 

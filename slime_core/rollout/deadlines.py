@@ -191,8 +191,50 @@ async def ended(tasks: Collection[asyncio.Task[Any]]) -> bool:
     return not late
 
 
-async def some_done(tasks: Collection[asyncio.Future[Any]], runner: SampleRunner, what: str) -> None:
-    """Wait until one of the tasks is done.
+class Bell:
+    """Wakes the one who waits for it, in the event loop's next turn: what happens in one turn is seen together."""
+
+    def __init__(self) -> None:
+        self._rung = self._at_once = False
+        self._waiter: asyncio.Future[bool] | None = None
+
+    def ring(self, *_: Any) -> None:
+        """Something has ended, or has changed."""
+        self._rung = True
+        if self._waiter is not None and self._at_once:
+            _answer(self._waiter, True)
+        elif self._waiter is not None:
+            asyncio.get_running_loop().call_soon(_answer, self._waiter, True)
+
+    def clear(self) -> None:
+        """Whoever will wait has seen everything so far."""
+        self._rung = False
+
+    async def wait(self, seconds: float | None, *, at_once: bool = False) -> bool:
+        """Whether it has rung since `clear`, or does so in that time; `at_once` leaves out the turn."""
+        if at_once and self._rung:
+            return True
+        loop, self._at_once = asyncio.get_running_loop(), at_once
+        self._waiter = waiter = loop.create_future()
+        if self._rung:
+            loop.call_soon(_answer, waiter, True)
+        timer = None if seconds is None else loop.call_later(seconds, _answer, waiter, False)
+        try:
+            found: bool = await waiter
+            return found
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+
+def _answer(waiter: asyncio.Future[bool], rung: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(rung)
+
+
+async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
+    """Wait until the bell rings.
 
     Raises:
         RolloutError: No sample of this runner has ended for `--rollout-stall-timeout` seconds.
@@ -202,8 +244,7 @@ async def some_done(tasks: Collection[asyncio.Future[Any]], runner: SampleRunner
     while True:
         with waiting(what, deadline=limit, then="the run stops: no sample ends (--rollout-stall-timeout)"):
             left = None if limit is None else max(since + limit - loop.time(), 0.0)
-            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if done:
+            if await bell.wait(left):
                 return
             if runner.last_end <= since:
                 raise RolloutError(gave_up(what, limit, "no sample ended in that time; --rollout-stall-timeout"))
@@ -213,7 +254,9 @@ async def some_done(tasks: Collection[asyncio.Future[Any]], runner: SampleRunner
 async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str) -> T:
     """The result of `asyncio.gather`; cancelled when the wait for it ends. Raises RolloutError as `some_done`."""
     try:
-        await some_done({gathered}, runner, what)
+        bell = Bell()
+        gathered.add_done_callback(bell.ring)
+        await some_done(bell, runner, what)
     except BaseException:
         gathered.cancel()
         await asyncio.wait({gathered}, timeout=CANCEL_GRACE)

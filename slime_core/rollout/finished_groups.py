@@ -15,7 +15,7 @@ from slime_core.errors import RolloutError
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.decisions import spread
-from slime_core.rollout.flights import ASIDE, WAITING, Finished, finished_to_open
+from slime_core.rollout.flights import ASIDE, WAITING, Finished, finished_to_open, open_to_finished
 from slime_core.rollout.open_groups import OpenGroup
 from slime_core.rollout.schedule import RolloutContext
 from slime_core.rollout.staleness import Verdict
@@ -44,6 +44,8 @@ class FinishedGroups:
         self.context = context
         self.waiting: list[Finished] = []
         """Kept, and not trained on."""
+        self._oldest: int | None = None
+        """No version of their tokens is older."""
         self.aside: list[Finished] = []
         """Dropped groups that fill the rollout if the budget runs out, best first."""
         self._gone: list[Group] = []
@@ -69,8 +71,13 @@ class FinishedGroups:
 
     def keep(self, group: Finished) -> None:
         """Let a group wait for training."""
-        self.waiting.append(group)
+        self._wait(group)
         self.context.ledger.buffered([group.samples])
+
+    def _wait(self, group: Finished) -> None:
+        self.waiting.append(group)
+        if group.span is not None:
+            self._oldest = group.span[0] if self._oldest is None else min(self._oldest, group.span[0])
 
     def lose(self, group: Finished) -> None:
         """Nothing can be learned from the group; the ledger knows that already."""
@@ -100,11 +107,14 @@ class FinishedGroups:
 
     def cull(self, version: int) -> None:
         """Recycle or drop what waits and is too old for `version` to train on."""
-        waiting, self.waiting = self.waiting, []
+        limit, oldest = self.args.max_staleness, self._oldest
+        if limit is None or oldest is None or version - oldest <= limit:
+            return
+        waiting, self.waiting, self._oldest = self.waiting, [], None
         for group in waiting:
             verdict = self._verdict(group, version)
             if verdict in _USABLE:
-                self.waiting.append(group)
+                self._wait(group)
                 continue
             self.num_gone += 1
             if verdict is Verdict.RECYCLE:
@@ -131,7 +141,7 @@ class FinishedGroups:
             usable = [f for f in self.aside if self._verdict(f, version) in _USABLE]
             for group in usable[: max(self.wanted - len(self.waiting), 0)]:
                 self.aside.remove(group)
-                self.waiting.append(group)
+                self._wait(group)
                 self.context.filters.count_kept("exhausted")
         if len(self.waiting) < self.wanted and args.dynamic_sampling_on_exhausted != "shrink":
             raise self._exhausted(rollout_id)
@@ -178,6 +188,13 @@ class FinishedGroups:
         self._gone = []
         self._reset()
         return Taken(groups, decided, metrics)
+
+    def restore(self, group: OpenGroup) -> None:
+        """Inverse of `open_groups`, for one."""
+        if group.details["state"] == WAITING:
+            self._wait(open_to_finished(group))
+        else:
+            self.aside.append(open_to_finished(group))
 
     def open_groups(self) -> list[OpenGroup]:
         """All of them, for a commit."""

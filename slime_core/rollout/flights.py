@@ -8,7 +8,7 @@ are there. What an engine has sampled of an unfinished request is not in them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from slime_core.errors import CheckpointError
 from slime_core.fan_out import executions
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.open_groups import OpenGroup
+from slime_core.rollout.pool import Flight, Flights
 from slime_core.rollout.regenerate import FINISHED, prompts_of
 from slime_core.rollout.staleness import retries, version_span
 from slime_core.types import Group, Sample, SampleStatus
@@ -57,40 +58,26 @@ class Finished:
         return (self.span[0] if self.span else self.began, self.index)
 
 
-@dataclass
-class Flight:
-    """A group that is being generated, and the runner it is generated with."""
-
-    original: Group
-    began: int
-    runner: CountingRunner = field(repr=False)
-
-
 class CountingRunner:
-    """A `SampleRunner` for one group that tells how many of its samples have not ended."""
+    """A `SampleRunner` for one group that says in its flight how many of its samples have not ended."""
 
-    def __init__(self, runner: SampleRunner, told: Callable[[], None]) -> None:
+    def __init__(self, runner: SampleRunner, flights: Flights, flight: Flight, told: Callable[[], None]) -> None:
         """`told` is called whenever a sample has ended."""
         self._runner = runner
-        self._told = told
-        self.unfinished = 0
+        self._flights, self._flight, self._told = flights, flight, told
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def expect(self, group: Group) -> None:
-        """The group is about to be generated, or tried once more."""
-        self.unfinished = len(group) + self._runner.greedy_baseline
-
     async def run_group(self, group: Group, params: dict[str, Any], **keywords: Any) -> Group:
         """As the runner's."""
-        self.expect(group)
+        self._flights.resize(self._flight, len(group) + self._runner.greedy_baseline)
         return await self._runner.run_group(group, params, sample_done=self._done, **keywords)
 
     def _done(self, siblings: list[Sample]) -> None:
         if any(s.status == SampleStatus.ABORTED for s in siblings):
             return  # the group comes back and needs the place again: it is not given to another one
-        self.unfinished -= 1
+        self._flights.resize(self._flight, self._flight.unfinished - 1)
         self._told()
 
 

@@ -22,6 +22,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from slime_core.data.buffer import is_finished
@@ -30,21 +31,19 @@ from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.contracts import drawn_groups, first_number
-from slime_core.rollout.deadlines import Limits, ended, run_group, some_done
+from slime_core.rollout.deadlines import Bell, Limits, ended, run_group, some_done
 from slime_core.rollout.decisions import Outcome, decide, given_back, mask_older, needs_nothing, prepare_return
 from slime_core.rollout.finished_groups import FinishedGroups, Taken
 from slime_core.rollout.flights import (
     IN_FLIGHT,
-    WAITING,
     CountingRunner,
     Finished,
-    Flight,
     check_group_size,
     flight_to_open,
-    open_to_finished,
 )
 from slime_core.rollout.generate import train_sampling_params
 from slime_core.rollout.open_groups import OpenGroup
+from slime_core.rollout.pool import Flight, Flights
 from slime_core.rollout.regenerate import prompts_of, restarted
 from slime_core.rollout.schedule import RolloutContext
 from slime_core.types import Group
@@ -64,11 +63,11 @@ class GroupProducer:
         self.rollout_id = 0
         """The rollout that is taken next."""
         self.finished = FinishedGroups(args, source, context)
-        self.in_flight: dict[asyncio.Task[Group], Flight] = {}
+        self.bell = Bell()
+        self.flights = Flights(self.bell)
         self._again: deque[Group] = deque()
         """In flight when the run was interrupted, to be generated first."""
         self._task: asyncio.Task[None] | None = None
-        self._wake: asyncio.Future[None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
         self._taking = self._halted = self._sees_requests = False
@@ -82,7 +81,7 @@ class GroupProducer:
 
     @property
     def _held(self) -> int:
-        return len(self.finished.waiting) + len(self.in_flight)
+        return len(self.finished.waiting) + len(self.flights)
 
     @property
     def _exhausted(self) -> bool:
@@ -97,9 +96,7 @@ class GroupProducer:
         most_waiting = max(args.async_buffer_groups or args.rollout_batch_size, wanted)
         if self._halted or self._exhausted or len(self.finished.waiting) >= most_waiting:
             return 0
-        # A group whose samples wait for a common reward (--group-rm) counts as one, or slow rewards pile groups up.
-        unfinished = sum(max(f.runner.unfinished, 1) for f in self.in_flight.values())
-        free = args.sglang_server_concurrency - unfinished
+        free = args.sglang_server_concurrency - self.flights.places
         room = math.ceil(free / (args.n_samples_per_prompt + self.context.runner.greedy_baseline))
         if args.num_rollout is not None:
             room = min(room, (args.num_rollout - self.rollout_id) * args.rollout_batch_size - held)
@@ -133,17 +130,14 @@ class GroupProducer:
 
     def wake(self) -> None:
         """Something has changed that there may be room for: a sample ended, weights came, someone takes."""
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        self.bell.ring()
 
     async def _produce(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while True:
-                self._wake = loop.create_future()
-                for task in [task for task in self.in_flight if task.done()]:
-                    flight = self.in_flight.pop(task)
-                    self._decide(task.result(), flight.original, flight.began)
+                self.bell.clear()
+                for flight in self.flights.take_ended():
+                    self._decide(flight.task.result(), flight.original, flight.began)
                 if (room := self.room()) > 0:
                     self._draw(room)
                     self.wake()  # what was drawn finished may leave room for more
@@ -157,13 +151,11 @@ class GroupProducer:
 
     async def _rest(self) -> None:
         """Until something has changed. Raises RolloutError when nothing of what is in flight ends any more."""
-        assert self._wake is not None
-        if self.in_flight:
-            what = f"{len(self.in_flight)} groups in flight"
-            await some_done([*self.in_flight, self._wake], self.context.runner, what)
+        if self.flights:
+            await some_done(self.bell, self.context.runner, f"{len(self.flights)} groups in flight")
             return
         with waiting("room for groups", deadline=None, then="they are drawn when the trainer has taken some"):
-            await self._wake
+            await self.bell.wait(None, at_once=True)
 
     def _tell(self) -> None:
         if self._news is not None and not self._news.done():
@@ -186,10 +178,12 @@ class GroupProducer:
                 continue
             mask_older(self.args, group)
             self.ledger.generating([group])
-            runner = CountingRunner(self.context.runner, self.wake)
-            runner.expect(group)
-            task = asyncio.create_task(run_group(runner, group, params, rollout_id=self.rollout_id))  # type: ignore[arg-type]
-            self.in_flight[task] = Flight(group, self._version(), runner)
+            size = len(group) + self.context.runner.greedy_baseline
+            self.flights.start(group, self._version(), size, partial(self._generate, params, self.rollout_id))
+
+    async def _generate(self, params: dict[str, Any], rollout_id: int, flight: Flight) -> Group:
+        runner = CountingRunner(self.context.runner, self.flights, flight, self.wake)
+        return await run_group(runner, flight.original, params, rollout_id=rollout_id)  # type: ignore[arg-type]
 
     # -- deciding ------------------------------------------------------------------------------------
 
@@ -258,7 +252,7 @@ class GroupProducer:
         finished.cull(version)
         if len(finished.waiting) >= finished.wanted:
             return True
-        if self.in_flight or not self._exhausted:
+        if self.flights or not self._exhausted:
             return False
         finished.settle(self.rollout_id, version)
         return True
@@ -272,7 +266,7 @@ class GroupProducer:
         now, busy = asyncio.get_running_loop().time(), engine.take_busy_seconds()
         elapsed, self._started_at = now - self._started_at, now
         result.metrics["rollout/groups_drawn"] = float(self._num_drawn)
-        result.metrics["rollout/queue/in_flight_groups"] = float(len(self.in_flight))
+        result.metrics["rollout/queue/in_flight_groups"] = float(len(self.flights))
         self._sees_requests |= busy > 0  # not those of generate functions that post to the engine
         if elapsed > 0 and self._sees_requests:
             result.metrics["perf/engine_idle_fraction"] = max(0.0, 1.0 - busy / elapsed)
@@ -292,7 +286,8 @@ class GroupProducer:
         if self._halted:
             return
         flights = await self._land(Limits.of(self.args).stop if patience is None else patience)
-        for task, flight in flights.items():
+        for flight in flights:
+            task = flight.task
             group = None if task.cancelled() or task.exception() is not None else task.result()
             if group is not None and is_finished(group):
                 self._decide(group, flight.original, flight.began)
@@ -313,10 +308,11 @@ class GroupProducer:
             await self._land(0.0)
         self._tell()
 
-    async def _land(self, patience: float) -> dict[asyncio.Task[Group], Flight]:
+    async def _land(self, patience: float) -> list[Flight]:
         """End the task and everything in flight, which is returned; what does not obey is left out, as copies."""
         self._halted = True
-        flights, self.in_flight, runner = self.in_flight, {}, self.context.runner
+        flights, runner = self.flights.take_all(), self.context.runner
+        tasks = [flight.task for flight in flights]
         if self._task is not None:
             await ended({self._task})
         if flights:
@@ -324,19 +320,18 @@ class GroupProducer:
             try:
                 with waiting("groups in flight at the end", deadline=patience, then="given back as prompts"):
                     await runner.engine.abort()
-                    await asyncio.wait(flights, timeout=patience)
-                await ended(flights)
+                    await asyncio.wait(tasks, timeout=patience)
+                await ended(tasks)
             finally:
                 runner.stopping = False
-        for task in [task for task in flights if not task.done()]:  # it may still write to its samples
-            flight = flights.pop(task)
-            self._again.append(prompts_of(flight.original))
-        return flights
+        # Copies of those that do not obey: they may still write to their samples.
+        self._again += [prompts_of(f.original) for f in flights if not f.task.done()]
+        return [flight for flight in flights if flight.task.done()]
 
     def open_groups(self) -> list[OpenGroup]:
         """Every group it holds, for a commit."""
         partial, scores_groups = self.args.partial_rollout, self.context.runner.rewards.scores_groups
-        flights = [flight_to_open(f, partial=partial, scores_groups=scores_groups) for f in self.in_flight.values()]
+        flights = [flight_to_open(f, partial=partial, scores_groups=scores_groups) for f in self.flights]
         return [
             *self.finished.open_groups(),
             *(OpenGroup(group, details={"state": IN_FLIGHT, "began": self._version()}) for group in self._again),
@@ -347,9 +342,7 @@ class GroupProducer:
         """Inverse of `open_groups`, before `start`. Raises CheckpointError for unfinished groups of another size."""
         assert self._task is None, "generation has begun"
         for group in groups:
-            state = group.details["state"]
-            if state == IN_FLIGHT:
+            if group.details["state"] == IN_FLIGHT:
                 self._again.append(check_group_size(group, self.args.n_samples_per_prompt))
             else:
-                kept = self.finished.waiting if state == WAITING else self.finished.aside
-                kept.append(open_to_finished(group))
+                self.finished.restore(group)

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -33,7 +34,7 @@ from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.rollout.contracts import drawn_groups
-from slime_core.rollout.deadlines import Limits, dropped_for_good, ended, run_group, some_done
+from slime_core.rollout.deadlines import Bell, Limits, dropped_for_good, ended, run_group, some_done
 from slime_core.rollout.decisions import (
     Outcome,
     decide,
@@ -47,6 +48,7 @@ from slime_core.rollout.decisions import (
 from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.generate import SampleRunner, train_sampling_params
+from slime_core.rollout.pool import Flight, Flights
 from slime_core.rollout.regenerate import restarted
 from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime_core.waits import waiting
@@ -111,7 +113,8 @@ class _Wave:
     rollout_id: int
     source: Any
     context: RolloutContext
-    in_flight: dict[asyncio.Task[Group], Group] = field(default_factory=dict)
+    bell: Bell = field(default_factory=Bell)
+    flights: Flights = field(init=False)
     ready: deque[Group] = field(default_factory=deque)
     """Drawn groups that were finished before: in excess in an earlier rollout, or replayed by the buffer."""
     accepted: list[Group] = field(default_factory=list)
@@ -133,6 +136,9 @@ class _Wave:
     fewer: int = 0
     """Groups that `--group-timeout-policy drop` took from the rollout."""
 
+    def __post_init__(self) -> None:
+        self.flights = Flights(self.bell)
+
     @property
     def wanted(self) -> int:
         """Groups that make the rollout complete."""
@@ -141,7 +147,7 @@ class _Wave:
     @property
     def missing(self) -> int:
         """Groups to draw so that the rollout could become complete."""
-        in_hand = len(self.accepted) + len(self.in_flight) + len(self.ready)
+        in_hand = len(self.accepted) + len(self.flights) + len(self.ready)
         return self.wanted - in_hand
 
     @property
@@ -171,13 +177,13 @@ class _Wave:
                 continue
             mask_older(self.args, group)
             self.context.ledger.generating([group])
-            self.in_flight[asyncio.create_task(self.generate(group, params))] = group
+            self.flights.start(group, 0, len(group), partial(self.generate, params))
         self.drawn += num_groups
 
-    async def generate(self, group: Group, params: dict[str, Any]) -> Group:
+    async def generate(self, params: dict[str, Any], flight: Flight) -> Group:
         """One group; the engine waits until it is decided on, so that a reward's speed changes nothing."""
         runner = self.context.runner
-        finished = await run_group(runner, group, params, rollout_id=self.rollout_id)
+        finished = await run_group(runner, flight.original, params, rollout_id=self.rollout_id)
         if not runner.stopping:
             self.held.enter_context(runner.engine.live())
             self.undecided += 1
@@ -234,13 +240,14 @@ class _Wave:
                 group = self.ready.popleft()
                 self.take(group, group)
                 continue
-            if not self.in_flight:
+            if not self.flights:
                 self.settle()
                 break
-            await some_done(self.in_flight, self.context.runner, f"groups of rollout {self.rollout_id}")
+            self.bell.clear()
+            await some_done(self.bell, self.context.runner, f"groups of rollout {self.rollout_id}")
             await self.context.runner.engine.settled(lambda: self.undecided)
-            for task in [task for task in self.in_flight if task.done()]:
-                self.take(self.in_flight.pop(task), task.result())
+            for flight in self.flights.take_ended():
+                self.take(flight.original, flight.task.result())
             self.release()
         if self.fewer:
             self.trim(f"{self.fewer} groups were over --group-timeout")
@@ -302,7 +309,8 @@ class _Wave:
         """Abort what still runs and give it back; after `patience` (`--rollout-stop-timeout`) it is cancelled."""
         patience = Limits.of(self.args).stop if patience is None else patience
         self.release()
-        runner, tasks = self.context.runner, list(self.in_flight)
+        runner, flights = self.context.runner, self.flights.take_all()
+        tasks = [flight.task for flight in flights]
         if tasks:
             runner.stopping = True
             try:
@@ -317,7 +325,8 @@ class _Wave:
                 await ended(late)
             finally:
                 runner.stopping = False
-        for task, original in self.in_flight.items():
+        for flight in flights:
+            task, original = flight.task, flight.original
             if not task.done():  # it does not obey, and may still write to its samples
                 original = copy.deepcopy(original)
             if not task.done() or task.cancelled() or task.exception() is not None:
@@ -325,7 +334,6 @@ class _Wave:
                 self.surplus.append(restarted(original))
             else:
                 self.take_late(original, task.result())
-        self.in_flight.clear()
         for group in self.ready:
             self.take_late(group, group)
         self.give_back(self.surplus)

@@ -113,19 +113,16 @@ def _with(pattern: str, parameters: Sequence[tuple[str, str]]) -> set[str]:
     return found or {hf for hf, own in parameters if own and re.search(pattern, own)}
 
 
-def common_values(args: Args, role: Role, trainer: str) -> dict[str, Any]:
+def common_values(args: Args, role: Role) -> dict[str, Any]:
     """The fields of `CommonSettings` for the actor's trainer or the critic's, of which all parameters are trained.
 
     Args:
         args: The run's settings.
         role: Whose trainer it is.
-        trainer: How messages call it, e.g. "the embedded trainer".
 
     Raises:
         ConfigError: A value that no such trainer can honour.
     """
-    if args.fp16:
-        raise ConfigError(f"--fp16: {trainer} has no loss scaling; use --bf16 or --dtype float32")
     actor = role == "actor"
     uses_kl = args.kl_coef or args.use_kl_loss
     has_teacher = args.use_opd and args.opd_teacher_load

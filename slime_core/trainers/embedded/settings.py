@@ -35,7 +35,7 @@ class TrainerSettings(CommonSettings):
         if granularity not in (None, "full"):
             raise ConfigError(f"--recompute-granularity {granularity}: the embedded trainer knows only 'full'")
         return cls(
-            **common_values(args, role, "the embedded trainer"),
+            **common_values(args, role),
             recompute=granularity == "full" or args.recompute_activations,
             batch_invariant=args.true_on_policy_mode,
         )

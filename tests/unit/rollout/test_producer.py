@@ -114,7 +114,7 @@ class World:
 
     @property
     def flying(self) -> list[int]:
-        return [f.original[0].group_index or 0 for f in self.producer.in_flight.values()]
+        return [f.original[0].group_index or 0 for f in self.producer.flights]
 
     @property
     def waiting(self) -> list[int]:

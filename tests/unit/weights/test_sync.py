@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -209,9 +210,12 @@ def test_an_engine_may_compare_weights_itself(tmp_path: Path) -> None:
         _sync(tmp_path, Broadcasting(("distributed",), corrupt="b")).push()
 
 
-def test_under_fault_tolerance_the_served_directory_stays_until_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", [{"use_fault_tolerance": True}, {"rollout_external_engine_addrs": ["h:1"]}])
+def test_for_engines_that_come_back_the_served_directory_stays_until_the_next(
+    tmp_path: Path, setting: dict[str, Any]
+) -> None:
     receiver = Receiver(transports=("disk",))
-    sync = _sync(tmp_path, receiver, use_fault_tolerance=True)
+    sync = _sync(tmp_path, receiver, **setting)
     sync.push()
     sync.push()
     assert [path.exists() for path, _ in receiver.paths] == [False, True]

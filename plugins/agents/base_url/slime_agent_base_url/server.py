@@ -101,9 +101,8 @@ class AgentServer:
             model_name: What `/v1/models` lists; requests may name any model.
             check_drift: Count prompts that the template would have written otherwise.
         """
-        kwargs = getattr(args, "apply_chat_template_kwargs", None)
         self.args = args
-        self.writer = PromptWriter(tokenizer, kwargs, check=check_drift)
+        self.writer = PromptWriter(tokenizer, args.apply_chat_template_kwargs if args else None, check=check_drift)
         self.answering = Answering(engine, self.writer, TurnReader(tokenizer, parser))
         self.model_name = model_name
         self.sessions: dict[str, Session] = {}

@@ -111,14 +111,10 @@ def _forced(args: Args, device: str, gpus: int, rank: int, given: Mapping[str, A
         "random_seed": args.seed + rank * gpus,
         "tp_size": tensor,
     }
-    if device == "cuda" and getattr(args, "offload_rollout", False):
+    if device == "cuda" and args.offload_rollout:
         fields |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
-    if getattr(args, "use_rollout_routing_replay", False):
+    if args.use_rollout_routing_replay:
         fields["enable_return_routed_experts"] = True
-    if getattr(args, "fp16", False):
-        if given.get("dtype", "float16") not in ("float16", "half"):
-            raise ConfigError(f"--fp16 contradicts --sglang-dtype {given['dtype']}{where}; remove one.")
-        fields["dtype"] = "float16"
     return fields
 
 

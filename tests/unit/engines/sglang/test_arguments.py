@@ -153,9 +153,9 @@ def test_what_the_caller_decides_wins_and_unknown_fields_are_left_out_once(caplo
     assert line.endswith("does not have it: prefill_round_robin_balance")
 
 
-def test_offload_half_precision_and_routing_replay() -> None:
+def test_offload_and_routing_replay() -> None:
     args = settings()
-    args.offload_rollout = args.fp16 = args.use_rollout_routing_replay = True
+    args.offload_rollout = args.use_rollout_routing_replay = True
     fields = server_arguments(args, device="cuda", gpus=1)
     assert (
         fields
@@ -163,7 +163,6 @@ def test_offload_half_precision_and_routing_replay() -> None:
             "enable_memory_saver": True,
             "enable_draft_weights_cpu_backup": True,
             "cuda_graph_backend_prefill": "disabled",
-            "dtype": "float16",
             "enable_return_routed_experts": True,
         }
         == fields
@@ -173,9 +172,6 @@ def test_offload_half_precision_and_routing_replay() -> None:
     shared = server_arguments(args, device="cuda", gpus=1, forced={"enable_memory_saver": False})
     assert shared["enable_memory_saver"] is False
     assert "enable_memory_saver" not in server_arguments(args, device="cpu", gpus=1), "there is no such thing on CPU"
-    args.sglang_dtype = "bfloat16"
-    with pytest.raises(ConfigError, match=r"^--fp16 contradicts --sglang-dtype bfloat16; remove one.$"):
-        server_arguments(args, device="cuda", gpus=1)
 
 
 # -- command lines ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.worker import WorkerPool
 
 from slime_core.config import Args
 
@@ -137,11 +138,19 @@ async def servers(*reactions: Reaction) -> AsyncIterator[list[Server]]:
             await server.stop()
 
 
+def await_all(pool: WorkerPool, wait: bool = True) -> None:
+    """What is out comes back, as far as the client knows."""
+    for worker in pool.workers:
+        worker.awaited = wait
+
+
 @asynccontextmanager
 async def engine_at(*made: Server, **args: Any) -> AsyncIterator[HttpEngine]:
-    """A started engine over these servers."""
+    """A started engine over these servers; nobody brings them back, but for the test."""
     engine = HttpEngine(Args(rollout_external_engine_addrs=[s.address for s in made], **args))
     await engine.start()
+    assert engine._supervisor is not None
+    engine._supervisor.stop()
     try:
         yield engine
     finally:

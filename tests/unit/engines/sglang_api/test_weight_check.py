@@ -180,9 +180,9 @@ async def without_plugin(server: Server, request: Any, body: Any, before: int) -
 
 
 @asynccontextmanager
-async def checking(*reactions: Reaction, owned: bool = False, **args: Any) -> AsyncIterator[tuple[Any, WorkerPool]]:
+async def checking(*reactions: Reaction, awaited: bool = False, **args: Any) -> AsyncIterator[tuple[Any, WorkerPool]]:
     async with servers(*reactions) as running:
-        pool = WorkerPool([Worker(s.url, owned=owned, state=WorkerState.READY) for s in running])
+        pool = WorkerPool([Worker(s.url, awaited=awaited, state=WorkerState.READY) for s in running])
         http = Http()
         await http.open()
         try:
@@ -209,12 +209,12 @@ async def test_under_fault_tolerance_the_others_go_on() -> None:
     shape = Shape()
     trained = shape.trained()
     bad = Fused(ranks(shape, shape.trained(seed=1)))
-    async with checking(bad, owned=True, use_fault_tolerance=True) as (check, pool):
+    async with checking(bad, awaited=True, use_fault_tolerance=True) as (check, pool):
         assert await check.differing(trained.items()) == []
         (worker,) = pool.workers
         assert worker.state is WorkerState.QUARANTINED
         assert "and 8 more" in worker.reason
-    async with checking(bad, owned=False, use_fault_tolerance=True) as (check, pool):
+    async with checking(bad, awaited=False, use_fault_tolerance=True) as (check, pool):
         assert len(await check.differing(trained.items())) == len(trained)  # nobody brings it back
 
 

@@ -271,11 +271,12 @@ async def test_a_server_that_reports_another_version_is_quarantined() -> None:
         assert s.workers[0].state is WorkerState.QUARANTINED
 
 
-async def test_no_server_left_ends_the_update_unless_one_of_ours_comes_back() -> None:
+async def test_no_server_left_ends_the_update_unless_one_comes_back() -> None:
     async with setup(WeightServer(update_weights_from_tensor=die), use_fault_tolerance=True) as s:
+        s.workers[0].awaited = True
         await s.push("tensor", 1)
         assert s.pool.version_wanted == 1
-        s.workers[0].owned = False
+        s.workers[0].awaited = False
         with pytest.raises(WeightSyncError, match="no engine is left"):
             await s.push("tensor", 2)
 

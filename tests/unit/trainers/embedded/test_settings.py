@@ -38,7 +38,6 @@ def test_compute_dtype() -> None:
     "flags",
     [
         {"recompute_granularity": "selective"},
-        {"fp16": True},
         {"freeze_params_name_list": ["("]},
     ],
 )

@@ -7,10 +7,12 @@ itself come from the family's plugin, found by config.json, so there is no `--sp
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime_core.model_presets.numbers import Experts, LatentAttention, Numbers
-from slime_core.model_presets.presets import ModelPreset
+from slime_command_models.numbers import Experts, LatentAttention, Numbers
+
+if TYPE_CHECKING:
+    from slime_command_models.presets import ModelPreset
 
 
 def megatron_flags(preset: ModelPreset) -> dict[str, Any]:

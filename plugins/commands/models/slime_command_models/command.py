@@ -1,7 +1,8 @@
-"""`slime models`: the published models whose architecture numbers slime knows. Loads no torch and no plugin.
+"""`slime models`: architecture numbers of published models, for --model.
 
-What a reader would get wrong: a preset is no checkpoint. It saves stating numbers by hand and is compared with
-config.json when a run starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family.
+Loads no torch. What a reader would get wrong: a preset is no checkpoint. It saves stating numbers by hand and is
+compared with config.json when a run starts; the columns "embedded" and "megatron" say which trainer has a plugin for
+the family.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from slime_core.protocols import Command
+
 if TYPE_CHECKING:
-    from slime_core.model_presets.presets import ModelPreset
+    from slime_command_models.presets import ModelPreset
 
 _KINDS = {"embedded": "models", "megatron": "megatron_models"}
 """Column of `slime models list` -> kind of the plugins that describe a family to such a trainer."""
@@ -36,9 +39,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Print. Raises ConfigError for a name without preset."""
+    from slime_command_models.megatron_flags import bash_array, megatron_flags
+    from slime_command_models.presets import find_preset, model_presets
     from slime_core.errors import ConfigError
-    from slime_core.model_presets.megatron_flags import bash_array, megatron_flags
-    from slime_core.model_presets.presets import find_preset, model_presets
 
     if namespace.models_command == "list":
         _print_list(list(model_presets().values()), as_json=namespace.json)
@@ -59,7 +62,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
-    from slime_core.model_presets.count import active_parameters, parameters
+    from slime_command_models.count import active_parameters, parameters
     from slime_core.plugins.manager import current_registry
     from slime_core.plugins.trace import table
 
@@ -102,7 +105,7 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
 
 
 def _facts(preset: ModelPreset, length: int) -> dict[str, Any]:
-    from slime_core.model_presets.count import active_parameters, forward_flops_per_token, parameters
+    from slime_command_models.count import active_parameters, forward_flops_per_token, parameters
 
     n = preset.numbers
     return {
@@ -128,3 +131,6 @@ def _text(value: Any) -> str:
 
 def _billions(number: int) -> str:
     return f"{number / 1e9:.3g}B" if number < 1e12 else f"{number / 1e12:.3g}T"
+
+
+command = Command(run, add_parser, only_prints=True)

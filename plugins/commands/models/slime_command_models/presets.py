@@ -14,7 +14,6 @@ nobody fetches anything from the hub: `hub` only says which checkpoint the numbe
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +22,10 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from slime_core.errors import ConfigError
-from slime_core.model_presets.numbers import Numbers, read_numbers
+from slime_command_models.contradictions import contradictions
+from slime_command_models.megatron_flags import megatron_flags
+from slime_command_models.numbers import Numbers, read_numbers
+from slime_core.config.named_models import pick
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,20 @@ class ModelPreset:
         """HF's name of the family."""
         return str(self.config["model_type"])
 
+    def flags(self) -> dict[str, Any]:
+        """Its numbers as Megatron's flags."""
+        return megatron_flags(self)
+
+    def contradictions(self, hf: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """(flag, how it differs) of every number that a `config.json` of the family states otherwise."""
+        return [(found.flag, found.text) for found in contradictions(self, hf)]
+
 
 @cache
 def model_presets() -> Mapping[str, ModelPreset]:
     """Every preset by name, families in alphabetical order, models as in their file."""
     found: dict[str, ModelPreset] = {}
-    folder = files("slime_core.model_presets").joinpath("data")
+    folder = files("slime_command_models").joinpath("data")
     for path in sorted(folder.iterdir(), key=lambda entry: entry.name):
         family = json.loads(path.read_text(encoding="utf-8"))
         for name, model in family["models"].items():
@@ -67,25 +76,14 @@ def model_presets() -> Mapping[str, ModelPreset]:
     return MappingProxyType(found)
 
 
-def find_preset(name: str, origin: str = "") -> ModelPreset:
-    """The preset of that name.
+def named_models() -> dict[str, ModelPreset]:
+    """What `--model` may name: every preset under each of its names."""
+    return {name: preset for preset in model_presets().values() for name in (preset.name, *preset.also)}
 
-    Args:
-        name: As in `slime models list`; upper and lower case are told apart.
-        origin: Where the name came from, for the message.
 
-    Raises:
-        ConfigError: There is none.
-    """
-    presets = model_presets()
-    by_name = {known: preset for preset in presets.values() for known in (preset.name, *preset.also)}
-    if name in by_name:
-        return by_name[name]
-    by_lower = {known.lower(): known for known in by_name}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
-    hint = f" Did you mean {by_lower[close[0]]}?" if close else ""
-    cited = f"--model {name!r}" + (f" ({origin})" if origin else "")
-    raise ConfigError(f"{cited}: no model preset of that name.{hint} `slime models list` prints them all.")
+def find_preset(name: str) -> ModelPreset:
+    """The preset of that name. Raises ConfigError where there is none."""
+    return pick(named_models(), name)
 
 
 def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime_core.model_presets.numbers import read_numbers
-from slime_core.model_presets.presets import ModelPreset
+from slime_command_models.numbers import read_numbers
+
+if TYPE_CHECKING:
+    from slime_command_models.presets import ModelPreset
 
 _SAME = (
     ("num_experts", "n_routed_experts", "num_local_experts"),

@@ -6,7 +6,7 @@ are not counted. Checked against the models that transformers builds from the sa
 
 from __future__ import annotations
 
-from slime_core.model_presets.numbers import DeltaNet, Indexer, LatentAttention, Numbers
+from slime_command_models.numbers import DeltaNet, Indexer, LatentAttention, Numbers
 
 
 def parameters(n: Numbers) -> int:

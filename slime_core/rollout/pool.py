@@ -1,0 +1,95 @@
+"""`Flights`: the groups that are being generated, and which of them have ended, in the order in which they were drawn.
+
+Whoever draws groups starts them here and waits until some have ended. A group's end costs the same however many others
+are in flight. What a reader would get wrong: the order in which groups end says nothing; those that ended since the
+last look come in the order of their drawing, so that a slow reward changes no result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.rollout.deadlines import Bell
+from slime_core.types import Group
+
+
+@dataclass(eq=False)
+class Flight:
+    """A group that is being generated."""
+
+    original: Group
+    """As it was drawn."""
+    began: int
+    """Weight version served then."""
+    number: int
+    """In the order of drawing."""
+    unfinished: int
+    """Samples that have not ended."""
+    task: asyncio.Task[Group]
+
+    @property
+    def places(self) -> int:
+        """That it takes: at least 1, or groups whose samples wait for a common reward (--group-rm) would pile up."""
+        return max(self.unfinished, 1)
+
+
+class Flights:
+    """Groups in flight; `bell` rings when one has ended."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._numbers = itertools.count()
+        self._open: dict[asyncio.Task[Group], Flight] = {}
+        self._ended: list[Flight] = []
+        """In the order of ending."""
+        self.places = 0
+        """Of all of them."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Flight]:
+        """In the order of drawing."""
+        return iter(self._open.values())
+
+    def start(
+        self, group: Group, began: int, unfinished: int, work: Callable[[Flight], Coroutine[Any, Any, Group]]
+    ) -> None:
+        """Begin `work`, which generates the group and may `resize` its flight."""
+
+        async def run() -> Group:
+            try:
+                return await work(flight)
+            finally:
+                self._ended.append(flight)
+                self._bell.ring()
+
+        flight = Flight(group, began, next(self._numbers), unfinished, asyncio.create_task(run()))
+        self._open[flight.task] = flight
+        self.places += flight.places
+
+    def resize(self, flight: Flight, unfinished: int) -> None:
+        """So many samples of the group have not ended."""
+        before, flight.unfinished = flight.places, unfinished
+        if flight.task in self._open:
+            self.places += flight.places - before
+
+    def take_ended(self) -> Iterator[Flight]:
+        """Those that have ended since the last call, in the order of drawing; each is in flight until it comes."""
+        ended, self._ended = sorted(self._ended, key=lambda f: f.number), []
+        for flight in ended:
+            del self._open[flight.task]
+            self.places -= flight.places
+            yield flight
+
+    def take_all(self) -> list[Flight]:
+        """All that there are, in the order of drawing; they are in flight no more."""
+        flights = list(self._open.values())
+        self._open.clear()
+        self._ended.clear()
+        self.places = 0
+        return flights
