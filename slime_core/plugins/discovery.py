@@ -36,8 +36,9 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 GROUP_PREFIX = "slime."
 CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
 """Kind -> contract suite, read by `slime_core.testing`."""
-_ELSEWHERE = (f"{GROUP_PREFIX}foreign_flags", f"{GROUP_PREFIX}named_models", HOOKSPECS_GROUP, CONTRACTS_GROUP)
-"""Groups of installed distributions that hold no component: `config` and `plugins/hooks.py` read them."""
+_READ_BY_OTHERS = ("foreign_flags", "named_models", "http_routes")
+_ELSEWHERE = (*(GROUP_PREFIX + name for name in _READ_BY_OTHERS), HOOKSPECS_GROUP, CONTRACTS_GROUP)
+"""Groups of installed distributions that hold no component: `config`, engines and `plugins/hooks.py` read them."""
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
 _LAYOUTS = ("pyproject.toml", "*/pyproject.toml", "*/*/pyproject.toml")
 
@@ -203,10 +204,11 @@ def add_plugin_directories(directories: Sequence[str | Path]) -> None:
 
 def search_as(args: Args | None) -> None:
     """Let `--no-plugins` and `--plugin-dir` of a run take effect, for this process and those it starts."""
-    if getattr(args, "no_plugins", False):
+    if args is None:
+        return
+    if args.no_plugins:
         enter_safe_mode()
-    directories = getattr(args, "plugin_dir", None) or ()
-    add_plugin_directories([directories] if isinstance(directories, str) else directories)
+    add_plugin_directories(args.plugin_dir)
 
 
 def sources() -> list[InstalledComponents | DirectoryComponents]:

@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from slime_core.cli.main import main
+from slime_core.config import Args
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.server import serve_in_loop
 from slime_core.errors import EngineError
@@ -31,7 +31,7 @@ def model(make_text_model: Models) -> tuple[Path, Any]:
 
 @pytest.fixture
 async def engine(model: tuple[Path, Any]) -> AsyncIterator[EmbeddedEngine]:
-    made = EmbeddedEngine(SimpleNamespace(hf_checkpoint=str(model[0]), num_threads=1))
+    made = EmbeddedEngine(Args(hf_checkpoint=str(model[0]), num_threads=1))
     await made.start()
     yield made
     await made.stop()

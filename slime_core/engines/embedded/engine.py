@@ -209,7 +209,7 @@ class EmbeddedEngine:
     ) -> tuple[Sequence, _Request]:
         name = rid if rid is not None else f"request-{next(self._numbers)}"
         if routed is None:
-            routed = bool(getattr(self._args, "use_rollout_routing_replay", False))
+            routed = self._args.use_rollout_routing_replay
         if routed and self._running_core().config.moe is None:
             raise EngineError("routed experts were asked for, but the model served is dense")
         request = _Request(streaming, routed)

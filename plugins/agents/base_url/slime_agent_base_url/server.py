@@ -65,9 +65,8 @@ class AgentServer:
             model_name: What `/v1/models` lists; requests may name any model.
             check_drift: Count prompts that the template would have written otherwise.
         """
-        kwargs = getattr(args, "apply_chat_template_kwargs", None)
         self.args = args
-        self.writer = PromptWriter(tokenizer, kwargs, check=check_drift)
+        self.writer = PromptWriter(tokenizer, args.apply_chat_template_kwargs if args else None, check=check_drift)
         self.sessions: dict[str, Session] = {}
         reader = TurnReader(tokenizer, parser)
         self.desk = AgentDesk(engine, self.writer, reader, self.sessions, model_name, context_of(args, tokenizer))
