@@ -214,7 +214,8 @@ def read_env(
         name, origin = variable.removeprefix("SLIME_").lower(), Origin("env", variable)
         name = respelled().get(name, name)
         if name in flag_specs():
-            if flag_specs()[name].kind == "bool" and not env[variable].strip():
+            spec = flag_specs()[name]
+            if not env[variable].strip() and (spec.kind == "bool" or spec.holds in ("path", "spec")):
                 continue  # `SLIME_NO_PLUGINS= slime ...` is how a shell unsets one
             entries[name] = Entry(env[variable], origin)
         elif name in switched_off():

@@ -285,6 +285,10 @@ def test_a_dash_alone_may_be_a_value() -> None:
     assert show("--rollout-stop", "\u2014", "\u2014 ends").args.rollout_stop == ["\u2014", "\u2014 ends"]
 
 
+def test_a_variable_without_text_is_unset() -> None:
+    assert show(env={"SLIME_SAVE": "", "SLIME_NO_PLUGINS": ""}).warnings == []
+
+
 def test_variables_that_are_no_truth_value_and_no_setting() -> None:
     with pytest.raises(ConfigError, match=r"^SLIME_NO_PREFLIGHT '\{': expected true or false$"):
         show(env={"SLIME_NO_PREFLIGHT": "{"})
