@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 330, "code_lines": 29_700, "public_names": 1_520, "kinds": 21}
+CEILINGS = {"modules": 330, "code_lines": 29_000, "public_names": 1_515, "kinds": 21}
 DEMO_CEILING = 253
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
