@@ -13,8 +13,8 @@ import torch
 from aiohttp import web
 from safetensors.torch import load_file, save_file
 from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.api.weight_delta import puller_url
 from slime_engine_sglang.api.worker import WorkerState
+from slime_engine_sglang.weights.delta import puller_url
 from slime_weight_transport_delta.puller import Puller, serve
 from slime_weight_transport_delta.writer import DeltaWriter
 
