@@ -25,7 +25,7 @@ from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED,
 from slime_core.config.yaml_file import dump_value
 from slime_core.plugins.hooks import hook_flags, hook_specs
 from slime_core.plugins.kind import Kind
-from slime_core.plugins.kinds import KINDS
+from slime_core.plugins.kinds import KINDS, function_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the verdicts stand beside the tests that hold them to account
@@ -214,7 +214,8 @@ def hook_section(name: str, spec: Callable[..., object]) -> str:
 
 def component_rows() -> list[str]:
     """Flags of functions that take the place of a stage; every flag of a function is here or belongs to a hook."""
-    kinds = {flag: kind for kind in KINDS.values() for flag in kind.flags if flag.endswith("-path")}
+    rows = (*KINDS.values(), *function_flags().values())
+    kinds = {flag: kind for kind in rows for flag in kind.flags if flag.startswith("--") and flag.endswith("-path")}
     called = [s.flag for s in flag_specs().values() if s.flag.endswith("-path") and has_effect(s.name)]
     of_hooks = {row.flags[0] for row in hook_flags().values()}
     return [component_row(flag, kinds[flag]) for flag in called if flag not in of_hooks and flag not in NOT_CALLED]
@@ -225,7 +226,7 @@ def component_row(flag: str, kind: Kind) -> str:
     calls = [*kind.calls, *([kind.construct] if kind.construct else [])]
     # Of rewards the plain form, which comes after that of batches.
     shown = next((call for call in calls if call.marker is None), calls[0]).shown.replace("|", chr(92) + "|")
-    return f"| `{flag}` | `{kind.name}` | `{shown}` | {example_of(kind.canonical)} |"
+    return f"| `{flag}` | `{kind.registered}` | `{shown}` | {example_of(kind.canonical)} |"
 
 
 def hooks_page() -> str:
