@@ -118,16 +118,11 @@ class Client:
             await asyncio.gather(*(self._abandon(flight, None) for flight in late[:_LATE]))
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
-        *,
-        rid: str | None = None,
-        session_id: str | None = None,
-        image_data: Sequence[str] = (),
-    ) -> GenerationOutput:
+        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None = None,
+        session_id: str | None = None, image_data: Sequence[str] = (),
+    ) -> GenerationOutput:  # fmt: skip
         """Continue `input_ids`. Raises EngineError."""
-        flight = self._flight(input_ids, sampling_params, rid, session_id, *image_data)
+        flight = self._flight(input_ids, params, rid, session_id, image_data)
         output: GenerationOutput | None = None
         async for output in self._outputs(flight):  # noqa: B007 - to the end, or it would be given up
             continue
@@ -135,20 +130,15 @@ class Client:
         return output
 
     def stream(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
-        *,
-        rid: str | None = None,
-        session_id: str | None = None,
-        image_data: Sequence[str] = (),
-    ) -> AsyncGenerator[GenerationOutput]:
+        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None = None,
+        session_id: str | None = None, image_data: Sequence[str] = (),
+    ) -> AsyncGenerator[GenerationOutput]:  # fmt: skip
         """Like `generate`, yielding everything so far with each event.
 
         A stream that breaks before its first token is tried elsewhere. Later it ends with what came, under the finish
         reason "abort": those tokens are as good as any, and whoever continues partial responses can continue this one.
         """
-        flight = self._flight(input_ids, sampling_params, rid, session_id, *image_data)
+        flight = self._flight(input_ids, params, rid, session_id, image_data)
         flight.body["stream"] = True
         return self._outputs(flight)
 
@@ -195,8 +185,9 @@ class Client:
         return not flight.aborted
 
     def _flight(
-        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None, session_id: str | None, *images: str
-    ) -> Flight:
+        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None, session_id: str | None,
+        images: Sequence[str],
+    ) -> Flight:  # fmt: skip
         name = rid if rid is not None else f"{self._prefix}{next(self._numbers)}"
         body = generate_request(
             input_ids,

@@ -197,9 +197,7 @@ class HttpEngine:
         image_data: Sequence[str] = (),
     ) -> GenerationOutput:
         """Continue `input_ids`, which hold the tokens of the images `image_data`. Raises EngineError."""
-        return await self._running().generate(
-            input_ids, sampling_params, rid=rid, session_id=session_id, image_data=image_data
-        )
+        return await self._running().generate(input_ids, sampling_params, rid, session_id, image_data)
 
     def stream(
         self,
@@ -211,7 +209,7 @@ class HttpEngine:
         image_data: Sequence[str] = (),
     ) -> AsyncIterator[GenerationOutput]:
         """Like `generate`, yielding everything so far with each event."""
-        return self._running().stream(input_ids, sampling_params, rid=rid, session_id=session_id, image_data=image_data)
+        return self._running().stream(input_ids, sampling_params, rid, session_id, image_data)
 
     def _running(self) -> Client:
         if self._client is None:

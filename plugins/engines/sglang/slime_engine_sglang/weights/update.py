@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -43,7 +42,6 @@ Push = Callable[[Round], Awaitable[None]]
 """Has the live servers of a round take the weights. Raises WeightSyncError as `Round.each`."""
 Send = Callable[..., Awaitable[None]]
 """Has them take one bucket: `send(round, bucket, number, last=...)`."""
-_UNLOCK_POLL_S = 0.02
 _BY_FILES = ("disk", "delta")
 """Transports that any server takes, without a session."""
 
@@ -186,7 +184,8 @@ class WeightUpdates:
                 every server that answers has refused the weights.
         """
         lasts = self._tolerant or kept.transport in _BY_FILES
-        async with self._locked():
+        late = WeightSyncError(f"an engine has been brought back for {self._timeout:g} s; the update cannot begin")
+        async with self._pool.updating(self._timeout, late):
             round_ = Round(
                 self._http, self._pool, self._pool.ready, version=kept.version, transport=kept.transport,
                 timeout=self._timeout, tolerant=self._tolerant, kept=lasts,
@@ -275,21 +274,6 @@ class WeightUpdates:
         if not round_.live and not (comes_back and self._pool.recovering):
             known = "; ".join(round_.failed.values()) or self._pool.describe()
             raise WeightSyncError(f"weight version {round_.version}: no engine is left to take it ({known})")
-
-    @asynccontextmanager
-    async def _locked(self) -> AsyncIterator[None]:
-        """Hold the pool's lock; the supervisor, in a thread of its own, holds it while it brings a server back."""
-        lock, deadline = self._pool.update_lock, time.monotonic() + self._timeout
-        while not lock.acquire(blocking=False):
-            if time.monotonic() > deadline:
-                raise WeightSyncError(
-                    f"an engine has been brought back for {self._timeout:g} s; the update cannot begin"
-                )
-            await asyncio.sleep(_UNLOCK_POLL_S)
-        try:
-            yield
-        finally:
-            lock.release()
 
     # -- steps of one server ---------------------------------------------------------------------------
 
