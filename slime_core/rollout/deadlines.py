@@ -1,7 +1,7 @@
 """Deadlines of prompt groups and rollouts, and what happens at them: `--group-timeout`, `--rollout-stall-timeout`.
 
-Whoever schedules groups (`rollout/schedule.py`, `rollout/continuous.py`) awaits `run_group` here instead of the
-runner's, and waits for tasks by `some_done`. A group over its deadline comes back, by `--group-timeout-policy`:
+`rollout.pool` and `rollout.evaluate` await `run_group` here instead of the runner's, and wait by `some_done`. A group
+over its deadline comes back, by `--group-timeout-policy`:
 
     retry        generated afresh, the same prompt, `--group-timeout-retries` times; then as substitute
     substitute   every sample FAILED, which the scheduler replaces by another prompt as it does any such group
@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from slime_core.config.sections.progress import ProgressArgs
 from slime_core.errors import RolloutError
 from slime_core.protocols import Args
-from slime_core.rollout.regenerate import restarted
-from slime_core.types import Group, SampleStatus
+from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
+from slime_core.rollout.flights import Bell
+from slime_core.types import Group, Sample
 from slime_core.waits import gave_up, waiting
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-WHERE = "--group-timeout"
-"""The boundary named by samples that failed since their group was over its deadline."""
 CANCEL_GRACE = 5.0
 """Seconds that cancelled work gets to end."""
 _STALL_MARGIN = 60.0
@@ -116,12 +115,19 @@ async def run_group(
     rollout_id: int | None,
     evaluation: bool = False,
     args: Args | None = None,
+    begins: Callable[[], None] = lambda: None,
+    sample_done: Callable[[list[Sample]], None] | None = None,
 ) -> Group:
-    """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises."""
+    """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises.
+
+    `begins` is called before every try, `sample_done` with what a sample has become whenever one has ended.
+    """
     limits = Limits.of(runner.args, len(runner.hooks.on_sample))
     keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
     keywords |= {} if args is None else {"args": args}
+    keywords |= {} if sample_done is None else {"sample_done": sample_done}
     if limits.group is None:
+        begins()
         return await runner.run_group(group, params, **keywords)
     name = f"group {group[0].group_index} of rollout {rollout_id}"
     if evaluation:
@@ -130,6 +136,7 @@ async def run_group(
             limits = replace(limits, policy="shrink")
     tries = 1 + (limits.retries if limits.policy == "retry" else 0)
     for attempt in range(1, tries + 1):
+        begins()
         result, obeyed = await _one_try(runner, group, params, keywords, name, limits)
         if result is not None:
             return result
@@ -139,7 +146,7 @@ async def run_group(
         if attempt < tries:
             group = restarted(group)
     for sample in group:
-        sample.fail(WHERE, f"the group was not done within {limits.group:g} s ({limits.policy})")
+        sample.fail(GROUP_TIMEOUT, f"the group was not done within {limits.group:g} s ({limits.policy})")
         if limits.policy == "drop":
             sample.metadata["failure"]["dropped"] = True
     runner.count_failures(group)
@@ -191,48 +198,6 @@ async def ended(tasks: Collection[asyncio.Task[Any]]) -> bool:
     return not late
 
 
-class Bell:
-    """Wakes the one who waits for it, in the event loop's next turn: what happens in one turn is seen together."""
-
-    def __init__(self) -> None:
-        self._rung = self._at_once = False
-        self._waiter: asyncio.Future[bool] | None = None
-
-    def ring(self, *_: Any) -> None:
-        """Something has ended, or has changed."""
-        self._rung = True
-        if self._waiter is not None and self._at_once:
-            _answer(self._waiter, True)
-        elif self._waiter is not None:
-            asyncio.get_running_loop().call_soon(_answer, self._waiter, True)
-
-    def clear(self) -> None:
-        """Whoever will wait has seen everything so far."""
-        self._rung = False
-
-    async def wait(self, seconds: float | None, *, at_once: bool = False) -> bool:
-        """Whether it has rung since `clear`, or does so in that time; `at_once` leaves out the turn."""
-        if at_once and self._rung:
-            return True
-        loop, self._at_once = asyncio.get_running_loop(), at_once
-        self._waiter = waiter = loop.create_future()
-        if self._rung:
-            loop.call_soon(_answer, waiter, True)
-        timer = None if seconds is None else loop.call_later(seconds, _answer, waiter, False)
-        try:
-            found: bool = await waiter
-            return found
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
-
-
-def _answer(waiter: asyncio.Future[bool], rung: bool) -> None:
-    if not waiter.done():
-        waiter.set_result(rung)
-
-
 async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
     """Wait until the bell rings.
 
@@ -262,18 +227,3 @@ async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str)
         await asyncio.wait({gathered}, timeout=CANCEL_GRACE)
         raise
     return gathered.result()
-
-
-def timed_out(group: Group) -> bool:
-    """Whether the group as a whole was over `--group-timeout`."""
-    return all(s.status == SampleStatus.FAILED and _failure(s).get("where") == WHERE for s in group)
-
-
-def dropped_for_good(group: Group) -> bool:
-    """Whether nothing is to be drawn in its place."""
-    return timed_out(group) and all("dropped" in _failure(s) for s in group)
-
-
-def _failure(sample: Any) -> dict[str, Any]:
-    failure: dict[str, Any] = sample.metadata.get("failure", {})
-    return failure

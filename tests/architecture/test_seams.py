@@ -125,6 +125,22 @@ def test_little_is_asked_for_by_its_name() -> None:
     assert len(others) <= OTHERS_ASKED_FOR, others
 
 
+def _callers(name: str) -> set[str]:
+    """Files of the core and of the plugins that call a function or method of that name."""
+    return {
+        file
+        for path, file in files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and name in (getattr(node.func, "attr", None), getattr(node.func, "id", None))
+    }
+
+
+def test_there_is_one_pool() -> None:
+    other_mode = "rollout/stage_state.py"  # what a commit of another mode held is given back there
+    assert _callers("prepare_return") == {"rollout/pool.py", other_mode}
+    assert _callers("needs_nothing") == _callers("mask_older") == _callers("FinishedGroups") == {"rollout/pool.py"}
+
+
 @pytest.mark.slow
 def test_a_mistake_at_each_seam_is_found(tmp_path: Path) -> None:
     file = tmp_path / "mistakes.py"

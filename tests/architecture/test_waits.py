@@ -76,7 +76,7 @@ ALLOWED = {
     "plugins/workers/threads.py:_work": _SERVES,
     "rollout/ahead.py:stop": _JUST_KILLED,
     "slime_sandbox_local/inside/forward.py:hand_over": "accepts a connection that is there already",
-    "rollout/deadlines.py:wait": "named by who waits for the bell",
+    "rollout/flights.py:wait": "named by who waits for the bell",
     "rollout/deadlines.py:first": "the group's clock is one of the two; named by run_group",
     "rollout/evaluations.py:run": "`within` inside keeps --eval-timeout",
     "rollout/gate.py:part": "a sample's run: its own deadlines",

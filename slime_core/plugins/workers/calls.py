@@ -19,7 +19,7 @@ from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 HEADER = struct.Struct("!Q")
 """Before each message: its length."""
 DEFAULTS = "_defaults"
-"""Attribute of the run's settings: a callable that answers for what was not given (`config.passthrough.Defaults`)."""
+"""Attribute of the run's settings: a callable that answers for what was not given (`config.schema.Defaults`)."""
 _SCALARS = (str, int, float, bool, type(None))
 
 

@@ -28,7 +28,7 @@ def _args(**changes):
         "dynamic_sampling_budget": 10, "dynamic_sampling_on_exhausted": "stop", "global_batch_size": 2,
         "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
         "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
-        "rollout_skip_special_tokens": False,
+        "rollout_skip_special_tokens": False, "max_staleness": None,
     }  # fmt: skip
     return SimpleNamespace(**{**base, **changes})
 
