@@ -66,6 +66,8 @@ async def http_engine(made: Sequence[Server], addresses: Sequence[str], **settin
     urls = {"rollout_external_engine_addrs": [s.address for s in made], "update_weight_puller_addrs": list(addresses)}
     engine = HttpEngine(engine_args(**args, **urls))
     await engine.start()
+    assert engine._supervisor is not None
+    engine._supervisor.stop()  # the test brings servers back
     try:
         yield engine
     finally:
