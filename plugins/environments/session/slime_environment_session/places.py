@@ -29,7 +29,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from slime_core.config.sections.environment import EnvironmentArgs
 from slime_core.errors import PluginError
 from slime_core.plugins.resolve import Resolved
 from slime_core.plugins.signatures import construct
@@ -40,7 +39,6 @@ from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_THREADS = EnvironmentArgs.model_fields["environment_threads"].default
 END_DEADLINE = 10.0
 """Seconds a killed process gets to be gone."""
 _BOOT = (
@@ -117,8 +115,7 @@ class ThreadPlace:
 
     async def build(self) -> None:
         """Wait for one of the places, start the thread, construct the environment in it."""
-        count = int(getattr(self._args, "environment_threads", _DEFAULT_THREADS))
-        release = await THREADS.take(count, self._found.ref.label)
+        release = await THREADS.take(self._args.environment_threads, self._found.ref.label)
         self._thread = threading.Thread(
             target=self._work, args=(release,), name=f"slime: {self._found.ref.label}", daemon=True
         )
