@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 from slime_engine_sglang import planner, server_groups
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.planner import Planned
-<<<<<<< HEAD
 from slime_launcher_ray.placement import (
-=======
-
-from slime_core.config import Args, load_settings
-from slime_core.config.gpu_layout import gpu_layout
-from slime_core.errors import ConfigError
-from slime_core.launch.placement import (
->>>>>>> main
     EngineNeeds,
     Placement,
     engines_of,
@@ -30,7 +22,7 @@ from slime_core.launch.placement import (
     settle_trainer,
 )
 
-from slime_core.config import load_settings
+from slime_core.config import Args, load_settings
 from slime_core.config.gpu_layout import gpu_layout
 from slime_core.errors import ConfigError
 
