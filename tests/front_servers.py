@@ -7,13 +7,13 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from slime_command_serve.front.app import add_front
 from slime_command_serve.front.engine_desk import EngineDesk
 
 from slime_core import GenerationOutput
+from slime_core.config import Args
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.server import serve_socket
 from slime_core.serving.application import application, bind, listen
@@ -42,13 +42,13 @@ class Toy(StreamingEngine):
 async def toy(script: Any) -> Served:
     """The front over a scripted engine."""
     engine, app = Toy(script, tokenizer=ToyTokenizer()), application()
-    add_front(app, EngineDesk(engine, SimpleNamespace(), "toy"))  # type: ignore[arg-type]
+    add_front(app, EngineDesk(engine, Args(), "toy"))  # type: ignore[arg-type]
     return await listen(app, bind("127.0.0.1", 0))
 
 
 async def tiny(directory: Path) -> Served:
     """What `slime serve` serves."""
-    engine = EmbeddedEngine(SimpleNamespace(hf_checkpoint=str(directory), num_threads=1), step_in_thread=True)
+    engine = EmbeddedEngine(Args(hf_checkpoint=str(directory), num_threads=1), step_in_thread=True)
     await engine.start()
     host, port, stop = await serve_socket(engine, bind("127.0.0.1", 0), "tiny")
 

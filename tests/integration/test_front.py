@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ import pytest
 from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core.cli.main import main
-from slime_core.config import load_settings
+from slime_core.config import Args, load_settings
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.server import serve_socket
 from slime_core.serving import beside
@@ -31,7 +30,7 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% en
 
 @asynccontextmanager
 async def served(directory: Path, access: Access | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    engine = EmbeddedEngine(SimpleNamespace(hf_checkpoint=str(directory), num_threads=1), step_in_thread=True)
+    engine = EmbeddedEngine(Args(hf_checkpoint=str(directory), num_threads=1), step_in_thread=True)
     await engine.start()
     host, port, stop = await serve_socket(engine, bind("127.0.0.1", 0), access=access)
     async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=60, trust_env=False) as client:
