@@ -1,9 +1,8 @@
 """Admission to training: what must hold of every sample that is trained on, whoever made it.
 
 `rollout/batch.py` calls `admit` once for the samples that become a batch: generated, loaded or supervised. The sample
-runner asks `problem` as soon as a sample has been generated, so that a bad one counts as a failure like others. What a
-reader would get wrong: a sample that does not pass is data. It becomes FAILED with the reason and trains nothing; the
-run goes on.
+runner asks `problem` as soon as a sample has been generated, so that a bad one counts as a failure like others. A
+sample that does not pass is data. It becomes FAILED with the reason and trains nothing; the run goes on.
 
 The invariants, of tokens [prompt + response]:
 

@@ -1,8 +1,8 @@
 """A `Sample`, from prompt to reward: the data every stage and every plugin handles.
 
-Standard library only, so a reward plugin can be written and tested without torch. Field names are THUDM/slime's. What
-a reader would get wrong: `tokens` holds prompt *and* response ids, while `loss_mask`, `rollout_log_probs` and
-`token_weight_versions` cover the response only.
+Standard library only, so a reward plugin can be written and tested without torch. Field names are THUDM/slime's.
+`tokens` holds prompt *and* response ids, while `loss_mask`, `rollout_log_probs` and `token_weight_versions` cover the
+response only.
 
 One response of three sampled tokens, one tool token and two sampled tokens::
 

@@ -2,9 +2,9 @@
 
 Generators and agent sessions build with it and `write` the result into samples. It only grows: what was sent to the
 engine stays the prefix of everything later, so the trainer sees each sampled token after exactly the tokens it was
-sampled after. What a reader would get wrong: columns here cover *all* tokens; `write` cuts off the prompt's part. There
-is no way to set the loss mask, and `replace_lossy` is the only way to have other ids where sampled ones were: it drops
-everything after them too, and leaves a note in `metadata["lossy"]`.
+sampled after. Columns here cover *all* tokens; `write` cuts off the prompt's part. There is no way to set the loss
+mask, and `replace_lossy` is the only way to have other ids where sampled ones were: it drops everything after them too,
+and leaves a note in `metadata["lossy"]`.
 
 ::
 

@@ -1,8 +1,8 @@
 """`--tools-path` -> tools, `--tool-call-parser` -> parser: what a run's model may call, and how it writes calls.
 
 Generate functions get both from here (`slime_core.run_tools`, `slime_core.tool_parser`), and the data source the
-schemas that it gives to the chat template. What a reader would get wrong: a row's own `tools` (`--tool-key`) are what
-its prompt tells, and what its sample may call; those without a function of that name cannot be called.
+schemas that it gives to the chat template. A row's own `tools` (`--tool-key`) are what its prompt tells, and what its
+sample may call; those without a function of that name cannot be called.
 """
 
 from __future__ import annotations

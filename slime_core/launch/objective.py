@@ -1,7 +1,7 @@
 """Settings -> what the policy loss is made with: the loss, its off-policy correction and its reducer, checked.
 
-Called by `launch/components.py`. What a reader would get wrong: a correction is built here, at start-up, so that
-bounds which contradict each other end the command before a model is loaded.
+Called by `launch/components.py`. A correction is built here, at start-up, so that bounds which contradict each other
+end the command before a model is loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rollouts without training: `slime rollout`, and `slime train --debug-rollout-only` with its run directory.
 
 Both generate, score, log and save samples with the weights of `--hf-checkpoint`; no trainer is built and no checkpoint
-written. What a reader would get wrong: under `torchrun` rank 0 does it all, and the other ranks are done at once.
+written. Under `torchrun` rank 0 does it all, and the other ranks are done at once.
 """
 
 from __future__ import annotations

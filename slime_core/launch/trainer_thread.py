@@ -7,8 +7,8 @@
     stage threads    RolloutStage.generate_groups, evaluate       wait for the loop thread
     loop thread      engine, generate functions, rewards          takes turns (`rollout.loop_thread`)
 
-`launch.drive` puts the stages of the loop into it. What a reader would get wrong: a call cannot be interrupted. `close`
-waits for the one that runs, up to a deadline, and then leaves its thread to end with the process.
+`launch.drive` puts the stages of the loop into it. A call cannot be interrupted. `close` waits for the one that runs,
+up to a deadline, and then leaves its thread to end with the process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Stage 7: finished groups -> `TrainBatch`, one row per sample, rewards shaped by the estimator.
 
-Called by the loop after the buffer. What a reader would get wrong: a sample that cannot be trained on (removed by a
-filter, or failed without a reward) keeps its row, so that batch sizes stay what the configuration promised, but its
-mask is zero *and* its reward is outside the group statistics (THUDM/slime lets it count there). So does one that the
-trainer's door (`admission.py`) refuses.
+Called by the loop after the buffer. A sample that cannot be trained on (removed by a filter, or failed without a
+reward) keeps its row, so that batch sizes stay what the configuration promised, but its mask is zero *and* its reward
+is outside the group statistics (THUDM/slime lets it count there). So does one that the trainer's door (`admission.py`)
+refuses.
 
 Ids that nobody assigned get the smallest unused numbers. A sample without response tokens becomes a placeholder row,
 one masked response token after one prompt token, so no later stage meets an empty response.

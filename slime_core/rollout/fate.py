@@ -1,9 +1,9 @@
 """What becomes of a group: trained on, dropped, given back with what it has, or generated afresh.
 
-`rollout.pool` asks `decide` about every finished group, and whoever hands groups back prepares them here. What a reader
-would get wrong: a fan-out is whole or it is nothing. Its siblings are kept when all of them are finished, and wait in
-their group beside samples that go on; when one was interrupted or has failed, the sample that they were made of takes
-their place. A sibling is no such sample (it may have another prompt), so kept ones carry theirs along.
+`rollout.pool` asks `decide` about every finished group, and whoever hands groups back prepares them here. A fan-out is
+whole or it is nothing. Its siblings are kept when all of them are finished, and wait in their group beside samples that
+go on; when one was interrupted or has failed, the sample that they were made of takes their place. A sibling is no such
+sample (it may have another prompt), so kept ones carry theirs along.
 """
 
 from __future__ import annotations

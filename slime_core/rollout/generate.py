@@ -1,10 +1,10 @@
 """Stage 3: one prompt group -> the same group with responses and rewards.
 
 `rollout.schedule` and `rollout.evaluate` call `SampleRunner.run_group`. A sample that fails is data: it comes back
-FAILED with the reason, and only `--max-consecutive-failures` of them in a row stop the run. What a reader would get
-wrong: a generate function may return several samples (fan-out); the group then grows and the siblings share a
-`rollout_id`. When one of them was interrupted, the sample they were made of comes back ABORTED in their place: a
-fan-out is whole, or it is executed again.
+FAILED with the reason, and only `--max-consecutive-failures` of them in a row stop the run. A generate function may
+return several samples (fan-out); the group then grows and the siblings share a `rollout_id`. When one of them was
+interrupted, the sample they were made of comes back ABORTED in their place: a fan-out is whole, or it is executed
+again.
 """
 
 from __future__ import annotations

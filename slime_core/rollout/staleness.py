@@ -1,9 +1,9 @@
 """How old the tokens of a sample are when it is trained on, and what `--max-staleness` makes of old ones.
 
-`rollout.pool` asks when a group's turn to be trained on comes. Ages are in weight versions: the version that
-trains minus the version that sampled. Only tokens that would be trained on count: tool output has no age, and masked
-tokens and removed samples cannot hurt. What a reader would get wrong: a group is as old as its oldest token, since
-under updates in flight one response has tokens of several versions.
+`rollout.pool` asks when a group's turn to be trained on comes. Ages are in weight versions: the version that trains
+minus the version that sampled. Only tokens that would be trained on count: tool output has no age, and masked tokens
+and removed samples cannot hurt. A group is as old as its oldest token, since under updates in flight one response has
+tokens of several versions.
 
 What the policies do with a group over the limit:
 

@@ -1,8 +1,8 @@
 """Saved samples -> those worth imitating, and why the others are not: rejection sampling.
 
 `slime samples filter` calls `select` with what `slime rollout` saved. The same files and settings give the same samples
-in the same order. What a reader would get wrong: `best_of` counts executions, not samples: an execution that fan-out
-made several samples of is chosen or left as a whole, by the mean of their rewards.
+in the same order. `best_of` counts executions, not samples: an execution that fan-out made several samples of is chosen
+or left as a whole, by the mean of their rewards.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `generate_rollout` is the rollout function `sft` (kind `rollouts`): no engine and no reward take part. Three row forms:
 chat messages that end with the assistant, a prompt (`--input-key`) with its answer (`--label-key`), or what `slime
-samples filter` wrote: tokens that a policy sampled. What a reader would get wrong: a conversation becomes ids piece by
-piece, because that is how its pieces meet at inference: ids of the prompt, then sampled ids, then ids of what follows.
+samples filter` wrote: tokens that a policy sampled. A conversation becomes ids piece by piece, because that is how its
+pieces meet at inference: ids of the prompt, then sampled ids, then ids of what follows.
 """
 
 from __future__ import annotations

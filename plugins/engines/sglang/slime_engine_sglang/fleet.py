@@ -2,8 +2,8 @@
 
     for each model at once:  router  |  encoders, then the servers that are told their URLs
 
-What a reader would get wrong: ports are reserved when the fleet is made, so every URL is known before anything runs; a
-server that has to change its ports has another URL when it is ready.
+Ports are reserved when the fleet is made, so every URL is known before anything runs; a server that has to change its
+ports has another URL when it is ready.
 """
 
 from __future__ import annotations

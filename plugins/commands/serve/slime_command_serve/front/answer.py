@@ -1,9 +1,8 @@
 """The engine's tokens -> what a client is shown: reasoning, content and calls, whole or piece by piece.
 
-A desk makes an `Answer` of each finished request, and feeds a `LiveText` while a streamed one grows. What a reader
-would get wrong: text that may turn out to be a tool call is held back until it is known, so the pieces of content are
-always the beginning of the final content; where a parser decides otherwise in the end, the content that was shown is
-the content that is recorded.
+A desk makes an `Answer` of each finished request, and feeds a `LiveText` while a streamed one grows. Text that may turn
+out to be a tool call is held back until it is known, so the pieces of content are always the beginning of the final
+content; where a parser decides otherwise in the end, the content that was shown is the content that is recorded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Answers requests of the front with an engine, each for itself.
 
 `add_routes` is the entry point by which the application of an embedded engine has the front's routes; `slime serve` and
-the address of a rollout's engine are such. What a reader would get wrong: of `chat_template_kwargs` only what the
-template itself reads gets there. `apply_chat_template` has parameters of the same shape, one of them the template.
+the address of a rollout's engine are such. Of `chat_template_kwargs` only what the template itself reads gets there.
+`apply_chat_template` has parameters of the same shape, one of them the template.
 """
 
 from __future__ import annotations

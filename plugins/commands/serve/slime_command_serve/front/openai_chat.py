@@ -1,7 +1,7 @@
 """OpenAI's `/v1/chat/completions` <-> `Wanted` and `Answer`.
 
-`app` calls it as an `Api`. What a reader would get wrong: reasoning travels as `reasoning_content`,
-as SGLang and vLLM name it; OpenAI's own API has no such field, and its clients keep it as an extra attribute.
+`app` calls it as an `Api`. Reasoning travels as `reasoning_content`, as SGLang and vLLM name it; OpenAI's own API has
+no such field, and its clients keep it as an extra attribute.
 """
 
 from __future__ import annotations

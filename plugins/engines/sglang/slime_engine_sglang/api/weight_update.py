@@ -4,8 +4,8 @@
          -> flush the cache -> resume -> pool.version_wanted = N -> unlock
 
 `HttpEngine` calls it; transports are `weight_tensor`, `weight_distributed` and `weight_disk`. Every server that misses
-a step is quarantined at once and stays paused, so that a mixture of weights never serves. What a reader would get
-wrong: SGLang is paused even when nothing runs, since between two buckets a request could start.
+a step is quarantined at once and stays paused, so that a mixture of weights never serves. SGLang is paused even when
+nothing runs, since between two buckets a request could start.
 """
 
 from __future__ import annotations
