@@ -45,7 +45,7 @@ class BufferBase:
         self.rollout_id, self.weight_version = rollout_id, weight_version
 
     def add(self, groups: list[Group]) -> None:
-        """Take groups that a rollout gives back: partial, finished in excess, or to be generated afresh."""
+        """Take groups that a rollout gives back: partial, finished in excess, or to be regenerated."""
         self._waiting.extend(groups)
 
     def take(self, num_groups: int) -> list[Group]:

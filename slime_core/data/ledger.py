@@ -120,7 +120,7 @@ class Ledger:
                     self._move(key, BUFFERED, {"reason": reason} if reason else {})
 
     def recycled(self, group: Group, reason: str) -> None:
-        """A group will be generated afresh; counts as a retry of it."""
+        """A group will be regenerated; counts as a retry of it."""
         with self._lock:
             key = _key(group)
             if key is not None:

@@ -49,7 +49,7 @@ def _loaded(specs: tuple[str, ...], registry: Registry) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def told_tools(args: Args | None, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+def prompt_tools(args: Args | None, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The schemas that a sample's prompt tells: those of its row, else the run's."""
     own = metadata.get("tools")
     return list(own) if own else [tool.schema for tool in run_tools(args)]

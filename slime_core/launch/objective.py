@@ -82,11 +82,11 @@ def resolve_objective(settings: Settings, r: Resolver) -> Objective:
                 f"{settings.cite(flag)}: --loss-type {settings.args.loss_type!r} does not read it; it works with"
                 " policy_loss"
             )
-    told_without_effect(settings, loss.ignores, f"--loss-type {settings.args.loss_type!r}")
+    warn_without_effect(settings, loss.ignores, f"--loss-type {settings.args.loss_type!r}")
     return Objective(loss, wanted)
 
 
-def told_without_effect(settings: Settings, unread: Iterable[str], chosen: str) -> None:
+def warn_without_effect(settings: Settings, unread: Iterable[str], chosen: str) -> None:
     """Warn of settings that the user gave and `chosen` does not read. Raises PluginError for what is no setting."""
     unknown = sorted(name for name in unread if name not in settings.origins)
     if unknown:

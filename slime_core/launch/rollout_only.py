@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config import Settings
-from slime_core.launch.drive import rollouts_of, told_to_hooks
+from slime_core.launch.drive import rollouts_of, run_hooks
 from slime_core.launch.journal import Journal
 from slime_core.launch.lock import sole_writer
 from slime_core.launch.prepare import Prepared, prepare
@@ -83,7 +83,7 @@ def train_without_training(settings: Settings) -> dict[str, Any]:
                 metrics |= stage.evaluate(rollout_id)
             journal.log(rollout_id + 1, metrics)
 
-        with told_to_hooks(run, run_dir):
+        with run_hooks(run, run_dir):
             cut_after(run_dir, args.start_rollout_id or 0)
             generate(run, take, before)
         return journal.finish(settings.command, args.num_rollout or 0, None)

@@ -139,7 +139,7 @@ class Finished:
 
     @property
     def retries(self) -> int:
-        """How often it has been generated afresh for its age."""
+        """How often it has been regenerated for its age."""
         return retries(self.original)
 
     @property
@@ -154,7 +154,7 @@ class Finished:
 
 
 def finished_to_open(group: Finished, state: str) -> OpenGroup:
-    """A finished group for a commit; a fan-out's prompts go with it, as it may have to be generated afresh."""
+    """A finished group for a commit; a fan-out's prompts go with it, as it may have to be regenerated."""
     details: dict[str, Any] = {"state": state, "began": group.began}
     if [id(s) for s in group.samples] != [id(s) for s in group.original]:
         details["prompts"] = [s.to_dict() for s in prompts_of(group.original)]

@@ -187,7 +187,7 @@ def load(stage: RolloutStage, directory: Path, rollout_id: int) -> str:
 def give_back(stage: RolloutStage, groups: list[OpenGroup]) -> None:
     """Put groups whose owner this run does not have into the buffer, to be drawn first.
 
-    Finished ones are trained on as they are; the others go on, or start afresh, as `--partial-rollout` says.
+    Finished ones are trained on as they are; the others go on, or start over, as `--partial-rollout` says.
     """
     for group in groups:
         prompts = group.details.get("prompts")  # of a fan-out

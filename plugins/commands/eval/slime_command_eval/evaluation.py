@@ -1,6 +1,6 @@
 """`slime eval` from prepared settings to its report: evaluate what a record does not hold yet, then score all of it.
 
-`command.py` prints what this returns. The record is what is resumed, and the report is made of it afresh; an evaluation
+`command.py` prints what this returns. The record is what is resumed, and the report is made of it again; an evaluation
 function of the user's own keeps no record, and is done from the beginning.
 """
 

@@ -120,7 +120,7 @@ def why_not(sample: Sample, wanted: Wanted) -> str | None:
     broken = problem(sample)
     if broken is not None:
         return f"tokens that do not fit: {broken}"
-    spans = sample.told_spans()
+    spans = sample.known_spans()
     if not any(span.source == Source.SAMPLED and span.trained for span in spans):
         return "nothing in it is trained on"
     return None

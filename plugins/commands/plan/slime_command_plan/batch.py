@@ -145,7 +145,7 @@ def schedule_in_words(args: Args) -> list[str]:
         lines.append("no limit on staleness; --max-staleness K sets one")
     else:
         fate = {
-            "recycle": f"generated afresh, {args.staleness_max_retries} times at most",
+            "recycle": f"regenerated, {args.staleness_max_retries} times at most",
             "drop": "dropped",
             "mask": "trained on with none of their tokens counting",
         }[args.staleness_policy]

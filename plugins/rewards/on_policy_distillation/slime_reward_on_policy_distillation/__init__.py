@@ -113,5 +113,5 @@ def teacher_log_probs(answer: Mapping[str, Any], sample: Sample) -> list[float]:
 
 def _sampled(sample: Sample) -> list[bool]:
     """[response_length] whether the policy sampled it."""
-    spans = sample.told_spans()
+    spans = sample.known_spans()
     return [span.source == Source.SAMPLED for span in spans for _ in range(span.length)][-sample.response_length :]

@@ -53,7 +53,7 @@ class Answer:
     """The stop string of the request that ended it."""
     log_probs: list[dict[str, Any]] = field(default_factory=list)
     """OpenAI's objects, where the request asked for them."""
-    told_log_probs: int = 0
+    known_log_probs: int = 0
     """How many of them came with pieces."""
     first_of_prompt: bool = True
     """False: another choice for the same prompt."""

@@ -161,7 +161,7 @@ class Stream:
             head = {"index": number, **made, "function": {**made["function"], "arguments": ""}}
             yield self._chunk(choice, {"tool_calls": [head]})
             yield self._chunk(choice, {"tool_calls": [{"index": number, "function": {"arguments": arguments}}]})
-        yield self._chunk(choice, {}, answer.finish, answer.log_probs[answer.told_log_probs :])
+        yield self._chunk(choice, {}, answer.finish, answer.log_probs[answer.known_log_probs :])
 
     def close(self, answers: list[Answer]) -> Iterator[bytes]:
         """Usage where it is wanted, and the end."""
