@@ -35,7 +35,6 @@ from slime_core.plugins.signatures import (
 from slime_core.plugins.workers.calls import Component
 from slime_core.plugins.workers.execution import LOAD_DEADLINE, Slots, deadline, execution_of
 from slime_core.plugins.workers.threads import AbandonableThreadPool
-from slime_core.plugins.workers.watch import watched, watching
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.types import Sample
 from slime_core.waits import waiting
@@ -144,10 +143,12 @@ class RewardCaller:
             assert self._workers is not None
             await self._workers.load(self.component)
 
-    async def score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[Reward]:
+    async def score(
+        self, samples: Sequence[Sample], evaluation: bool = False, begun: Callable[[], None] = lambda: None
+    ) -> list[Reward]:
         """One reward per sample, in order; a reward that scores one at a time is called for each in turn.
 
-        Every call gets `--rm-timeout` from when it begins to run.
+        Every call gets `--rm-timeout` from when it begins to run, of which `begun` is told, perhaps in another thread.
 
         Raises:
             DeadlineExceeded: A call took too long.
@@ -162,16 +163,16 @@ class RewardCaller:
             found: list[Reward] = []
             for part in parts:
                 seed = self._seed(part)
-                found += await self._workers.score(self.component, part, evaluation, self._timeout, seed)
+                found += await self._workers.score(self.component, part, evaluation, self._timeout, seed, begun)
             return found
         keywords = {"evaluation": evaluation} if "evaluation" in self._keywords else {}
         if not self.batched:
-            return [self._checked(await self._call(self.args, s, **keywords), s, evaluation) for s in samples]
+            return [self._checked(await self._call(begun, self.args, s, **keywords), s, evaluation) for s in samples]
         if self._scores_texts:
             prompts, responses = [s.prompt for s in samples], [s.response for s in samples]
-            values = await self._call(prompts, responses, **keywords)
+            values = await self._call(begun, prompts, responses, **keywords)
         else:
-            values = await self._call(self.args, list(samples), **keywords)
+            values = await self._call(begun, self.args, list(samples), **keywords)
         values = values.tolist() if hasattr(values, "tolist") else values
         if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(samples):
             size = f" of {len(values)}" if isinstance(values, Sequence) else ""
@@ -180,29 +181,30 @@ class RewardCaller:
             )
         return [self._checked(value, sample, evaluation) for value, sample in zip(values, samples)]
 
-    async def _call(self, *args: Any, **keywords: Any) -> Any:
+    async def _call(self, begun: Callable[[], None], *args: Any, **keywords: Any) -> Any:
         if self._build is not None:
             found = await self._build.built()
             self._function = found.compute_reward if self._scores_texts else found
         call = functools.partial(contained, self.label, functools.partial(self._function, *args, **keywords))
-        if self.execution == "here":
+        if self.execution in ("here", "inline"):
+            begun()
             value = call()
-            return await awaited(self.label, value) if inspect.isawaitable(value) else value
-        if self.execution == "inline":
-            with watching(self.label):
-                value = call()
         elif self.execution == "thread":
             async with _THREAD_SLOTS(), deadline(self._timeout, "--rm-timeout"):
+                begun()
                 value = await _THREADS.call(call)
         else:
             async with self._slots(), deadline(self._timeout, "--rm-timeout"):
-                with watching(self.label):
-                    value = call()
-                return await awaited(self.label, watched(self.label, value)) if inspect.isawaitable(value) else value
-        if inspect.isawaitable(value):
-            async with self._slots(), deadline(self._timeout, "--rm-timeout"):
-                return await awaited(self.label, watched(self.label, value))
-        return value
+                begun()
+                value = call()
+                return await awaited(self.label, value) if inspect.isawaitable(value) else value
+        if not inspect.isawaitable(value):
+            return value
+        if self.execution == "here":
+            return await awaited(self.label, value)
+        async with self._slots(), deadline(self._timeout, "--rm-timeout"):
+            begun()
+            return await awaited(self.label, value)
 
     def _seed(self, samples: Sequence[Sample]) -> int:
         """Of the random generators of a worker for one call, so that a reward that tosses coins repeats itself."""

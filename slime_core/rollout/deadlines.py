@@ -41,6 +41,7 @@ WHERE = "--group-timeout"
 CANCEL_GRACE = 5.0
 """Seconds that cancelled work gets to end."""
 _STALL_MARGIN = 60.0
+_STALLED = "the run stops: no sample ends (--rollout-stall-timeout)"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ async def _one_try(
     """The group, or None at its deadline with whether the work has ended then."""
     assert limits.group is not None
     cuts = limits.policy == "shrink"
-    with waiting(name, deadline=None, then=f"--group-timeout-policy {limits.policy}") as wait:
+    with waiting(name, deadline=None, then=f"--group-timeout-policy {limits.policy}", queued=True) as wait:
 
         def started() -> None:
             wait.restart(limits.group)
@@ -200,7 +201,7 @@ async def some_done(tasks: Collection[asyncio.Future[Any]], runner: SampleRunner
     loop, limit = asyncio.get_running_loop(), Limits.of(runner.args, len(runner.hooks.on_sample)).stall
     since = loop.time()
     while True:
-        with waiting(what, deadline=limit, then="the run stops: no sample ends (--rollout-stall-timeout)"):
+        with waiting(what, deadline=limit, then=_STALLED, stop=True):
             left = None if limit is None else max(since + limit - loop.time(), 0.0)
             done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if done:

@@ -39,8 +39,8 @@ class Scorer(Protocol):
     async def start(self) -> None:
         """Get ready to be called; raises what cannot work."""
 
-    async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
-        """One reward per sample, under the deadline of a call; may raise anything."""
+    async def score(self, samples: list[Sample], evaluation: bool, begun: Callable[[], None]) -> list[Any]:
+        """One reward per sample; calls `begun` when it has a place and its deadline begins. May raise anything."""
 
     def under(self, args: Args) -> Scorer:
         """The same reward under settings that differ from its own in `plugins`."""
@@ -177,8 +177,8 @@ class RewardStage:
         """One call of one function; its samples have rewards afterwards, or have failed. `args`: what it has."""
         try:
             of = f" of sample {samples[0].index}" if len(samples) == 1 else f" of group {samples[0].group_index}"
-            with waiting(scorer.label + of, deadline=self.args.rm_timeout, then="the samples fail"):
-                rewards = await scorer.score(samples, evaluation)
+            with waiting(scorer.label + of, deadline=None, then="the samples fail", queued=True) as wait:
+                rewards = await scorer.score(samples, evaluation, lambda: wait.restart(self.args.rm_timeout))
         except Exception as error:
             logger.debug("%s failed", scorer.label, exc_info=True)
             saved = self.failures.save(

@@ -25,21 +25,6 @@ def runs(pid: int) -> bool:
     return bool(fields) and fields[0] != "Z"
 
 
-def below(pid: int) -> list[int]:
-    """Every process below one, parents first."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        fields = _fields(int(name))
-        if fields:
-            children.setdefault(int(fields[1]), []).append(int(name))
-    found: list[int] = []
-    queue = [pid]
-    while queue:
-        found += (more := children.get(queue.pop(0), []))
-        queue += more
-    return found
-
-
 def _fields(pid: int) -> list[str]:
     """Of /proc/PID/stat, from the state on; the name before may hold anything."""
     try:

@@ -62,6 +62,7 @@ def describe(wait: Wait) -> str:
     """One line about a wait."""
     limit = "no deadline" if wait.deadline is None else f"deadline {wait.deadline:g} s"
     mark = ", OVERDUE" if wait.overdue > 0 else ""
+    mark += ", waiting for a place" if wait.queued else f", waited {wait.waited:.1f} s for a place" if wait.waited else ""
     return f"{wait.age:8.1f} s  {wait.what} ({limit}{mark}; then: {wait.then})"
 
 

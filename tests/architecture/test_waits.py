@@ -54,7 +54,7 @@ ALLOWED = {
     "engines/scripted.py:_interrupted": _SAMPLE,
     "engines/scripted.py:generate": _SAMPLE,
     "slime_engine_sglang/engine.py:stop": "processes get SIGTERM, then SIGKILL after a grace",
-    "procs/keeper.py:_watch": "lives as long as its parent, and waits for its end",
+    "procs/guard.py:_watch": "lives as long as its parent, and waits for its end",
     "slime_engine_sglang/supervisor.py:_watch_all": "looks at servers while the run lasts; each look has a deadline",
     "slime_engine_sglang/api/client.py:_acquire": "looks at the pool; what it waits for meanwhile has a deadline",
     "slime_engine_sglang/api/weight_delta.py:outcome": "a request with --update-weight-timeout",

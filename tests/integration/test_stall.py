@@ -46,9 +46,9 @@ def test_policy_stop_ends_the_run_and_names_the_report(tiny: TinyRun, slime: Sli
 
 TRAINER_HANGS = """
 import threading
-from slime_core.waits import board
+from slime_core.waits import watchdog
 
-board.GRACE = 0.5  # seconds that the wait's own mechanism gets, 15 outside of tests
+watchdog.GRACE = 0.5  # seconds that the wait's own mechanism gets, 15 outside of tests
 
 def postprocess(args, rollout_id, data):
     if rollout_id == 1:
@@ -57,9 +57,9 @@ def postprocess(args, rollout_id, data):
 ENGINE_HANGS = """
 import asyncio
 from slime_core.engines.embedded.engine import EmbeddedEngine
-from slime_core.waits import board
+from slime_core.waits import watchdog
 
-board.GRACE = 0.5
+watchdog.GRACE = 0.5
 
 class Engine(EmbeddedEngine):
     async def update_weights_from_tensor(self, weights, version):
