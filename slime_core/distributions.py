@@ -40,6 +40,11 @@ def own_distributions() -> frozenset[str]:
     return frozenset(own)
 
 
+def is_own(distribution: str) -> bool:
+    """Whether a distribution is slime's own."""
+    return normalized(distribution) in own_distributions()
+
+
 def allowed_words(argv: Sequence[str], env: Mapping[str, str]) -> set[str] | None:
     """What `--no-plugins` and SLIME_PLUGINS leave besides slime's own, before settings are read; None is everything."""
     if "--no-plugins" in argv or env.get("SLIME_NO_PLUGINS", "").strip().lower() in ("1", "true", "yes", "on"):
@@ -51,7 +56,7 @@ def allowed_words(argv: Sequence[str], env: Mapping[str, str]) -> set[str] | Non
 def is_allowed(words: set[str] | None, name: str, distribution: str) -> bool:
     """Whether an entry point may be used."""
     named = words is None or not words.isdisjoint((name, distribution, f"{distribution}:{name}"))
-    return named or normalized(distribution) in own_distributions()
+    return named or is_own(distribution)
 
 
 def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:

@@ -49,17 +49,9 @@ class Own(NamedTuple):
 COMMANDS: tuple[Own, ...] = (
     Own("init", "write a run file to begin with; without arguments, list the templates", False),
     Own("train", "reinforcement learning: rollouts, rewards, optimizer steps", True),
-    Own("sft", "supervised fine-tuning", True),
     Own("check", "find what is wrong with a run before it starts", True),
-    Own("eval", "score a checkpoint on evaluation data", True),
     Own("rollout", "generate and score samples without training", True),
-    Own("rewards", "score saved samples again with another reward", True, only_prints=True),
-    Own("samples", "keep the best of saved samples as data for slime sft", False),
-    Own("ledger", "what became of every prompt group of a run", False, only_prints=True),
-    Own("models", "architecture numbers of published models, for --model", False, only_prints=True),
-    Own("tokens", "check a tokenizer and its chat template for multi-turn training", False, only_prints=True),
     Own("why", "show what a live run is waiting for", False, only_prints=True),
-    Own("plugins", "list, inspect, make and check plugins", False, only_prints=True),
     Own("config", "show settings and where each comes from", True, only_prints=True),
 )
 

@@ -68,7 +68,7 @@ def load_settings(
         print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
         raise SystemExit(0)
     layered.warnings += unusable
-    layered.given[:0] = _flags_of_named_model(layered.values.get("model"), foreign)
+    layered.given[:0] = _flags_of_named_model(layered.values.get("model"), argv, foreign)
     layered.foreign = resolve(layered.given, foreign, given)
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")
@@ -149,7 +149,7 @@ def _unused_foreign(layered: Layered, settings: Settings, foreign: Sequence[Fore
     return [f"without effect with --train-backend {parts[0]} and --rollout-engine {parts[1]}: {', '.join(unused)}"]
 
 
-def _flags_of_named_model(named: Entry | None, foreign: Sequence[ForeignFlags]) -> list[Given]:
+def _flags_of_named_model(named: Entry | None, argv: Sequence[str], foreign: Sequence[ForeignFlags]) -> list[Given]:
     """The flags of the model that `--model` names, as if a file had them: its architecture numbers.
 
     Whoever gives one of them in a file, the environment or as a flag replaces that number; the trainer then finds out
@@ -157,6 +157,7 @@ def _flags_of_named_model(named: Entry | None, foreign: Sequence[ForeignFlags]) 
 
     Args:
         named: What was given as `--model`.
+        argv: The command line.
         foreign: Owners of pass-through flags; a flag that none of them knows is left out, as nobody can take it.
 
     Raises:
@@ -164,10 +165,9 @@ def _flags_of_named_model(named: Entry | None, foreign: Sequence[ForeignFlags]) 
     """
     if named is None or named.value is None:
         return []
-    from slime_core.model_presets.megatron_flags import megatron_flags
-    from slime_core.model_presets.presets import find_preset
+    from slime_core.config.named_models import named_model
 
-    preset = find_preset(str(named.value), str(named.origin))
-    origin = Origin("preset", f"--model {preset.name}")
-    given = [Given(flag.replace("-", "_"), value, origin) for flag, value in megatron_flags(preset).items()]
+    model = named_model(str(named.value), str(named.origin), argv)
+    origin = Origin("preset", f"--model {model.name}")
+    given = [Given(flag.replace("-", "_"), value, origin) for flag, value in model.flags().items()]
     return [item for item in given if find_foreign(foreign, item.attribute)]

@@ -11,7 +11,7 @@ other is recorded at its ends, by `RecordedSource` around the data source and by
 `trained` and `dropped` end a group; every other state is open, and then the commit holds the group's samples. Only open
 groups are kept in memory. Events wait as lines of JSON for the next commit (`data.ledger_files`); a run that is killed
 loses them together with what they tell of. What a reader would get wrong: the ledger judges nothing. A group that is
-drawn while it is being generated is written down like any other, and `checkpoint.ledger_verify` finds it.
+drawn while it is being generated is written down like any other, and `slime ledger verify` finds it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One row of a data set -> one PENDING sample: prompt, ids, label, metadata, tools.
 
 `prompts.py` reads training and evaluation rows through `PromptReader`. What a reader would get wrong: a conversation
-that ends with the assistant is no prompt; it keeps its messages and gets no ids (`sft_data.py` writes those).
+that ends with the assistant is no prompt; it keeps its messages and gets no ids (the rollout `sft` writes those).
 """
 
 from __future__ import annotations

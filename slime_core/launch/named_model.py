@@ -9,10 +9,9 @@ from pathlib import Path
 
 from slime_core.config import Settings
 from slime_core.config.foreign import find_owners
+from slime_core.config.named_models import named_model
 from slime_core.config.passthrough import find_foreign
 from slime_core.errors import ConfigError
-from slime_core.model_presets.contradictions import contradictions
-from slime_core.model_presets.presets import find_preset
 from slime_core.models.config import read_hf_config
 
 
@@ -25,15 +24,14 @@ def check_named_model(settings: Settings) -> None:
     args = settings.args
     if not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
         return
-    preset, hf = find_preset(str(args.model)), read_hf_config(str(args.hf_checkpoint))
+    model = named_model(str(args.model), str(settings.origins.get("model", "")), settings.argv)
+    hf = read_hf_config(str(args.hf_checkpoint))
     both = f"{settings.cite('model')} is not the model of {settings.cite('hf_checkpoint')}"
-    if hf["model_type"] != preset.model_type:
-        raise ConfigError(
-            f"{both}: {preset.name} is of family {preset.model_type}, config.json says {hf['model_type']}"
-        )
-    different = [found for found in contradictions(preset, hf) if not _given(settings, found.flag)]
+    if hf["model_type"] != model.model_type:
+        raise ConfigError(f"{both}: {model.name} is of family {model.model_type}, config.json says {hf['model_type']}")
+    different = [text for flag, text in model.contradictions(hf) if not _given(settings, flag)]
     if different:
-        lines = "\n".join(found.text for found in different)
+        lines = "\n".join(different)
         raise ConfigError(f"{both}:\n{lines}\nRemove --model, or name the checkpoint's own; `slime models list`.")
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slime_core.distributions import normalized, own_distributions
+from slime_core.distributions import is_own, normalized
 from slime_core.plugins.registry import ComponentRef
 
 ALLOW_VARIABLE = "SLIME_PLUGINS"
@@ -42,7 +42,7 @@ class AllowList:
 
     def allows(self, ref: ComponentRef) -> bool:
         """Whether the component or hook module may be used."""
-        if self.words is None or not ref.distribution or normalized(ref.distribution) in own_distributions():
+        if self.words is None or not ref.distribution or is_own(ref.distribution):
             return True
         return bool(self.words & set(ways_to_name(ref)))
 
@@ -76,7 +76,7 @@ def install_hint(ref: ComponentRef) -> str:
     """How to get a plugin's distribution again, with its requirements."""
     if ref.folder:
         return f"pip install -e {ref.folder}"
-    if normalized(ref.distribution) in own_distributions():
+    if is_own(ref.distribution):
         return f"pip install --upgrade {ref.distribution}"
     # The name may be anybody's on the package index; whoever installed it knows where this one comes from.
     return f"install {ref.distribution} again, from where it came"

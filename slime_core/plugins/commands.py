@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.distributions import BUNDLE, allowed_words, entry_points, installed, is_allowed
+from slime_core.distributions import BUNDLE, allowed_words, entry_points, installed, is_allowed, is_own
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,10 +42,13 @@ def load(argv: Sequence[str], core: Sequence[str]) -> Command:
     if "--no-plugins" in argv:
         enter_safe_mode()
     registry = current_registry()
-    distribution, colon, shown = argv[0].rpartition(":")
+    distribution, _, shown = argv[0].rpartition(":")
     name = shown.replace("-", "_")
-    if not any(ref.kind == KIND and ref.name == name for ref in [*registry, *registry.left_out]):
+    offers = [ref for ref in [*registry, *registry.left_out] if (ref.kind, ref.name) == (KIND, name)]
+    if not offers:
         raise ConfigError(_unknown(argv[0], [*core, *(_typed(name) for name in registry.names(KIND)), "version"]))
+    distribution = distribution or next((ref.distribution for ref in offers if is_own(ref.distribution)), "")
+    colon = ":" if distribution else ""
     command: Command = resolve(KIND, f"{distribution}{colon}{name}", origin=f"slime {argv[0]}").obj
     return command
 
@@ -53,7 +56,7 @@ def load(argv: Sequence[str], core: Sequence[str]) -> Command:
 def offered(argv: Sequence[str], core: Sequence[str]) -> list[tuple[str, str]]:
     """(What to type, help) of every command of an installed distribution, by name; nothing of slime is loaded for it.
 
-    A name that the core or another distribution has, too, is typed with its distribution.
+    A name that slime or another distribution has, too, is typed with its distribution.
     """
     words = allowed_words(argv, os.environ)
     found: dict[tuple[str, str], tuple[str, str]] = {}
@@ -62,7 +65,7 @@ def offered(argv: Sequence[str], core: Sequence[str]) -> list[tuple[str, str]]:
             found.setdefault((_typed(name), entry.value), (distribution, help_line(entry.value, distribution)))
     names = [*core, *(name for name, _ in found)]
     rows = [
-        (name if names.count(name) == 1 else f"{distribution}:{name}", text)
+        (name if names.count(name) == 1 or is_own(distribution) else f"{distribution}:{name}", text)
         for (name, _), (distribution, text) in found.items()
     ]
     return sorted(rows)

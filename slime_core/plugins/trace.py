@@ -1,8 +1,8 @@
 """Which plugin answered for each setting, and which hook went to whom: `slime plugins trace`, SLIME_TRACE_PLUGINS.
 
 The resolver notes what it found, the manager lets hook implementations be watched; both cost nothing while no trace
-is on. `SLIME_TRACE_PLUGINS=1` prints every hook call as it begins; `start` collects, `report` is what the command
-prints. What a reader would get wrong: one process is watched, not those it starts.
+is on. `SLIME_TRACE_PLUGINS=1` prints every hook call as it begins; `start` collects what the
+command prints. What a reader would get wrong: one process is watched, not those it starts.
 """
 
 from __future__ import annotations
@@ -109,23 +109,6 @@ def watch(manager: pluggy.PluginManager) -> None:
                 if implementation.plugin is plugin:
                     calls = _Current.trace.calls.setdefault((caller.name, name), Calls())
                     implementation.function = _timed(implementation.function, calls)  # type: ignore[misc]
-
-
-def report(trace: Trace) -> str:
-    """Two tables: settings with the components that answered, hooks with the plugins that were called."""
-    lines = ["components"]
-    rows: list[tuple[str, ...]] = [("SETTING", "ANSWERED BY", "FROM", "AT", "TIMES")]
-    for answer in trace.answers.values():
-        ref = answer.ref
-        rows.append((answer.origin or "-", f"{ref.kind}/{ref.name}", ref.origin, answer.place, str(answer.times)))
-    lines += table(rows) if len(rows) > 1 else ["none was resolved"]
-    lines += ["", "hooks"]
-    rows = [("HOOK", "PLUGIN", "CALLS", "TOTAL MS", "SLOWEST MS", "ERRORS")]
-    for (hook, plugin), calls in trace.calls.items():
-        times = (f"{1e3 * calls.seconds:.2f}", f"{1e3 * calls.slowest:.2f}")
-        rows.append((hook, plugin, str(calls.times), *times, str(calls.errors)))
-    lines += table(rows) if len(rows) > 1 else ["no hook plugin is loaded"]
-    return "\n".join(lines)
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:

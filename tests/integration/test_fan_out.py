@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_inspect.ledger_history import read_history
+from slime_command_inspect.ledger_verify import verify
 
-from slime_core.checkpoint.ledger_history import read_history
-from slime_core.checkpoint.ledger_verify import verify
 from slime_core.fan_out import executions
 from slime_core.learning.report import GAP
 from slime_core.testing.loop import LoopRun, run_loop

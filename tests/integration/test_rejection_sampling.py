@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_sft.sampled_rows import KEY
 
-from slime_core.data.sampled_rows import KEY
 from tests.conftest import TinyRun
 
 EXAMPLE = Path(__file__).parents[2] / "examples/rejection_sampling"

@@ -22,9 +22,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from slime_command_inspect.ledger_history import read_history
+from slime_command_inspect.ledger_verify import verify
+
 from slime_core import loop, loop_async
-from slime_core.checkpoint.ledger_history import read_history
-from slime_core.checkpoint.ledger_verify import verify
 from slime_core.checkpoint.store import read_state
 from slime_core.data.prompts import DatasetSource
 from slime_core.engines.scripted import CharTokenizer

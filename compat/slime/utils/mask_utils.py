@@ -42,8 +42,9 @@ class MultiTurnLossMaskGenerator:
         Raises:
             slime_core.errors.DataError: There is no chat template, or a turn is not what its message says.
         """
-        from slime_core.data.demonstrations import conversation_pieces
-        from slime_core.data.mask_types import DISTILL, apply_type
+        from slime_command_sft.demonstrations import conversation_pieces
+        from slime_command_sft.mask_types import DISTILL, apply_type
+
         from slime_core.data.tokenizer import encode_rendered, render_messages
 
         if not any(message["role"] == "assistant" for message in messages):

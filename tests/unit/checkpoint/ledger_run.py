@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from slime_command_inspect.ledger_history import read_history
+from slime_command_inspect.ledger_verify import Report, verify
 
-from slime_core.checkpoint.ledger_history import read_history
-from slime_core.checkpoint.ledger_verify import Report, verify
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.config import Args
 from slime_core.data.ledger_files import LEDGER_FILE, SEGMENTS, SegmentRef, write_segment

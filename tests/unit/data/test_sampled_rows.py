@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_inspect.selection import Wanted, select
+from slime_command_sft.rollout import fill_supervised
+from slime_command_sft.sampled_rows import KEY, SampledRow, to_row
 
 from slime_core.cli.main import main
 from slime_core.data.dumps import write_samples
-from slime_core.data.sampled_rows import KEY, SampledRow, to_row
-from slime_core.data.selection import Wanted, select
 from slime_core.errors import DataError
 from slime_core.provenance import Source, Span
-from slime_core.rollout.sft_data import fill_supervised
 from slime_core.trajectory import Trajectory
 from slime_core.types import Sample, SampleStatus
 from tests.chat_tokenizers import chat_tokenizer

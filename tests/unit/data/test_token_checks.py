@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_inspect.token_checks import FAILED, NOTE, OK, check_tokens
 
 from slime_core.cli.main import main
-from slime_core.data.token_checks import FAILED, NOTE, OK, check_tokens
 from tests.chat_tokenizers import FAMILIES, chat_tokenizer, save
 
 

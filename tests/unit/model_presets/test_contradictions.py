@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slime_command_models.contradictions import FLAGS, contradictions
+from slime_command_models.megatron_flags import megatron_flags
+from slime_command_models.presets import find_preset, model_presets
 from transformers import AutoConfig
-
-from slime_core.model_presets.contradictions import FLAGS, contradictions
-from slime_core.model_presets.megatron_flags import megatron_flags
-from slime_core.model_presets.presets import find_preset, model_presets
 
 PRESETS = model_presets()
 

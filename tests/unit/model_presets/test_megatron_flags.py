@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_models.megatron_flags import bash_array, flag_words, megatron_flags
+from slime_command_models.presets import find_preset, model_presets
 from slime_trainer_megatron.arguments.architecture import check_architecture
 
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
-from slime_core.model_presets.megatron_flags import bash_array, flag_words, megatron_flags
-from slime_core.model_presets.presets import find_preset, model_presets
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
 

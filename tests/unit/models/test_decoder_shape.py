@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slime_command_models.presets import find_preset
 from slime_trainer_megatron.trainer import MegatronTrainer
 
-from slime_core.model_presets.presets import find_preset
 from slime_core.models.decoder_shape import decoder_shape
 
 

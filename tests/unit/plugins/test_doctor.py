@@ -6,9 +6,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from slime_command_plugins import doctor
+from slime_command_plugins.doctor import Finding, examine, stale_installs
 
-from slime_core.plugins import doctor
-from slime_core.plugins.doctor import Finding, examine, stale_installs
 from slime_core.plugins.manager import current_registry
 
 REWARD = "def reward(args, sample):\n    return 1.0\n"

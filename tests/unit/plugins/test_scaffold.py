@@ -9,12 +9,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from slime_command_plugins.scaffold import _TOO_LARGE, plan, template_kinds, write
 
 from slime_core.errors import ConfigError, PluginConflictError, PluginNotFoundError
 from slime_core.plugins.kinds import KINDS
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef, Registry
-from slime_core.plugins.scaffold import _TOO_LARGE, plan, template_kinds, write
 from tests.conftest import Slime
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from slime_command_plugins.tracing import report
 
 from slime_core.errors import PluginError
 from slime_core.plugins import trace
@@ -41,7 +42,7 @@ def test_hooks_are_timed_per_plugin(write_plugin, plugin_dir: Path, seen: trace.
     assert (calls.times, calls.errors) == (2, 1)
     assert 0.02 <= calls.slowest <= calls.seconds
     assert calls.seconds >= 0.04
-    (row,) = [line.split() for line in trace.report(seen).splitlines() if "thing-hooks:watch" in line]
+    (row,) = [line.split() for line in report(seen).splitlines() if "thing-hooks:watch" in line]
     assert (row[0], row[2], row[-1]) == ("slime_weights_updated", "2", "1")
 
 
@@ -51,10 +52,10 @@ def test_answers_say_who_and_where(tmp_path: Path, seen: trace.Trace) -> None:
     resolve("rewards", str(file), origin="--custom-rm-path (flag)")
     resolve("rewards", "exact", origin="--rm-type (run.yaml:3)")
     resolve("rewards", "exact", origin="--rm-type (run.yaml:3)")
-    report = trace.report(seen)
-    (mine,) = [line for line in report.splitlines() if line.startswith("--custom-rm-path (flag)")]
+    shown = report(seen)
+    (mine,) = [line for line in shown.splitlines() if line.startswith("--custom-rm-path (flag)")]
     assert f"{file}:3" in mine
-    (exact,) = [line for line in report.splitlines() if line.startswith("--rm-type (run.yaml:3)")]
+    (exact,) = [line for line in shown.splitlines() if line.startswith("--rm-type (run.yaml:3)")]
     assert "rewards/exact" in exact
     assert "slime-rl 0.1.0" in exact
     assert exact.split()[-1] == "2"
@@ -65,4 +66,4 @@ def test_nothing_is_kept_while_no_trace_is_on() -> None:
     trace.stop()
     resolve("rewards", "exact")
     assert not stopped.answers
-    assert "none was resolved" in trace.report(stopped)
+    assert "none was resolved" in report(stopped)

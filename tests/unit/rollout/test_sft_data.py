@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slime_command_sft.rollout import fill_supervised, generate_rollout
 
 from slime_core.data.prompts import DatasetSource
 from slime_core.data.tokenizer import encode_prompt, load_tokenizer
 from slime_core.errors import ConfigError, DataError
-from slime_core.rollout.sft_data import fill_supervised, generate_rollout
 from slime_core.types import Sample, SampleStatus
 
 CHATML = (

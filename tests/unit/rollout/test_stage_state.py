@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 import pytest
+from slime_command_inspect.ledger_history import read_history, replay
 
-from slime_core.checkpoint.ledger_history import read_history, replay
 from slime_core.data.ledger_files import LEDGER_FILE, SEGMENTS
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.rollout.open_groups import OPEN_GROUPS_FILE, OpenGroup

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_command_models.megatron_flags import megatron_flags
+from slime_command_models.presets import ModelPreset, model_presets
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.families import Architecture
 
@@ -14,8 +16,6 @@ from slime_core.config.foreign import Given, find_owners, resolve
 from slime_core.config.origins import FLAG
 from slime_core.config.passthrough import find_foreign
 from slime_core.errors import ConfigError
-from slime_core.model_presets.megatron_flags import megatron_flags
-from slime_core.model_presets.presets import ModelPreset, model_presets
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve as resolve_plugin
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.enums import AttnBackend
+from slime_command_models.presets import model_presets
 from slime_trainer_megatron.arguments.architecture import COMPARED
 from slime_trainer_megatron.arguments.config import (
     ddp_config,
@@ -24,7 +25,6 @@ from torch.nn import functional
 
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
-from slime_core.model_presets.presets import model_presets
 from slime_core.plugins.resolve import resolve
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -1,0 +1,215 @@
+"""`slime eval` from prepared settings to its report: evaluate what a record does not hold yet, then score all of it.
+
+`command.py` prints what this returns. What a reader would get wrong: the record is what is resumed, and the
+report is made of it afresh; an evaluation function of the user's own keeps no record, and is done from the beginning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_command_eval.intervals import CONFIDENCE, RESAMPLES, estimates
+from slime_core.config.eval_config import located_deep
+from slime_core.data.dataset import open_rows
+from slime_core.errors import ConfigError
+from slime_core.fan_out import executions
+from slime_core.launch.prepare import Prepared
+from slime_core.observability.run_dir import CONFIG, run_dir_of, versions, write_text
+from slime_core.protocols import Args, RolloutTraits, traits_of
+from slime_core.rollout.eval_record import EvalRecord, read_state
+from slime_core.rollout.eval_scores import prompts_of, score_values
+from slime_core.rollout.generate import sampling_seed
+from slime_core.types import SampleStatus
+from slime_core.waits import first_results
+
+REPORT = "eval.json"
+REPORT_SCHEMA = 1
+_HASHED_BYTES = 1 << 20
+_ONLY_SCORING = ("answer_path", "ks")
+"""Settings of a data set that may differ when an evaluation goes on: they change nothing about its samples."""
+
+
+def resumed_argv(argv: list[str]) -> list[str]:
+    """The flags of `slime eval`, with those that `--resume RUN` stands for; unchanged without it.
+
+    Raises:
+        ConfigError: There is no evaluation in RUN to go on with.
+    """
+    run = None
+    for place, word in enumerate(argv):
+        if word == "--resume" and place + 1 < len(argv):
+            run = argv[place + 1]
+        elif word.startswith("--resume="):
+            run = word.partition("=")[2]
+    if run is None:
+        return argv
+    if read_state(Path(run)) is None or not (Path(run) / CONFIG).is_file():
+        raise ConfigError(f"--resume {run}: no evaluation to go on with; slime eval --run-dir {run} begins one there")
+    return ["--config", str(Path(run) / CONFIG), *argv, "--run-dir", run]
+
+
+def evaluate(prepared: Prepared) -> dict[str, Any]:
+    """Evaluate, write the record and `eval.json`, and return what is in it.
+
+    Raises:
+        ConfigError: The run directory holds an evaluation that this one does not go on with.
+        RolloutError: The evaluation stopped; what was finished is in the record.
+    """
+    args, run_dir = prepared.args, run_dir_of(prepared.args)
+    record = _record(prepared, run_dir)
+    stage = prepared.rollout_stage(draws=False, eval_record=record)
+    finished = False
+    try:
+        stage.start()
+        first_results()  # how long the evaluation takes is the data set's affair
+        data, timing = stage.evaluate_samples(0)
+        finished = True
+    finally:
+        try:
+            stage.stop()
+        finally:  # a second ctrl-C ends that
+            if record is not None:
+                record.close()
+                if not finished:
+                    _tell_left(record, run_dir)
+    if record is not None:
+        record.finish()
+    metrics = {k: v for k, v in stage.eval_metrics(0, data, dict(timing)).items() if k != "perf/eval_time"}
+    report = {
+        "schema": REPORT_SCHEMA,
+        "hf_checkpoint": args.hf_checkpoint,
+        "metrics": metrics,
+        "seconds": timing["perf/eval_time"],
+        "confidence": CONFIDENCE,
+        "bootstrap_resamples": RESAMPLES,
+        "datasets": {name: _of_dataset(args, name, columns) for name, columns in data.items()},
+        "resumed": {"prompts_kept": record.kept, "prompts": record.total} if record is not None else None,
+        "model": _model(args.hf_checkpoint),
+        "settings": prepared.settings.to_dict(),
+        "plugins": prepared.plugins,
+        "versions": versions(),
+    }
+    write_text(run_dir / REPORT, json.dumps(report, indent=2, default=_plain) + "\n")
+    return report
+
+
+def _record(prepared: Prepared, run_dir: Path) -> EvalRecord | None:
+    """The record to go on with, or a new one; None where the evaluation function keeps none."""
+    args = prepared.args
+    before = read_state(run_dir)
+    if not traits_of(prepared.parts.eval_function, RolloutTraits).records_evaluation:
+        if args.resume is not None:
+            raise ConfigError(
+                f"--resume {args.resume}: --eval-function-path {args.eval_function_path!r} keeps no record of what it"
+                " has done; run it again without --resume"
+            )
+        run_dir.mkdir(parents=True, exist_ok=True)
+        return None
+    record = EvalRecord(run_dir, _plan(prepared))
+    if args.resume is not None:
+        assert before is not None, "the command has looked"
+        _check_same(before["plan"], json.loads(json.dumps(record.plan)), run_dir)
+        record.open([d.name for d in args.eval_datasets])
+        print(f"resumed from {run_dir}: {record.kept} prompts are done; the others follow", flush=True)
+        return record
+    if before is not None and not before["finished"] and not args.overwrite:
+        raise ConfigError(
+            f"{run_dir} holds an evaluation that is not finished. Go on with it: slime eval --resume {run_dir};"
+            " start over with --overwrite; or choose another --run-dir"
+        )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    record.begin()
+    write_text(run_dir / CONFIG, prepared.settings.to_yaml(directory=os.getcwd()))
+    return record
+
+
+def _tell_left(record: EvalRecord, run_dir: Path) -> None:
+    print(
+        f"{record.done} of {record.total} prompts are done and kept; go on with: slime eval --resume {run_dir}",
+        flush=True,
+    )
+
+
+def _plan(prepared: Prepared) -> dict[str, Any]:
+    """What decides about the samples of an evaluation, with whole paths: --resume may be typed somewhere else."""
+    args = prepared.args
+    datasets = {}
+    for dataset in args.eval_datasets:
+        rows = open_rows(dataset.path, origin=f"evaluation data set {dataset.name!r}:")
+        datasets[dataset.name] = {"settings": dataset.model_dump(mode="json"), "data": rows.fingerprint()}
+        rows.close()
+    names = ("rollout_seed", "rm_type", "custom_rm_path", "environment_path", "tools_path", "tool_call_parser")
+    plan = {
+        "model": _model(args.hf_checkpoint),
+        "datasets": datasets,
+        **{name: getattr(args, name) for name in names},
+        "plugin_options": args.plugins,
+        "plugins": [{k: p.get(k) for k in ("kind", "name", "version", "sha256")} for p in prepared.plugins],
+    }
+    whole: dict[str, Any] = located_deep(plan, os.getcwd())
+    return whole
+
+
+def _check_same(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: Path) -> None:
+    """Raise ConfigError that names each difference between what was begun and what would go on."""
+    changes = [c for c in _differences("", then, now) if c.partition(" ")[0].rpartition(".")[2] not in _ONLY_SCORING]
+    if changes:
+        raise ConfigError(
+            f"--resume {run_dir}: what is done there would not be what this makes: {'; '.join(changes)}. Restore that,"
+            " or begin another evaluation with --run-dir"
+        )
+
+
+def _differences(path: str, then: Any, now: Any) -> list[str]:
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        keys = [*then, *(k for k in now if k not in then)]
+        return [c for k in keys for c in _differences(f"{path}.{k}".lstrip("."), then.get(k), now.get(k))]
+    return [] if then == now else [f"{path} {then!r:.120} -> {now!r:.120}"]
+
+
+def _of_dataset(args: Args, name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """One data set's part of the report."""
+    seed = sampling_seed(args.rollout_seed, "bootstrap", name)
+    samples, prompts = columns.get("samples") or [], prompts_of(columns)
+    settings = next((d.model_dump(mode="json") for d in args.eval_datasets if d.name == name), None)
+    counts = {s: sum(x.status == s for x in samples) for s in (SampleStatus.FAILED, SampleStatus.TRUNCATED)}
+    found = estimates(score_values(columns), seed)
+    return {
+        "prompts": len(prompts),
+        "samples_per_prompt": min((len(p.rewards) for p in prompts), default=0),
+        "executions": len(executions(samples)),
+        "failed": max(counts[SampleStatus.FAILED], columns.get("failed", 0)),
+        "truncated": counts[SampleStatus.TRUNCATED],
+        "scores": {score: dataclasses.asdict(e) for score, e in found.items()},
+        "weight_versions": sorted({v for s in samples for v in s.weight_versions}),
+        "settings": settings,
+    }
+
+
+def _model(directory: str | None) -> dict[str, Any]:
+    """The files of a model directory: size, and a hash of the first and last MiB of each."""
+    root = Path(directory or "")
+    files = {}
+    for path in sorted(root.glob("*")) if directory and root.is_dir() else []:
+        if path.is_file() and path.suffix in (".json", ".safetensors", ".bin", ".model"):
+            files[path.name] = {"size": path.stat().st_size, "sha256_ends": _hash_of_ends(path)}
+    return {"path": directory, "files": files}
+
+
+def _hash_of_ends(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(_HASHED_BYTES))
+        file.seek(max(_HASHED_BYTES, path.stat().st_size - _HASHED_BYTES))
+        digest.update(file.read())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """What json does not know of settings: pydantic models and paths."""
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)

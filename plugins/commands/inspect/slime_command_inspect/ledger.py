@@ -1,0 +1,148 @@
+"""`slime ledger`: what became of every prompt group of a run.
+
+`verify` proves that none was lost or trained on twice; its exit status is 0 when the ledger holds, 1 when it does not,
+with one line per problem. Reads a run directory's commits and their ledger; loads no torch and no plugin of the run.
+What a reader would get wrong: what a running run has done since its last commit is in no ledger yet, because a kill
+would undo it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core.protocols import Command
+
+if TYPE_CHECKING:
+    from slime_command_inspect.ledger_history import Event, History
+
+
+def add_parser(subparsers: Any) -> None:
+    """Define `slime ledger` and its sub-commands."""
+    text = "what became of every prompt group of a run"
+    parser = subparsers.add_parser("ledger", help=text, description=text)
+    commands = parser.add_subparsers(dest="ledger_command", required=True, metavar="COMMAND")
+    checked = commands.add_parser("verify", help="prove that no prompt was skipped and none trained on twice")
+    checked.add_argument("--json", action="store_true", help="print JSON")
+    shown = commands.add_parser("show", help="one group's history, groups in a state, or counts")
+    chosen = shown.add_mutually_exclusive_group()
+    chosen.add_argument("--group", type=int, metavar="N", help="every event of one group")
+    chosen.add_argument("--state", metavar="S", help="groups in a state: trained, dropped, buffered, taken, ...")
+    chosen.add_argument("--summary", action="store_true", help="counts (the default)")
+    for command in (checked, shown):
+        command.add_argument("run", metavar="RUN", help="run directory, its checkpoints/, or one commit")
+        command.add_argument("--commit", type=int, metavar="N", help="the commit after rollout N (default: the newest)")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Verify or print. Raises CheckpointError for what `show` cannot read."""
+    from slime_command_inspect.ledger_history import read_history
+
+    if namespace.ledger_command == "verify":
+        return _verify(namespace)
+    history = read_history(_commit(namespace))
+    if namespace.group is not None:
+        lines = list(_group_lines(history, namespace.group))
+    elif namespace.state is not None:
+        lines = list(_state_lines(history, namespace.state))
+    else:
+        lines = list(_summary_lines(history))
+    print("\n".join(lines))
+    return 0
+
+
+def _commit(namespace: argparse.Namespace) -> Path:
+    """The commit that is meant, its files checked."""
+    from slime_core.checkpoint.store import find
+    from slime_core.errors import CheckpointError
+
+    commit = find(namespace.run, namespace.commit)
+    if commit is None:
+        raise CheckpointError(f"{namespace.run}: no commit there; name a run directory, its checkpoints/, or a commit")
+    return commit
+
+
+def _verify(namespace: argparse.Namespace) -> int:
+    from slime_command_inspect.ledger_history import read_history
+    from slime_command_inspect.ledger_verify import Report, summary, verify
+    from slime_core.errors import CheckpointError
+
+    place = str(namespace.run)
+    try:
+        commit = _commit(namespace)
+        place = str(commit)
+        report = verify(read_history(commit))
+    except CheckpointError as error:
+        report = Report([str(error)], {}, [])
+    if namespace.json:
+        found = {"commit": place, "holds": not report.problems, "problems": report.problems}
+        print(json.dumps({**found, "facts": report.facts, "notes": report.notes}, indent=2))
+        return int(bool(report.problems))
+    for problem in report.problems:
+        print(problem)
+    for note in report.notes:
+        print(f"note: {note}")
+    if report.problems:
+        print(f"{place}: the ledger does not hold: {len(report.problems)} problem{'s' * (len(report.problems) > 1)}")
+        return 1
+    print(f"{place}: the ledger holds: {summary(report)}")
+    return 0
+
+
+def _summary_lines(history: History) -> Iterator[str]:
+    from slime_command_inspect.ledger_verify import verify
+
+    report = verify(history)
+    width = max(map(len, report.facts))
+    for name, value in report.facts.items():
+        shown = ", ".join(f"{n} {word}" for word, n in value.items()) or "0" if isinstance(value, dict) else value
+        yield f"{name:<{width}}  {'-' if shown is None else shown}"
+    yield from (f"note: {note}" for note in report.notes)
+    if report.problems:
+        yield f"{len(report.problems)} problems: see `slime ledger verify`"
+
+
+def _state_lines(history: History, state: str) -> Iterator[str]:
+    """Groups in the state, by number. Raises ConfigError for a word that is none."""
+    from slime_command_inspect.ledger_history import replay
+    from slime_core.data.ledger import DROPPED, OPEN, TAKEN, TRAINED
+    from slime_core.errors import ConfigError
+
+    known = (*OPEN, TRAINED, DROPPED)
+    if state not in known:
+        raise ConfigError(f"slime ledger show: --state {state!r}: no such state; there are: {', '.join(known)}")
+    for index, record in sorted(replay(history).groups.items()):
+        states = {record.state, TRAINED if record.trained else None, DROPPED if record.dropped else None}
+        states |= {TAKEN} if +record.pending else set()
+        if state in states:
+            yield f"group {index}  {record.describe()}"
+
+
+def _group_lines(history: History, group: int) -> Iterator[str]:
+    """One group's events. Raises ConfigError when there is none."""
+    from slime_core.errors import ConfigError
+
+    found = [(s.header["rollout"], e) for s, e in history.events() if e.get("group") == group]
+    inherited = [e for e in history.start["open"] if e["group"] == group]
+    if not found and not inherited:
+        raise ConfigError(f"slime ledger show: --group {group}: the ledger has no such group")
+    for entry in inherited:
+        yield f"before the ledger  {entry['state']}"
+    for rollout, event in found:
+        yield f"in the commit of rollout {rollout}  {_told(event)}"
+
+
+def _told(event: Event) -> str:
+    details = {key: value for key, value in event.items() if key not in ("event", "group")}
+    words = ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in details.items())
+    return f"{event['event']:<10}  {words}".rstrip()
+
+
+def _value(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+command = Command(run, add_parser, only_prints=True)

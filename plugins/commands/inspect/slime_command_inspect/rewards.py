@@ -1,0 +1,206 @@
+"""`slime rewards`: score saved samples again with another reward.
+
+`score` scores one answer that is typed on the command line. Every setting of `slime train` may follow (`--reward-key`,
+`--rm-timeout`, `--config`, ...). Exit status 1: something could not be scored, or `--check` found a difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from slime_core.cli.parser import Parser
+from slime_core.protocols import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from slime_command_inspect.reward_replay import Outcome, Saved
+    from slime_core.config import Settings
+
+_SHOWN = 60
+"""Characters of a reward or an error in a line of --diff."""
+
+
+def run(argv: list[str]) -> int:
+    """Find the sub-command."""
+    from slime_core.errors import ConfigError
+
+    parser = _parser()
+    try:
+        namespace, rest = parser.parse_known_args(argv)
+    except SystemExit:  # --help has been printed; there are no plugin options to list after it
+        return 0
+    if namespace.action is None:
+        raise ConfigError("slime rewards: say what to do: replay or score (slime rewards --help)")
+    return {"replay": _replay, "score": _score}[namespace.action](namespace, rest)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="slime rewards", description=__doc__, allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", parser_class=Parser)
+    replay = actions.add_parser(
+        "replay",
+        allow_abbrev=False,
+        help="score samples of files again",
+        description="Score samples of rollout dumps or failures/*.json again. Settings of slime train may follow.",
+    )
+    replay.add_argument("files", nargs="+", metavar="DUMP", help="rollout dump, failures/*.json, or a glob pattern")
+    replay.add_argument(
+        "--with", dest="specs", action="append", metavar="SPEC",
+        help="reward, by name or path; repeat to compare. Default for failures/*.json: the one that failed",
+    )  # fmt: skip
+    replay.add_argument("--diff", action="store_true", help="print every sample whose reward differs")
+    replay.add_argument("--label", metavar="TEXT", help="score against this label instead of the samples' own")
+    replay.add_argument("--json", action="store_true", help="print one JSON object")
+    replay.add_argument("--check", action="store_true", help="exit status 1 when a reward differs")
+    score = actions.add_parser(
+        "score",
+        allow_abbrev=False,
+        help="score one answer",
+        description="Score one answer. Settings of slime train may follow.",
+    )
+    score.add_argument("--with", dest="specs", action="append", metavar="SPEC", required=True, help="reward")
+    score.add_argument("--prompt", default="", metavar="TEXT")
+    score.add_argument("--response", metavar="TEXT", help="default: standard input")
+    score.add_argument("--label", metavar="TEXT")
+    score.add_argument("--metadata", default="{}", metavar="JSON")
+    return parser
+
+
+def _replay(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
+    from slime_command_inspect.reward_replay import read_saved
+    from slime_core.errors import ConfigError
+
+    settings = _settings(rest)
+    files = read_saved(namespace.files)
+    if not namespace.specs and any(saved.spec is None for saved in files):
+        dump = next(saved.path for saved in files if saved.spec is None)
+        raise ConfigError(f"slime rewards replay: {dump} is a rollout; say which reward: --with SPEC")
+    for saved in files:
+        _take_saved_settings(settings, saved.args)
+    specs = namespace.specs or list(dict.fromkeys(saved.spec for saved in files if saved.spec is not None))
+    results = {}
+    for spec, outcomes in asyncio.run(_rescored(settings, specs, files, bool(namespace.specs), namespace.label)):
+        results[spec] = outcomes
+    return _report(namespace, settings.args.reward_key, files, results)
+
+
+def _score(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
+    from pathlib import Path
+
+    from slime_command_inspect.reward_replay import Saved
+    from slime_core.errors import ConfigError
+    from slime_core.types import Sample, SampleStatus
+
+    settings = _settings(rest)
+    response = sys.stdin.read() if namespace.response is None else namespace.response
+    try:
+        metadata = json.loads(namespace.metadata)
+    except ValueError as error:
+        raise ConfigError(f"slime rewards score: --metadata is no JSON: {error}") from None
+    sample = Sample(
+        index=0, group_index=0, prompt=namespace.prompt, response=response, label=namespace.label,
+        metadata=metadata, status=SampleStatus.COMPLETED,
+    )  # fmt: skip
+    status = 0
+    saved = [Saved(Path("-"), [sample])]
+    for spec, outcomes in asyncio.run(_rescored(settings, namespace.specs, saved, True, None)):
+        (outcome,) = outcomes
+        shown = f"failed: {outcome.error}" if outcome.error else json.dumps(outcome.new, default=str)
+        print(shown if len(namespace.specs) == 1 else f"{spec}  {shown}")
+        status = status or int(outcome.error is not None)
+    return status
+
+
+def _settings(argv: Sequence[str]) -> Settings:
+    """What the rest of the command line sets, with the plugins it names in reach."""
+    from slime_core.config import load_settings
+    from slime_core.plugins.manager import build_manager
+
+    settings = load_settings(list(argv), command="show")
+    build_manager(settings.args)
+    return settings
+
+
+def _take_saved_settings(settings: Settings, saved: Mapping[str, Any]) -> None:
+    """What the failed score ran under, where the command line does not say otherwise."""
+    for name, value in saved.items():
+        if name not in settings.origins or not settings.is_given(name):
+            setattr(settings.args, name, value)
+
+
+async def _rescored(
+    settings: Settings, specs: Sequence[str], files: Sequence[Saved], all_files: bool, label: str | None
+) -> list[tuple[str, list[Outcome]]]:
+    """The outcomes by reward; without `all_files` each reward scores the failures that are its own."""
+    from slime_command_inspect.reward_replay import rescore
+    from slime_core.launch.resolver import Resolver
+    from slime_core.rollout.reward import RewardStage
+
+    settings.args.run_dir = None  # what fails here is printed, and saved nowhere
+    resolver = Resolver(settings)
+    found = []
+    try:
+        for spec in specs:
+            scorer = resolver.reward(spec, "--with" if all_files else "the failed score")
+            stage = RewardStage(settings.args, scorer, resolver.reward)
+            await stage.start()
+            own = [saved for saved in files if all_files or saved.spec == spec]
+            parts = [await rescore(stage, scorer, saved, label=label) for saved in own]
+            found.append((spec, [outcome for part in parts for outcome in part]))
+    finally:
+        if resolver.workers is not None:
+            resolver.workers.close()
+    return found
+
+
+def _report(
+    namespace: argparse.Namespace, key: str | None, files: Sequence[Saved], results: Mapping[str, list[Outcome]]
+) -> int:
+    from slime_command_inspect.reward_replay import summary
+
+    totals, several = {}, len(results) > 1
+    for spec, outcomes in results.items():
+        own = [saved for saved in files if namespace.specs or saved.spec == spec]
+        totals[spec] = summary(outcomes, sum(len(saved.samples) for saved in own), key)
+    if namespace.json:
+        shown = {
+            spec: {**totals[spec], "outcomes": [vars(o) for o in outcomes if o.differs or not namespace.diff]}
+            for spec, outcomes in results.items()
+        }
+        print(json.dumps(shown, indent=2, default=str))
+    else:
+        for spec, outcomes in results.items():
+            if several:
+                print(f"{spec}:")
+            for outcome in outcomes:
+                if outcome.error is not None or (namespace.diff and outcome.differs):
+                    print(_line(outcome, several_files=len(files) > 1))
+            print(_summary_line(totals[spec]))
+    failed = any(total["failed"] for total in totals.values())
+    return int(failed or (namespace.check and any(total["changed"] for total in totals.values())))
+
+
+def _line(outcome: Outcome, several_files: bool) -> str:
+    place = f"{outcome.file}: " if several_files else ""
+    old = "none" if outcome.old is None else json.dumps(outcome.old, default=str)
+    new = f"failed: {outcome.error}" if outcome.error else json.dumps(outcome.new, default=str)
+    return f"{place}sample {outcome.index}: {old[:_SHOWN]} -> {new if outcome.error else new[:_SHOWN]}"
+
+
+def _summary_line(total: Mapping[str, Any]) -> str:
+    parts = [f"{total['scored']} of {total['samples']} samples scored, {total['changed']} changed"]
+    if total["mean_old"] is not None:
+        parts.append(f"mean {total['mean_old']:.4f} -> {total['mean_new']:.4f}")
+    if total["failed"]:
+        parts.append(f"{total['failed']} failed")
+    if total["left_out"]:
+        parts.append(f"{total['left_out']} left out (their generation failed)")
+    return ", ".join(parts)
+
+
+command = Command(run, only_prints=True)

@@ -1,0 +1,180 @@
+"""`slime plugins new`: kind and name -> a distribution that installs and passes its contract tests as it is.
+
+The files come from `templates/`: `<kind>.py.tmpl` is the package, `<kind>_test.py.tmpl` its tests, and what all share
+(`pyproject.toml`, `README.md`) has no kind. `@@word@@` is filled in; nothing else of a template changes. What a reader
+would get wrong: the templates are data and are never imported from here.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from dataclasses import dataclass
+from importlib import metadata, resources
+from pathlib import Path
+
+from slime_core.errors import ConfigError, PluginConflictError
+from slime_core.plugins.hooks import hook_flags
+from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
+from slime_core.plugins.registry import NAME_PATTERN, Registry
+
+_HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
+
+_TOO_LARGE = {
+    "megatron_models": "start from plugins/models/qwen3/slime_model_qwen3/megatron.py; see docs/plugins/models.md",
+    "megatron_model_providers": "a function in a file will do; start from examples/hooks/megatron_hooks.py",
+    "functions": "its signature is that of the flag it is for; a function in a file needs no distribution",
+}
+"""Kinds without a template, and what to do instead."""
+
+_TARGETS = {
+    "engines": "@@Class@@",
+    "trainers": "@@Class@@",
+    "estimators": "@@Class@@",
+    "data_sources": "@@Class@@",
+    "environments": "@@Class@@",
+    "losses": "@@Class@@",
+    "generators": "generate",
+    "buffers": "buffer_filter",
+    "filters": "dynamic_filter",
+    "models": "model",
+    "rollouts": "generate_rollout",
+    "recipes": "prepare",
+    "reward_post_processes": "post_process_rewards",
+    "sample_converters": "convert_samples",
+    "advantages": "compute_advantages",
+    "corrections": "@@Class@@",
+    "loss_reducers": "reducer",
+    "custom_losses": "custom_loss",
+    "rewards": "reward",
+    "tool_parsers": "@@Class@@",
+    "tools": "@@name@@",
+    "launchers": "@@Class@@",
+    "commands": "command",
+    "weight_transports": "@@Class@@",
+}
+"""What the entry point names in the package; empty for a hook module, which is the package itself."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is about to be written."""
+
+    kind: str
+    """Plural, or the hook group."""
+    name: str
+    folder: Path
+    files: dict[str, str]
+    """Path below the folder -> text."""
+    distribution: str
+    package: str
+
+
+def template_kinds() -> list[str]:
+    """The words that `slime plugins new` takes for a kind."""
+    return [*_TARGETS, "hooks"]
+
+
+def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
+    """Fill in the templates.
+
+    Args:
+        kind: A kind, singular or plural, or "hooks".
+        name: The component's name.
+        directory: Where the distribution's folder goes.
+        registry: What is installed.
+
+    Raises:
+        ConfigError: The name is not allowed, the kind has no template, or the folder is there already.
+        PluginConflictError: An installed distribution has that name or offers that component.
+        PluginNotFoundError: There is no such kind.
+    """
+    key = HOOK_GROUP if kind in _HOOKS or kind in hook_flags() else kind_of(kind).name
+    _check_name(name)
+    if key in _TOO_LARGE:
+        raise ConfigError(f"slime plugins new {kind}: there is no template; {_TOO_LARGE[key]}")
+    singular = "hooks" if key == HOOK_GROUP else KINDS[key].singular
+    distribution = f"slime-{singular}-{name}".replace("_", "-")
+    package = f"slime_{singular}_{name}"
+    _check_clash(key, name, distribution, registry)
+    folder = directory / distribution
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already; choose another name, another --dir, or remove it")
+    stem = "hooks" if key == HOOK_GROUP else key
+    target = f":{_TARGETS[key]}" if key != HOOK_GROUP else ""
+    words = {
+        "name": name,
+        "typed": name.replace("_", "-"),
+        "distribution": distribution,
+        "package": package,
+        "singular": singular.replace("_", " "),
+        "group": HOOK_GROUP if key == HOOK_GROUP else KINDS[key].group,
+        "spec": f"{'hooks' if key == HOOK_GROUP else key}/{name}",
+        "use": _use(key, name),
+        "target": f"{package}{target}",
+        "Class": "".join(part.capitalize() for part in name.split("_") if part),
+    }
+    files = {
+        "pyproject.toml": "pyproject.toml",
+        "README.md": "README.md",
+        f"{package}/__init__.py": f"{stem}.py",
+        "tests/test_contract.py": f"{stem}_test.py",
+    }
+    texts = {path: _filled(f"{template}.tmpl", words) for path, template in files.items()}
+    texts[f"{package}/py.typed"] = ""
+    return Plan(key, name, folder, texts, distribution, package)
+
+
+def write(made: Plan) -> None:
+    """Create the folder and its files. Raises ConfigError when that cannot be done."""
+    try:
+        for path, text in made.files.items():
+            file = made.folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {made.folder}: {error}") from error
+
+
+def _check_name(name: str) -> None:
+    if not NAME_PATTERN.fullmatch(name) or keyword.iskeyword(name) or "__" in name or name.endswith("_"):
+        suggestion = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+        good = NAME_PATTERN.fullmatch(suggestion) and not keyword.iskeyword(suggestion)
+        hint = f"; {suggestion} would do" if good and suggestion != name else ""
+        raise ConfigError(
+            f"plugin name {name!r} is not allowed: lower-case letters, digits and single '_', a letter first, no"
+            f" keyword of Python{hint}"
+        )
+
+
+def _check_clash(key: str, name: str, distribution: str, registry: Registry) -> None:
+    offers = [ref for ref in [*registry, *registry.left_out] if (ref.kind, ref.name) == (key, name)]
+    if offers:
+        raise PluginConflictError(f"{offers[0].label} has that name; choose another")
+    try:
+        version = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return
+    raise PluginConflictError(f"{distribution} {version} is installed; choose another name")
+
+
+def _use(key: str, name: str) -> str:
+    """The command line that uses the plugin once it is installed."""
+    if key == HOOK_GROUP:
+        return "slime train --config run.yaml"
+    if key == "commands":
+        return f"slime {name.replace('_', '-')}"
+    flags = [flag for flag in KINDS[key].flags if flag.startswith("--")]
+    if not flags:
+        return "slime train --config run.yaml --hf-checkpoint MODEL"
+    return f"slime train --config run.yaml {flags[0]} {name}"
+
+
+def _filled(template: str, words: dict[str, str]) -> str:
+    text = (resources.files(__package__) / "templates" / template).read_text(encoding="utf-8")
+    # A target is itself a template; its words come after.
+    for _ in range(2):
+        for word, value in words.items():
+            text = text.replace(f"@@{word}@@", value)
+    assert "@@" not in text, template
+    return text
