@@ -40,7 +40,7 @@ class FreshProcess:
         self._asked: list[Asked] = list(reversed(first.values()))
         self._skip: set[int] = set()
         self._sample: Sample | None = None
-        self._folder = tempfile.TemporaryDirectory()  # noqa: SIM115 -- closed by close()
+        self._folder = tempfile.TemporaryDirectory()
         self._process, self._events = self._start()
 
     def _start(self) -> tuple[Guarded, int]:

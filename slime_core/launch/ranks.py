@@ -49,6 +49,8 @@ GRACE_S = 30.0
 """From the signal that ends a rank to SIGKILL: rank 0 stops its engines meanwhile."""
 _LEFTOVER_S = 10.0
 """For the guards of what a killed rank had started."""
+
+
 def processes_of(settings: Settings, trainer: Any) -> int:
     """Processes that train together in this run, on all nodes.
 
@@ -127,7 +129,7 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
         SlimeError: What the first rank to fail raised, or how it ended; the others have been ended.
         KeyboardInterrupt: SIGINT or SIGTERM; all of them have been ended.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     args, count = run.args, run.processes
     command = [*python(), "-m", "slime_core", run.settings.command, *run.settings.argv]

@@ -37,7 +37,7 @@ from slime_core.plugins.workers.execution import LOAD_DEADLINE, Slots, deadline,
 from slime_core.plugins.workers.threads import AbandonableThreadPool
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.types import Sample
-from slime_core.waits import waiting
+from slime_core.waits import placed, waiting
 
 if TYPE_CHECKING:
     from slime_core.plugins.workers.pool import WorkerPool
@@ -143,12 +143,10 @@ class RewardCaller:
             assert self._workers is not None
             await self._workers.load(self.component)
 
-    async def score(
-        self, samples: Sequence[Sample], evaluation: bool = False, begun: Callable[[], None] = lambda: None
-    ) -> list[Reward]:
+    async def score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[Reward]:
         """One reward per sample, in order; a reward that scores one at a time is called for each in turn.
 
-        Every call gets `--rm-timeout` from when it begins to run, of which `begun` is told, perhaps in another thread.
+        Every call gets `--rm-timeout` from when it begins to run, which `waits.placed` is told.
 
         Raises:
             DeadlineExceeded: A call took too long.
@@ -163,16 +161,16 @@ class RewardCaller:
             found: list[Reward] = []
             for part in parts:
                 seed = self._seed(part)
-                found += await self._workers.score(self.component, part, evaluation, self._timeout, seed, begun)
+                found += await self._workers.score(self.component, part, evaluation, self._timeout, seed)
             return found
         keywords = {"evaluation": evaluation} if "evaluation" in self._keywords else {}
         if not self.batched:
-            return [self._checked(await self._call(begun, self.args, s, **keywords), s, evaluation) for s in samples]
+            return [self._checked(await self._call(self.args, s, **keywords), s, evaluation) for s in samples]
         if self._scores_texts:
             prompts, responses = [s.prompt for s in samples], [s.response for s in samples]
-            values = await self._call(begun, prompts, responses, **keywords)
+            values = await self._call(prompts, responses, **keywords)
         else:
-            values = await self._call(begun, self.args, list(samples), **keywords)
+            values = await self._call(self.args, list(samples), **keywords)
         values = values.tolist() if hasattr(values, "tolist") else values
         if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(samples):
             size = f" of {len(values)}" if isinstance(values, Sequence) else ""
@@ -181,21 +179,21 @@ class RewardCaller:
             )
         return [self._checked(value, sample, evaluation) for value, sample in zip(values, samples)]
 
-    async def _call(self, begun: Callable[[], None], *args: Any, **keywords: Any) -> Any:
+    async def _call(self, *args: Any, **keywords: Any) -> Any:
         if self._build is not None:
             found = await self._build.built()
             self._function = found.compute_reward if self._scores_texts else found
         call = functools.partial(contained, self.label, functools.partial(self._function, *args, **keywords))
         if self.execution in ("here", "inline"):
-            begun()
+            placed()()
             value = call()
         elif self.execution == "thread":
             async with _THREAD_SLOTS(), deadline(self._timeout, "--rm-timeout"):
-                begun()
+                placed()()
                 value = await _THREADS.call(call)
         else:
             async with self._slots(), deadline(self._timeout, "--rm-timeout"):
-                begun()
+                placed()()
                 value = call()
                 return await awaited(self.label, value) if inspect.isawaitable(value) else value
         if not inspect.isawaitable(value):
@@ -203,7 +201,7 @@ class RewardCaller:
         if self.execution == "here":
             return await awaited(self.label, value)
         async with self._slots(), deadline(self._timeout, "--rm-timeout"):
-            begun()
+            placed()()
             return await awaited(self.label, value)
 
     def _seed(self, samples: Sequence[Sample]) -> int:

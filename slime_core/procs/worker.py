@@ -135,9 +135,9 @@ def serve(descriptor: int, answer: Callable[[bytes], bytes]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # the kernel's first choice when memory runs out
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")
+    # The kernel's first choice when memory runs out.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
     while (header := _exactly(sock, HEADER.size)) and (message := _exactly(sock, HEADER.unpack(header)[0])):
         send(sock, answer(message))
     os._exit(0)  # without the exit handlers of user code, which may hang

@@ -19,7 +19,7 @@ from slime_core.errors import ConfigError, PluginError
 from slime_core.protocols import Args
 from slime_core.rollout.reward_failures import FailureLog
 from slime_core.types import Sample, SampleStatus
-from slime_core.waits import waiting
+from slime_core.waits import waiting, when_placed
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,11 @@ class Scorer(Protocol):
     async def start(self) -> None:
         """Get ready to be called; raises what cannot work."""
 
-    async def score(self, samples: list[Sample], evaluation: bool, begun: Callable[[], None]) -> list[Any]:
-        """One reward per sample; calls `begun` when it has a place and its deadline begins. May raise anything."""
+    async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
+        """One reward per sample, under the deadline of a call, which begins where it says so (`waits.placed`).
+
+        May raise anything.
+        """
 
     def under(self, args: Args) -> Scorer:
         """The same reward under settings that differ from its own in `plugins`."""
@@ -178,7 +181,8 @@ class RewardStage:
         try:
             of = f" of sample {samples[0].index}" if len(samples) == 1 else f" of group {samples[0].group_index}"
             with waiting(scorer.label + of, deadline=None, then="the samples fail", queued=True) as wait:
-                rewards = await scorer.score(samples, evaluation, lambda: wait.restart(self.args.rm_timeout))
+                when_placed(lambda: wait.restart(self.args.rm_timeout))
+                rewards = await scorer.score(samples, evaluation)
         except Exception as error:
             logger.debug("%s failed", scorer.label, exc_info=True)
             saved = self.failures.save(

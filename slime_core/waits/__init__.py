@@ -17,7 +17,17 @@ from slime_core.waits.bounded import call_within, within
 from slime_core.waits.pace import loop_turn
 from slime_core.waits.stalls import gave_up, stall_report
 from slime_core.waits.start import first_results, part_of_start, telling_start
-from slime_core.waits.table import Wait, current, limit_user_code, named, progress, user_code_limit, waiting
+from slime_core.waits.table import (
+    Wait,
+    current,
+    limit_user_code,
+    named,
+    placed,
+    progress,
+    user_code_limit,
+    waiting,
+    when_placed,
+)
 from slime_core.waits.watchdog import asked_to_end
 
 __all__ = [
@@ -32,6 +42,7 @@ __all__ = [
     "loop_turn",
     "named",
     "part_of_start",
+    "placed",
     "progress",
     "published",
     "remove_board",
@@ -41,5 +52,6 @@ __all__ = [
     "telling_start",
     "user_code_limit",
     "waiting",
+    "when_placed",
     "within",
 ]

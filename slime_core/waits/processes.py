@@ -7,8 +7,6 @@ would get wrong: a number of a process is used again after its end, so a process
 
 from __future__ import annotations
 
-import os
-
 
 def birth(pid: int) -> str:
     """When the kernel started a process, in ticks since boot: tells it from a later one with its number.

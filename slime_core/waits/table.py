@@ -13,12 +13,14 @@ import time
 from asyncio import AbstractEventLoop
 from asyncio.events import _get_running_loop
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar
 
 _table: dict[int, Wait] = {}
 _progress: dict[str, Any] = {}
 _user_code_limit: float | None = None
+_placed: ContextVar[Callable[[], None]] = ContextVar("placed", default=lambda: None)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -117,6 +119,16 @@ def named(what: str, *, then: str, deadline: str | float = "", stop: bool = Fals
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def when_placed(call: Callable[[], None]) -> None:
+    """In the rest of this task's context, `placed` is to be told by calling it."""
+    _placed.set(call)
+
+
+def placed() -> Callable[[], None]:
+    """To be called, in any thread, when what this task waits a place for has got it."""
+    return _placed.get()
 
 
 def limit_user_code(seconds: float | None) -> None:

@@ -84,7 +84,7 @@ def watch(waits: list[Wait], end: Callable[[str, int], None]) -> None:
 def asked_to_end(status: int | None, *, at_once: bool = False) -> None:
     """A signal asks for the end, with that exit status where an event loop stands still; None: of a new run, nobody.
 
-    A user's function that keeps the loop gets `GRACE`; what else computes in it gets that only `at_once`. Takes no lock.
+    A user's function that keeps the loop gets `GRACE`, what else computes in it only `at_once`. Takes no lock.
     """
     global _asked, _at_once
     _asked, _at_once = status, at_once

@@ -54,6 +54,7 @@ ALLOWED = {
     "engines/scripted.py:_interrupted": _SAMPLE,
     "engines/scripted.py:generate": _SAMPLE,
     "slime_engine_sglang/engine.py:stop": "processes get SIGTERM, then SIGKILL after a grace",
+    "launch/ranks.py:_wait": "of ranks, each of which has deadlines of its own; named by its caller",
     "procs/guard.py:_watch": "lives as long as its parent, and waits for its end",
     "slime_engine_sglang/supervisor.py:_watch_all": "looks at servers while the run lasts; each look has a deadline",
     "slime_engine_sglang/api/client.py:_acquire": "looks at the pool; what it waits for meanwhile has a deadline",

@@ -146,4 +146,3 @@ def _same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     return bool(a == b) if isinstance(a, _SCALARS) else pickle.dumps(a) == pickle.dumps(b)
-

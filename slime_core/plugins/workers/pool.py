@@ -26,6 +26,7 @@ from slime_core.plugins.workers.execution import LOAD_DEADLINE, DeadlineExceeded
 from slime_core.procs.worker import Worker, WorkerDied
 from slime_core.protocols import Args
 from slime_core.types import Sample
+from slime_core.waits import placed
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +87,10 @@ class WorkerPool:
         evaluation: bool,
         timeout: float | None,
         seed: int = 0,
-        begun: Callable[[], None] = lambda: None,
     ) -> list[Any]:
         """Rewards of the samples, which get what the reward changed in them; `timeout` counts running time only.
 
-        `begun` is called, in another thread, when a process takes the call.
+        `waits.placed` is told when a process takes the call, in another thread.
 
         Raises:
             DeadlineExceeded: No answer in time; the process is dead.
@@ -98,7 +98,7 @@ class WorkerPool:
             WorkerError: The reward raised.
             PluginError: The component cannot be loaded there, answers nonsense, or a sample cannot be sent.
         """
-        call = _Call(component, samples, evaluation, timeout, seed, begun)
+        call = _Call(component, samples, evaluation, timeout, seed, placed())
         self._submit(call)
         try:
             return await asyncio.wrap_future(call.future)

@@ -99,9 +99,7 @@ def test_a_report_made_before_anything_was_closed_stays(tmp_path: Path, monkeypa
     assert file.read_text() == first
 
 
-def test_an_unexpected_error_comes_with_its_traceback(
-    failure: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unexpected_error_comes_with_its_traceback(failure: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def deep() -> None:
         raise KeyError("x")
 

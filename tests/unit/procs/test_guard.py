@@ -141,7 +141,7 @@ def test_nothing_outlives_a_killed_guard(parent: Callable[..., Started], which: 
 
 def test_a_signal_to_all_is_the_owners_and_the_commands_to_handle(parent: Callable[..., Started]) -> None:
     """Who drains for minutes needs its servers and ranks meanwhile."""
-    process, guard, pids = parent("deaf")
+    process, _, pids = parent("deaf")
     for pid in pids[:2]:
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)

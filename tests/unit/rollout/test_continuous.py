@@ -133,9 +133,9 @@ async def test_generation_that_is_abandoned_leaves_the_engine_up() -> None:
     await rollout.start()
     taking = asyncio.create_task(rollout.take(0))
     await turns()
-    assert world.producer.in_flight
+    assert world.producer.pool.flights
     await rollout.abandon()
-    assert not world.producer.in_flight
+    assert not world.producer.pool.flights
     with pytest.raises(RolloutError, match="stopped"):
         await taking
     assert stage.calls[-1] == "abandon"

@@ -87,7 +87,7 @@ class Scorer:
     def __init__(self, hangs=(), scores_groups=False) -> None:
         self.hangs, self.scores_groups = set(hangs), scores_groups
 
-    async def score(self, samples, evaluation, begun):
+    async def score(self, samples, evaluation):
         if self.hangs & {s.index for s in samples}:
             await asyncio.Event().wait()
         return [float(s.index % 2) for s in samples]

@@ -114,11 +114,11 @@ class World:
 
     @property
     def flying(self) -> list[int]:
-        return [f.original[0].group_index or 0 for f in self.producer.in_flight.values()]
+        return [f.original[0].group_index or 0 for f in self.producer.pool.flights]
 
     @property
     def waiting(self) -> list[int]:
-        return [f.index for f in self.producer.finished.waiting]
+        return [f.index for f in self.producer.pool.finished.waiting]
 
 
 class Scorer:

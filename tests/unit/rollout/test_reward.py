@@ -24,7 +24,7 @@ class Scorer:
         self.value, self.batched, self.calls, self.provenance = value, batched, [], {}
         self.scores_groups = False
 
-    async def score(self, samples, evaluation, begun):
+    async def score(self, samples, evaluation):
         self.calls.append(len(samples))
         return [self.value] * len(samples)
 
@@ -81,7 +81,7 @@ class Broken(Scorer):
         super().__init__(1.0, batched)
         self.error, self.indices, self.provenance = error, indices, {"sha256": "abc"}
 
-    async def score(self, samples, evaluation, begun):
+    async def score(self, samples, evaluation):
         if self.indices is None or any(s.index in self.indices for s in samples):
             raise self.error
         return await super().score(samples, evaluation)

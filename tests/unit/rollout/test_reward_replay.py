@@ -28,7 +28,7 @@ class ByLabel:
 
     async def start(self) -> None: ...
 
-    async def score(self, samples, evaluation, begun):
+    async def score(self, samples, evaluation):
         self.sizes.append(len(samples))
         if any(s.label is None for s in samples):
             raise ValueError("no label")

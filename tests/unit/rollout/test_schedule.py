@@ -28,7 +28,7 @@ def _args(**changes):
         "dynamic_sampling_budget": 10, "dynamic_sampling_on_exhausted": "stop", "global_batch_size": 2,
         "reward_key": None, "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1,
         "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
-        "rollout_skip_special_tokens": False,
+        "rollout_skip_special_tokens": False, "max_staleness": None,
     }  # fmt: skip
     return SimpleNamespace(**{**base, **changes})
 
@@ -95,7 +95,7 @@ class Scorer:
     def __init__(self, rewards=lambda s: float(s.index % 2)) -> None:
         self.rewards = rewards
 
-    async def score(self, samples, evaluation, begun):
+    async def score(self, samples, evaluation):
         return [self.rewards(s) for s in samples]
 
 
@@ -322,7 +322,7 @@ def test_finished_samples_of_an_interrupted_group_are_masked_too() -> None:
 
 def test_a_sample_cut_off_in_its_reward_starts_afresh() -> None:
     class Hanging(Scorer):
-        async def score(self, samples, evaluation, begun):
+        async def score(self, samples, evaluation):
             if samples[0].group_index == 0:
                 await asyncio.Event().wait()
             return await super().score(samples, evaluation)
@@ -343,7 +343,7 @@ def test_a_rollout_that_ends_early_waits_for_no_reward(ends: str) -> None:
         scoring = asyncio.Event()
 
         class Hanging(Scorer):
-            async def score(self, samples, evaluation, begun):
+            async def score(self, samples, evaluation):
                 if ends == "error" and samples[0].index == 3:
                     raise KeyError("broken")
                 scoring.set()
@@ -413,7 +413,7 @@ def test_the_speed_of_rewards_does_not_decide_what_is_accepted(seed: int) -> Non
             return await super().call(args, sample, params, evaluation=evaluation, context=context)
 
     class Slow(Scorer):
-        async def score(self, samples, evaluation, begun):
+        async def score(self, samples, evaluation):
             for _ in range(rng.randrange(30)):
                 await asyncio.sleep(0)
             return await super().score(samples, evaluation)
@@ -507,7 +507,7 @@ def test_rewards_that_compare_see_the_whole_group_at_once() -> None:
         batched = scores_groups = True
         sizes: ClassVar[list[int]] = []
 
-        async def score(self, samples, evaluation, begun):
+        async def score(self, samples, evaluation):
             self.sizes.append(len(samples))
             return [float(rank) for rank in range(len(samples))]
 

@@ -82,7 +82,7 @@ class Slow(Scorer):
         self.traits, self.clock = traits, clock
         self.batched = self.scores_groups = traits.scores_groups
 
-    async def score(self, samples: list[Sample], evaluation: bool, begun: Any) -> list[Any]:
+    async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
         for _ in range(self.clock.randrange(20)):
             await asyncio.sleep(0)
         if self.traits.seed % 5 == 0 and samples[0].index is not None and samples[0].index % 11 == 7:

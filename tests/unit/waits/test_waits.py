@@ -27,9 +27,9 @@ from slime_core.waits import (
     stop_board,
     table,
     waiting,
+    watchdog,
     within,
 )
-from slime_core.waits import watchdog
 from slime_core.waits.board import Board, remove_board, rows
 from slime_core.waits.stacks import stacks
 

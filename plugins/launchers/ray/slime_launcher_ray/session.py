@@ -91,7 +91,7 @@ def _join(address: str | None, package: Path | None) -> None:
     where = f"--ray-address {address}" if address else "a local Ray cluster"
     handlers = _handlers()
     try:
-        for last in ([True] if address else [False, True]):
+        for last in [True] if address else [False, True]:
             try:
                 with waiting(f"joining {where}", deadline=START_DEADLINE, then="the run stops", stop=True), _guarded():
                     return _init(keywords)
