@@ -1,4 +1,4 @@
-"""What the framework adds: one hook call against a plain call, and dispatching no-op samples through the rollout stage.
+"""What the framework adds: one hook call against a plain call, dispatching no-op samples, and how that grows with them.
 
     .venv/bin/python benchmarks/overhead.py
 
@@ -18,10 +18,11 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from _table import spread, table
 
@@ -32,10 +33,12 @@ from slime_core.launch.process import set_up_process
 from slime_core.launch.resolver import Resolver
 from slime_core.plugins.manager import build_manager
 from slime_core.rollout.filters import FilterStage
+from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import generate_rollout
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 
+K = TypeVar("K")
 GROUP_SIZE = 8
 PROMPT = [1, 2, 3]
 REPLY = Reply("7")
@@ -109,10 +112,8 @@ def settings(num_samples: int) -> Any:
     return load_settings(flags, command="show")
 
 
-def run_stage(
-    loaded: Any, reward_file: Path, clock: Callable[[], float], engine: Any = None
-) -> tuple[float, list[Sample]]:
-    """One rollout of the stage: draw, generate, score, filter, order, metrics. Bringing it up is not counted."""
+def make_stage(loaded: Any, reward_file: Path, engine: Any = None, runner: Any = None) -> RolloutStage:
+    """The stage, not started."""
     args, resolver = loaded.args, Resolver(loaded)
     args.over_sampling_batch_size = args.over_sampling_batch_size or args.rollout_batch_size
     scorer = resolver.reward(f"{reward_file}:reward", "benchmark")
@@ -127,7 +128,14 @@ def run_stage(
         filters=FilterStage(args, None),
         resolve_generator=resolver.generator,
     )
-    stage = RolloutStage(args, parts)
+    return RolloutStage(args, parts, runner)
+
+
+def run_stage(
+    loaded: Any, reward_file: Path, clock: Callable[[], float], engine: Any = None
+) -> tuple[float, list[Sample]]:
+    """One rollout of the stage: draw, generate, score, filter, order, metrics. Bringing it up is not counted."""
+    stage = make_stage(loaded, reward_file, engine)
     stage.start()
     try:
         started = clock()
@@ -202,9 +210,45 @@ def no_op_samples(num_samples: int, repeats: int) -> None:
     print(table([f"{num_samples} no-op samples", "samples/CPU-s", "us each", "spread", "of gather"], rows))
 
 
-def in_turns(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def growth(sizes: Sequence[int], repeats: int) -> None:
+    """CPU time of a sample in rollouts of several sizes, 512 samples at once, with and without `--async-mode full`."""
+    with TemporaryDirectory(prefix="slime-bench-") as directory:
+        reward = Path(directory) / "reward.py"
+        reward.write_text("async def reward(args, sample):\n    return 1.0\n", encoding="utf-8")
+        sides = {(mode, size): partial(one_rollout, mode, size, reward) for mode in ("sync", "full") for size in sizes}
+        found = in_turns(sides, repeats)
+    rows = []
+    for (mode, size), times in found.items():
+        each, base = min(times) / size, min(found[mode, sizes[0]]) / sizes[0]
+        rows.append([f"{mode}, {size} samples", f"{each * 1e6:.0f}", spread(times), f"{each / base:.2f}x"])
+    print(table(["one rollout", "us each", "spread", f"of {sizes[0]}"], rows))
+
+
+def one_rollout(mode: str, size: int, reward_file: Path) -> float:
+    """CPU time of one rollout."""
+    loaded = settings(size)
+    loaded.args.sglang_server_concurrency = 512
+    runner = LoopThread() if mode == "full" else None
+    stage = make_stage(loaded, reward_file, runner=runner)
+    stage.never_stops = runner is not None
+    stage.start()
+    try:
+        started = time.process_time()
+        if runner is None:
+            stage.generate_groups(0)
+            return time.process_time() - started
+        producer = stage.producer()
+        runner.run(producer.take(0))
+        seconds = time.process_time() - started
+        runner.run(producer.stop())
+        return seconds
+    finally:
+        stage.stop()
+
+
+def in_turns(sides: Mapping[K, Callable[[], float]], repeats: int) -> dict[K, list[float]]:
     """Every side once per turn, so that other load on the machine meets all of them."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[K, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, side in sides.items():
             gc.collect()
@@ -216,11 +260,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=20_000, help="hook calls per measurement")
     parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[8_000, 32_000], help="samples of whole rollouts")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     hook_calls(options.calls, options.repeats)
     print()
     no_op_samples(options.samples, options.repeats)
+    print()
+    growth(options.sizes, options.repeats)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import ast
 import inspect
 import re
 import sys
+from argparse import Action
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,14 +19,15 @@ from slime_trainer_megatron.arguments.flag_names import GRANTED, OURS, REFUSED, 
 from slime_trainer_megatron.arguments.flags import flags_of
 from slime_trainer_megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
 
-from slime_core.config.foreign import find_owners
-from slime_core.config.passthrough import ForeignFlag, ForeignFlags
+from slime_core.config.flag_parser import off_names
+from slime_core.config.foreign import ForeignFlags, find_owners
+from slime_core.config.help import value_shape
 from slime_core.config.spec import FlagSpec, flag_specs
 from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack, has_effect
 from slime_core.config.yaml_file import dump_value
 from slime_core.plugins.hooks import hook_flags, hook_specs
 from slime_core.plugins.kind import Kind
-from slime_core.plugins.kinds import KINDS
+from slime_core.plugins.kinds import KINDS, function_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the verdicts stand beside the tests that hold them to account
@@ -108,28 +110,30 @@ with a warning, or refuses it.
 """
 
 
-def megatron_effect(flag: ForeignFlag) -> str:
+def megatron_effect(flag: Action) -> str:
     """What slime does about one of Megatron's flags, when it is not simply obeyed."""
     from slime_trainer_megatron.arguments.architecture import COMPARED
 
+    name = flag.option_strings[0][2:]
     words = {
-        "slime's": flag.attribute in OWNED,
-        "no effect": flag.attribute in NO_EFFECT or flag.name in GRANTED,
-        "config.json": flag.attribute in COMPARED or flag.name in STATED,
-        "off on CPU": flag.attribute in NOT_ON_CPU,
-        "not on CPU": flag.attribute in REFUSED_ON_CPU,
-        "refused": flag.name in REFUSED,
+        "slime's": flag.dest in OWNED,
+        "no effect": flag.dest in NO_EFFECT or name in GRANTED,
+        "config.json": flag.dest in COMPARED or name in STATED,
+        "off on CPU": flag.dest in NOT_ON_CPU,
+        "not on CPU": flag.dest in REFUSED_ON_CPU,
+        "refused": name in REFUSED,
     }
     return ", ".join(word for word, holds in words.items() if holds)
 
 
-def megatron_row(flag: ForeignFlag) -> str:
+def megatron_row(flag: Action) -> str:
     """One line of the table."""
-    kind = "\\|".join(map(str, flag.choices)) or ("" if flag.kind in ("switch", "toggle") else flag.kind)
-    value = (" " + {"any": "value"}.get(kind, kind) if kind else "") + (" ..." if flag.is_list else "")
-    names = ", ".join(f"`--{name}{value if name == flag.name else ''}`" for name in flag.names)
+    value = value_shape(flag).replace("|", "\\|")
+    first, *others = [name for name in flag.option_strings if name not in off_names(flag)]
+    names = ", ".join([f"`{f'{first} {value}'.strip()}`", *(f"`{name}`" for name in others)])
     default = "" if flag.default in (None, False, [], "") else f"`{dump_value(flag.default)}`"
-    return f"| {names} | {default} | {flag.help.replace('|', chr(92) + '|')} | {megatron_effect(flag)} |"
+    text = str(flag.help).replace("%%", "%").replace("|", chr(92) + "|")
+    return f"| {names} | {default} | {text} | {megatron_effect(flag)} |"
 
 
 def megatron_page() -> str:
@@ -141,27 +145,27 @@ def megatron_page() -> str:
         "transformer": "Model, parallelism and speed", "mla": "Latent attention", "optimizer": "Optimizer",
         "ddp": "Data parallelism",
     }  # fmt: skip
-    groups: dict[str, list[ForeignFlag]] = {title: [] for title in titles.values()}
+    groups: dict[str, list[Action]] = {title: [] for title in titles.values()}
     groups |= {"Names without a field": []}
     for flag in flags:
-        field = fields.fields.get(flag.attribute)
+        field = fields.fields.get(flag.dest)
         groups["Names without a field" if field is None else titles[field.owners[0]]].append(flag)
     for title, own in groups.items():
         rows = "\n".join(megatron_row(flag) for flag in own)
         parts.append(f"## {title}\n\n| Flag | Default | Meaning | |\n|---|---|---|---|\n{rows}\n")
-    assert set(OURS) <= {flag.name for flag in flags}
+    assert set(OURS) <= {flag.option_strings[0][2:] for flag in flags}
     return "\n".join(parts)
 
 
 def foreign_section(owner: ForeignFlags) -> str:
     """The pass-through flags of one owner."""
-    if owner.has_open_names:
+    if not owner.prefixes:
         page = f"{owner.owner.lower()}-flags.md"
         return (
             f"### {owner.owner}\n\nTaken by {', '.join(owner.used_by)}: [the list]({page}), also by"
             f" `slime train --{owner.help_flag}`.\n"
         )
-    names = [f"`--{flag.name}`" for flag in owner.flags] + [f"`--{prefix}...`" for prefix in owner.prefixes]
+    names = [f"`--{prefix}...`" for prefix in owner.prefixes]
     users = ", ".join(owner.used_by) or "no backend of this version"
     listed = f" `slime train --{owner.help_flag}` lists them." if owner.help_flag else ""
     return f"### {owner.owner}\n\nTaken by {users}: {', '.join(names)}.{listed}\n"
@@ -214,7 +218,8 @@ def hook_section(name: str, spec: Callable[..., object]) -> str:
 
 def component_rows() -> list[str]:
     """Flags of functions that take the place of a stage; every flag of a function is here or belongs to a hook."""
-    kinds = {flag: kind for kind in KINDS.values() for flag in kind.flags if flag.endswith("-path")}
+    rows = (*KINDS.values(), *function_flags().values())
+    kinds = {flag: kind for kind in rows for flag in kind.flags if flag.startswith("--") and flag.endswith("-path")}
     called = [s.flag for s in flag_specs().values() if s.flag.endswith("-path") and has_effect(s.name)]
     of_hooks = {row.flags[0] for row in hook_flags().values()}
     return [component_row(flag, kinds[flag]) for flag in called if flag not in of_hooks and flag not in NOT_CALLED]
@@ -225,7 +230,7 @@ def component_row(flag: str, kind: Kind) -> str:
     calls = [*kind.calls, *([kind.construct] if kind.construct else [])]
     # Of rewards the plain form, which comes after that of batches.
     shown = next((call for call in calls if call.marker is None), calls[0]).shown.replace("|", chr(92) + "|")
-    return f"| `{flag}` | `{kind.name}` | `{shown}` | {example_of(kind.canonical)} |"
+    return f"| `{flag}` | `{kind.registered}` | `{shown}` | {example_of(kind.canonical)} |"
 
 
 def hooks_page() -> str:

@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slime_core.config.flag_parser import FlagParser
+    from slime_core.config.foreign import ForeignFlags
     from slime_core.config.load import load_settings
     from slime_core.config.origins import Origin
-    from slime_core.config.passthrough import ForeignFlag, ForeignFlags
     from slime_core.config.schema import Args
     from slime_core.config.sections.evaluation import EvalDataset
     from slime_core.config.settings import Settings
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "Args": "slime_core.config.schema",
     "EvalDataset": "slime_core.config.sections.evaluation",
-    "ForeignFlag": "slime_core.config.passthrough",
-    "ForeignFlags": "slime_core.config.passthrough",
+    "FlagParser": "slime_core.config.flag_parser",
+    "ForeignFlags": "slime_core.config.foreign",
     "Origin": "slime_core.config.origins",
     "Settings": "slime_core.config.settings",
     "load_settings": "slime_core.config.load",
 }
 
-__all__ = ["Args", "EvalDataset", "ForeignFlag", "ForeignFlags", "Origin", "Settings", "load_settings"]
+__all__ = ["Args", "EvalDataset", "FlagParser", "ForeignFlags", "Origin", "Settings", "load_settings"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,11 +8,10 @@ backend that it means is missing, `launch.component_settings` says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from slime_core.config.foreign import Given
-from slime_core.config.origins import Origin
-from slime_core.config.passthrough import ForeignFlags, find_foreign
+from slime_core.config.foreign import ForeignFlags, find_foreign
+from slime_core.config.origins import Entry, Origin
 from slime_core.config.settings import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
@@ -23,12 +22,12 @@ WITHOUT_FLAGS = "embedded"
 BACKENDS = ("train_backend", "rollout_engine")
 
 
-def choose_backends(settings: Settings, given: Sequence[Given], owners: Sequence[ForeignFlags]) -> None:
+def choose_backends(settings: Settings, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> None:
     """Replace "auto" in both settings; the origin says because of what.
 
     Args:
         settings: Typed, before any rule.
-        given: Other programs' flags of all layers.
+        given: Other programs' flags, by attribute.
         owners: Whose flags they may be.
 
     Raises:
@@ -48,15 +47,15 @@ def choose_backends(settings: Settings, given: Sequence[Given], owners: Sequence
             settings.origins[name] = Origin("auto", f"because of {why}" if why else "")
 
 
-def _by_flags(name: str, given: Sequence[Given], owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
+def _by_flags(name: str, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:
     """(Backend, flag) for another program's flags, the first given one last."""
-    for item in reversed(given):
-        found = find_foreign(owners, item.attribute)
+    for attribute, entry in reversed([*given.items()]):
+        owner = find_foreign(owners, attribute)
         # `--model` names the model for every trainer.
-        if found is None or item.origin.kind == "preset" or item.value is None:
+        if owner is None or entry.origin.kind == "preset" or entry.value is None:
             continue
-        if found[0].chooses == name and found[0].used_by:
-            yield found[0].used_by[0], item.named
+        if owner.chooses == name and owner.used_by:
+            yield owner.used_by[0], entry.named or "--" + attribute.replace("_", "-")
 
 
 def _by_settings(name: str, settings: Settings, owners: Sequence[ForeignFlags]) -> Iterator[tuple[str, str]]:

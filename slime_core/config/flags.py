@@ -1,21 +1,21 @@
 """The schema -> argparse, and a command line -> entries.
 
 Every setting is a kebab-case flag in the group of its section, with the attribute's docstring as help. No
-abbreviations: an unknown flag is an error with a suggestion. Strings stay strings here; typing is pydantic's job, so
-that flags, environment and YAML share one set of rules.
+abbreviations of slime's own flags: an unknown one is an error with a suggestion. Strings stay strings here; typing is
+pydantic's job, so that flags, environment and YAML share one set of rules. What a reader would get wrong: a line is
+read twice. Which flags other programs have can depend on slime's own (`--engine-python`), so those are read first.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from slime_core.config.foreign import Given
+from slime_core.config.flag_parser import FlagParser, OnlyGiven, Switch
+from slime_core.config.foreign import ForeignFlags, Lists
 from slime_core.config.origins import FLAG, Entry
-from slime_core.config.passthrough import ForeignFlag, ForeignFlags, find_foreign
 from slime_core.config.spec import FlagSpec, did_you_mean, flag_specs
 from slime_core.errors import ConfigError
 
@@ -24,16 +24,6 @@ _HELP_HEAD = (
     " later ones win. `slime config show` prints each value with its origin. Options of plugins are listed at the end,"
     " for the components that the other flags select."
 )
-_FOREIGN = "foreign "
-"""Prefix of argparse destinations of pass-through flags; no attribute has a space."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises ConfigError instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        match = re.match(r"argument ([^:]+): (.*)", message)
-        raise ConfigError(f"{match[1].split('/')[0]}: {match[2]}" if match else message)
 
 
 @dataclass
@@ -41,12 +31,14 @@ class ParsedFlags:
     """What one command line says."""
 
     values: dict[str, Entry] = field(default_factory=dict)
-    foreign: list[Given] = field(default_factory=list)
-    """Pass-through flags, still as words."""
+    foreign: dict[str, Entry] = field(default_factory=dict)
+    """Other programs' flags, by attribute."""
     sets: list[str] = field(default_factory=list)
     """Texts after `--set`."""
     help_flag: str = ""
     """The flag that asks for another program's flags, when it is among them."""
+    rest: list[str] = field(default_factory=list)
+    """What is none of the flags that were looked for, and what follows it."""
 
 
 class _ShortHelp(argparse.Action):
@@ -59,151 +51,104 @@ class _ShortHelp(argparse.Action):
         raise SystemExit(0)
 
 
-class _Switch(argparse.Action):
-    """A flag without a value: stores True, or False when spelled with its other name."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, *, off: str | None = None, **kwargs: Any) -> None:
-        names = [*option_strings, off] if off else list(option_strings)
-        super().__init__(names, dest, nargs=0, **kwargs)
-        self.off = off
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, option_string != self.off)
-
-
 def _add_flag(group: Any, spec: FlagSpec) -> None:
     text = spec.help_with_default.replace("%", "%%")
     shape: dict[str, Any] = {"metavar": spec.metavar}
     if spec.kind == "bool" and not spec.is_list:
-        shape = {"action": _Switch, "off": spec.off_flag}
+        shape = {"action": Switch, "off": [spec.off_flag] if spec.off_flag else []}
     elif spec.spelling.append:
         shape |= {"action": "append"}
     elif spec.is_list:
         shape |= {"action": "extend", "nargs": "+"}
     options = [spec.flag, *(f"--{name}" for name in spec.spelling.also)]
-    group.add_argument(*options, dest=spec.name, default=argparse.SUPPRESS, help=text, **shape)
+    group.add_argument(*options, dest=spec.name, help=text, **shape)
 
 
-def _foreign_shape(flag: ForeignFlag) -> dict[str, Any]:
-    """How argparse reads another program's flag; values stay text."""
-    if flag.kind == "switch":
-        return {"action": "store_true"}
-    if flag.kind == "toggle":
-        return {"action": argparse.BooleanOptionalAction}
-    metavar = "{" + ",".join(map(str, flag.choices)) + "}" if flag.choices else flag.kind.upper()
-    if flag.is_list:
-        return {"nargs": flag.count or ("*" if flag.may_be_empty else "+"), "metavar": metavar}
-    return {"nargs": "?", "const": flag.const, "metavar": metavar} if flag.may_be_empty else {"metavar": metavar}
+class SettingsParser(FlagParser):
+    """The parser of every command that takes the run's settings; other programs' flags are added by `read_all`."""
 
+    def __init__(self, foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> None:
+        """Have slime's own flags.
 
-def build_parser(foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> argparse.ArgumentParser:
-    """The parser of every command that takes the run's settings."""
-    usage = f"{prog} [--config FILE] [flags]"
-    parser = _Parser(prog=prog, usage=usage, description=_HELP_HEAD, allow_abbrev=False, add_help=False)
-    parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, default=argparse.SUPPRESS, help="the first page")
-    parser.add_argument("--help-all", action="help", help="list every setting")
-    groups: dict[str, Any] = {}
-    for spec in flag_specs().values():
-        if spec.section not in groups:
-            groups[spec.section] = parser.add_argument_group(spec.section)
-        _add_flag(groups[spec.section], spec)
-    groups["Run"].add_argument(
-        "--set",
-        dest="set",
-        action="append",
-        default=argparse.SUPPRESS,
-        metavar="NAME.KEY=VALUE",
-        help="Set one entry of a mapping, e.g. plugins.math.tolerance=1e-6; repeatable.",
-    )
-    for owner in foreign:
-        names = [f"--{f.name}" for f in owner.flags] + [f"--{p}*" for p in owner.prefixes]
-        names += [*(f"--{name}" for name in owner.examples), "..."] if owner.examples else []
-        names += [f"(--{owner.help_flag} lists them)"] if owner.help_flag else []
-        users = ", ".join(owner.used_by) or "none in this version"
-        group = parser.add_argument_group(f"{owner.owner} (taken by: {users})", " ".join(names))
-        for flag in owner.flags:
-            text = flag.help.replace("%", "%%") or argparse.SUPPRESS
-            options = [f"--{name}" for name in flag.names]
-            dest = _FOREIGN + flag.attribute
-            group.add_argument(*options, dest=dest, default=argparse.SUPPRESS, help=text, **_foreign_shape(flag))
-    for help_flag in dict.fromkeys(owner.help_flag for owner in foreign if owner.help_flag):
-        groups["Run"].add_argument(
-            f"--{help_flag}",
-            dest="help_flag",
-            action="store_const",
-            const=help_flag,
-            default=argparse.SUPPRESS,
-            help="List the flags of " + " and ".join(o.owner for o in foreign if o.help_flag == help_flag) + ".",
-        )
-    return parser
+        Args:
+            foreign: Owners of others, for the help texts.
+            prog: The command as it is typed.
+        """
+        super().__init__(prog, usage=f"{prog} [--config FILE] [flags]", description=_HELP_HEAD, allow_abbrev=True)
+        self.foreign = foreign
+        self._abbreviated: set[str] = set()
+        self.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="the first page")
+        self.add_argument("--help-all", action="help", help="list every setting")
+        groups: dict[str, Any] = {}
+        for spec in flag_specs().values():
+            if spec.section not in groups:
+                groups[spec.section] = self.add_argument_group(spec.section)
+            _add_flag(groups[spec.section], spec)
+        run, text = groups["Run"], "Set one entry of a mapping, e.g. plugins.math.tolerance=1e-6; repeatable."
+        run.add_argument("--set", action="append", metavar="NAME.KEY=VALUE", help=text)
+        for owner in foreign:
+            names = [f"--{name}" for name in owner.examples] + [f"--{p}*" for p in owner.prefixes]
+            names += [f"(--{owner.help_flag} lists them)"] if owner.help_flag else owner.listed.by_name
+            users = ", ".join(owner.used_by) or "none in this version"
+            self.add_argument_group(f"{owner.owner} (taken by: {users})", " ".join(names))
+        for flag in dict.fromkeys(owner.help_flag for owner in foreign if owner.help_flag):
+            text = "List the flags of " + " and ".join(o.owner for o in foreign if o.help_flag == flag) + "."
+            run.add_argument(f"--{flag}", dest="help_flag", action="store_const", const=flag, help=text)
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What an abbreviation stands for: the one flag that begins so, of a program that has such."""
+        found = [each for each in super()._get_option_tuples(option_string) if each[0].dest in self._abbreviated]
+        return found[:1] if len({each[0].dest for each in found}) == 1 else []
 
-def _is_flag(token: str) -> bool:
-    return token.startswith("-") and len(token) > 1 and not re.match(r"^-\.?\d", token)
+    def read_own(self, argv: Sequence[str]) -> ParsedFlags:
+        """slime's own flags. Raises ConfigError; prints help and raises SystemExit on `--help`, `--help-all`."""
+        namespace, rest = self.parse_known_args(argv, OnlyGiven())
+        given = vars(namespace)
+        parsed = ParsedFlags(sets=given.pop("set", []), help_flag=given.pop("help_flag", ""), rest=rest)
+        typed = (token.partition("=")[0] for token in argv)
+        named = {self._option_string_actions[word].dest: word for word in typed if word in self._option_string_actions}
+        for name, value in given.items():
+            (parsed.values if name in flag_specs() else parsed.foreign)[name] = Entry(value, FLAG, named.get(name, ""))
+        return parsed
 
+    def read_all(self, argv: Sequence[str], lists: Lists, rest: Sequence[str]) -> ParsedFlags:
+        """Those of other programs, too. Raises ConfigError, also for a flag that nobody has.
 
-def _is_open(token: str, foreign: Sequence[ForeignFlags], options: Collection[str]) -> bool:
-    """Whether a token is a flag of somebody else's that the parser, which has `options`, does not know."""
-    flag = token.partition("=")[0]
-    attribute = flag[2:].replace("-", "_")
-    if not flag.startswith("--") or "_" in flag or flag in options or attribute in flag_specs():
-        return False
-    return find_foreign(foreign, attribute) is not None
+        Args:
+            argv: The command line.
+            lists: Other programs' parsers.
+            rest: What `read_own` left.
+        """
+        if not rest:
+            return self.read_own(argv)
+        names = {token.partition("=")[0][2:] for token in rest if token.startswith("--")}
+        found = (lists.of(name.replace("-", "_")) for name in names if "_" not in name)
+        for theirs in {id(parser): parser for parser in found if parser is not None}.values():
+            self._take(theirs)
+        parsed = self.read_own(argv)
+        if parsed.rest:
+            raise ConfigError(self._unknown(parsed.rest[0], lists))
+        return parsed
 
+    def _take(self, theirs: FlagParser) -> None:
+        """Add another program's flags; a name or attribute that is slime's stays slime's."""
+        for flag in theirs.flags:
+            if flag.dest not in flag_specs() and not self._option_string_actions.keys() & set(flag.option_strings):
+                self._add_action(flag)
+                if theirs.allow_abbrev:
+                    self._abbreviated.add(flag.dest)
 
-def _take_open_flags(
-    argv: Sequence[str], foreign: Sequence[ForeignFlags], options: Collection[str]
-) -> tuple[list[str], list[Given]]:
-    """Split off the flags that the parser does not know: (the rest, those with their value tokens)."""
-    rest: list[str] = []
-    taken: list[Given] = []
-    values: list[str] | None = None
-    for token in argv:
-        if _is_open(token, foreign, options):
-            name, equals, inline = token[2:].partition("=")
-            values = [inline] if equals else []
-            taken.append(Given(name.replace("-", "_"), values, FLAG))
-            if equals:
-                values = None
-        elif values is not None and not _is_flag(token):
-            values.append(token)
-        else:
-            values = None
-            rest.append(token)
-    return rest, taken
+    def _unknown(self, token: str, lists: Lists) -> str:
+        from slime_core.config.other_trainers import renamed
 
-
-def parse_flags(argv: Sequence[str], foreign: Sequence[ForeignFlags], *, prog: str = "slime train") -> ParsedFlags:
-    """Read a command line. Raises ConfigError; prints help and raises SystemExit on `--help`, `--help-all`."""
-    parser = build_parser(foreign, prog=prog)
-    options = {option for action in parser._actions for option in action.option_strings}
-    rest, opened = _take_open_flags(argv, foreign, options)
-    namespace, unknown = parser.parse_known_args(rest)
-    if unknown:
-        listed = [f"--{name}" for o in foreign if o.has_open_names for flag in o.listed.flags for name in flag.names]
-        raise ConfigError(_unknown_message(unknown[0], [*options, *listed], prog))
-    parsed = ParsedFlags()
-    for dest, value in vars(namespace).items():
-        if dest == "set":
-            parsed.sets = value
-        elif dest == "help_flag":
-            parsed.help_flag = value
-        elif dest.startswith(_FOREIGN):
-            parsed.foreign.append(Given(dest.removeprefix(_FOREIGN), value, FLAG))
-        else:
-            parsed.values[dest] = Entry(value, FLAG)
-    parsed.foreign += opened
-    return parsed
-
-
-def _unknown_message(token: str, known: Sequence[str], prog: str) -> str:
-    from slime_core.config.other_trainers import renamed
-
-    theirs = renamed(token)
-    if theirs:
-        return f"unknown flag {token.partition('=')[0]}: {theirs}."
-    if not token.startswith("-"):
-        return f"unexpected argument {token!r}; every setting is a flag, see `{prog} --help-all`."
-    word = token.partition("=")[0]
-    own = f" `{prog} --help-all` lists all; keys of your own go into --custom-config-path."
-    return f"unknown flag {word}.{did_you_mean(word, known) or own}"
+        word = token.partition("=")[0]
+        if theirs := renamed(token):
+            return f"unknown flag {word}: {theirs}."
+        if not token.startswith("-"):
+            return f"unexpected argument {token!r}; every setting is a flag, see `{self.prog} --help-all`."
+        known = [*self._option_string_actions]
+        if listed := lists.of(word[2:].replace("-", "_")):
+            return listed.unknown(word, word, [*known, *listed.option_strings])
+        known += [option for owner in self.foreign if not owner.prefixes for option in owner.listed.option_strings]
+        own = f" `{self.prog} --help-all` lists all; keys of your own go into --custom-config-path."
+        return f"unknown flag {word}.{did_you_mean(word, known) or own}"

@@ -1,20 +1,23 @@
-"""Which programs' flags are known, and what was given of them -> typed entries.
+"""Flags that belong to somebody else: Megatron's, an engine's server's (`--sglang-*`), its router's (`--router-*`).
 
-Owners come from the entry-point group `slime.foreign_flags`: name -> callable without arguments that returns a
-`ForeignFlags`, in a module that imports nothing heavy. Only installed distributions are asked, as this happens before
-any setting is known; one that cannot be used ends in a warning, and its flags are unknown.
+They are collected as attributes of `args` under their own names and change nothing in the core. A `ForeignFlags`
+object is one owner's, with the program's flags as an argparse parser; an engine or trainer brings its own by an entry
+point of the group `slime.foreign_flags`: name -> callable without arguments that returns it, in a module that imports
+nothing heavy. Only installed distributions are asked, as this happens before any setting is known; one that cannot be
+used ends in a warning, and its flags are unknown. Flags given although nobody in `used_by` is selected end in a
+warning, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeAlias
 
-from slime_core.config.foreign_values import convert, convert_words
+from slime_core.config.flag_parser import FlagParser
 from slime_core.config.origins import Entry, Origin
-from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignFlags, find_foreign
-from slime_core.config.spec import did_you_mean, flag_specs
+from slime_core.config.spec import flag_specs
 from slime_core.distributions import allowed_words, entry_points, is_allowed
 from slime_core.errors import ConfigError
 
@@ -22,31 +25,71 @@ GROUP = "slime.foreign_flags"
 
 
 @dataclass(frozen=True)
-class Given:
-    """One flag of another program as its source spelled it."""
+class ForeignFlags:
+    """One owner's flags."""
 
-    attribute: str
+    owner: str
+    parser: Callable[[Mapping[str, Any]], FlagParser]
+    """Makes the parser with all of them, when one is given; the argument is what was given of slime's own settings, as
+    it was spelled. May raise ConfigError."""
+    prefixes: tuple[str, ...] = ()
+    """Any flag beginning so is the owner's, e.g. "sglang-". Without one the names have any form: a name that is nobody
+    else's is looked up in the parser, which is then made with nothing given."""
+    used_by: tuple[str, ...] = ()
+    """Names of the trainers and engines that take these flags."""
+    chooses: str = ""
+    """The setting, "train_backend" or "rollout_engine", that a given flag makes the first of `used_by` where it is
+    left at "auto"."""
+    chosen_by: tuple[tuple[str, ...], ...] = ()
+    """Settings of slime's own that choose as well: all of one entry given."""
+    sizes: tuple[str, ...] = ()
+    """Attributes that say over how many processes something is split; above 1 they are refused where none of `used_by`
+    is selected, as a run that is not split is another run."""
+    default_of: Callable[[Any, str], Any] | None = None
+    """(args, attribute) -> the value that the program has where the flag is not given; asked when somebody's code reads
+    that attribute, whatever backend is selected. LookupError when it has none. A function of a module, since `args` is
+    sent to other processes."""
+    help_flag: str = ""
+    """Prints the list, such as "help-sglang"."""
+    examples: Sequence[str] = ()
+    """Some names for `--help-all`, which does not make the parser."""
+    derives: Callable[[Mapping[str, Entry]], Mapping[str, tuple[Any, str]]] | None = None
+    """The owner's entries -> settings of slime's that follow from them, with what each follows from; for those that
+    nobody gave, where a chosen backend takes the flags."""
+    check: Callable[[Any, Mapping[str, Entry]], Sequence[str]] | None = None
+    """Called with the finished `args` and the owner's entries (by attribute) when there are any; returns warnings and
+    may raise ConfigError."""
+
+    @cached_property
+    def listed(self) -> FlagParser:
+        """The parser of an owner without prefixes. May raise ConfigError."""
+        return self.parser({})
+
+    def owns(self, name: str) -> bool:
+        """Whether a name with underscores is this owner's."""
+        if self.prefixes:
+            return name.replace("_", "-").startswith(self.prefixes)
+        return name in self.listed.by_name
+
+
+def find_foreign(foreign: Sequence[ForeignFlags], name: str) -> ForeignFlags | None:
+    """Whose flag a name with underscores is; parsers are looked into last, as that takes milliseconds."""
+    return next((owner for owner in sorted(foreign, key=lambda o: not o.prefixes) if owner.owns(name)), None)
+
+
+@dataclass(frozen=True)
+class Given:
+    """One setting of another program in a file or the environment."""
+
+    name: str
+    """With underscores."""
     value: Any
-    """The words after the flag when the origin is a flag, else one value."""
     origin: Origin
 
     @property
-    def cited(self) -> str:
-        """The setting as its source spells it, for messages: `--sglang-x 1 (flag)`, `run.yaml:3: sglang_x 1`."""
-        flag = "--" + self.attribute.replace("_", "-")
-        if self.origin.kind == "flag":
-            words = self.value if isinstance(self.value, list) else [self.value]
-            return " ".join([flag, *(repr(word) for word in words)]) + " (flag)"
-        if self.origin.kind == "env":
-            return f"{self.origin.where} {self.value!r}"
-        return f"{self.origin.where}: {self.attribute} {self.value!r}"
-
-    @property
     def named(self) -> str:
-        """The same without the value."""
-        if self.origin.kind == "flag":
-            return "--" + self.attribute.replace("_", "-")
-        return self.origin.where if self.origin.kind == "env" else f"{self.origin.where}: {self.attribute}"
+        """As its source spells it, for messages: `run.yaml:3: sglang_x`, `SLIME_SGLANG_X`."""
+        return self.origin.where if self.origin.kind == "env" else f"{self.origin.where}: {self.name}"
 
 
 def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[ForeignFlags, ...], list[str]]:
@@ -74,87 +117,64 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
 
 def _refuse_overlap(owner: ForeignFlags, others: Sequence[ForeignFlags]) -> None:
     for other in others:
-        shared = {f.attribute for f in owner.flags} & set(other.by_attribute)
-        shared |= {p for p in owner.prefixes for q in other.prefixes if p.startswith(q) or q.startswith(p)}
+        shared = {p for p in owner.prefixes for q in other.prefixes if p.startswith(q) or q.startswith(p)}
         if shared:
             raise ValueError(f"{sorted(shared)[0]!r} already belongs to {other.owner}")
 
 
-def resolve(given: Sequence[Given], owners: Sequence[ForeignFlags], settings: Mapping[str, Any]) -> dict[str, Entry]:
-    """Type what was given, lowest layer first; a later entry replaces an earlier one of the same attribute.
-
-    Args:
-        given: In the order of the layers.
-        owners: Whose flags they may be; each is somebody's.
-        settings: What was given of slime's own settings, for `ForeignFlags.listing`.
-
-    Raises:
-        ConfigError: A flag is unknown, is set twice in one file, or has a value that does not fit.
-    """
-    entries: dict[str, Entry] = {}
-    listed: dict[str, FlagList] = {}
-    in_files: dict[tuple[str, str], Given] = {}
-    for item in given:
-        found = find_foreign(owners, item.attribute)
-        assert found is not None
-        owner = found[0]
-        flag, off = _flag(owner, item, listed, settings)
-        try:
-            words = item.origin.kind == "flag" and isinstance(item.value, list)
-            value = convert_words(flag, item.value) if words else convert(flag, item.value)
-        except ValueError as error:
-            raise ConfigError(f"{item.cited}: {error}") from None
-        if off:
-            if not isinstance(value, bool):
-                raise ConfigError(f"{item.cited}: expected true or false")
-            value = not value
-        if item.origin.kind == "file":
-            key = (item.origin.where.rpartition(":")[0], flag.attribute)
-            if key in in_files:
-                other = in_files[key]
-                raise ConfigError(
-                    f"{item.origin.where}: {item.attribute!r} is already set as {other.attribute!r} in"
-                    f" {other.origin.where}; remove one."
-                )
-            in_files[key] = item
-        entries[flag.attribute] = Entry(value, item.origin)
-    return entries
+ByOwner: TypeAlias = list[tuple[ForeignFlags, dict[str, Entry]]]
 
 
-def _flag(
-    owner: ForeignFlags, item: Given, listed: dict[str, FlagList], settings: Mapping[str, Any]
-) -> tuple[ForeignFlag, bool]:
-    """The flag behind a name, and whether the name turns it off. Raises ConfigError when the owner has none."""
-    if item.attribute in owner.by_attribute or owner.listing is None:
-        flag = owner.find(item.attribute)
-        assert flag is not None
-        return flag, False
-    if owner.owner not in listed:
-        listed[owner.owner] = owner.listing(settings)
-    flags = listed[owner.owner]
-    if item.attribute in flags.by_name:
-        return flags.by_name[item.attribute], False
-    if item.attribute in flags.by_off_name:
-        return flags.by_off_name[item.attribute], True
-    prefix = next(p for p in owner.prefixes if item.attribute.replace("_", "-").startswith(p))
-    positive = item.attribute.removeprefix("no_")
-    if positive == item.attribute:
-        start = prefix.replace("-", "_")
-        positive = start + item.attribute.removeprefix(start).removeprefix("no_")
-    flag = flags.by_name.get(positive)
-    if flag is not None and flag.kind == "toggle":
-        return flag, True
-    begun = {f.attribute: f for name, f in flags.by_name.items() if name.startswith(item.attribute)}
-    if owner.abbreviates and item.origin.kind == "flag" and len(begun) == 1:
-        return next(iter(begun.values())), False
-    raise ConfigError(_unknown(item, flags))
+def by_owner(owners: Sequence[ForeignFlags], entries: Mapping[str, Entry]) -> ByOwner:
+    """The owners of these attributes, each with its own; what is nobody's is left out."""
+    whose = {name: find_foreign(owners, name) for name in entries if name not in flag_specs()}
+    found = [(owner, {n: entries[n] for n, other in whose.items() if other is owner}) for owner in owners]
+    return [(owner, own) for owner, own in found if own]
 
 
-def _unknown(item: Given, flags: FlagList) -> str:
-    if item.origin.kind == "flag":
-        known = [f"--{name}" for flag in flags.flags for name in flag.names]
-        known += [spec.flag for spec in flag_specs().values()]
-        hint = did_you_mean(item.named, known)
-    else:
-        hint = did_you_mean(item.attribute, [*flags.by_name, *flag_specs()])
-    return f"{item.named}: {flags.version} has no such flag.{hint}"
+class Lists:
+    """The owners' parsers, each made when the first of its flags is looked up."""
+
+    def __init__(self, owners: Sequence[ForeignFlags], settings: Mapping[str, Any]) -> None:
+        """Ask nobody yet.
+
+        Args:
+            owners: Whose flags there are.
+            settings: What was given of slime's own settings, for `ForeignFlags.parser`.
+        """
+        self.owners = owners
+        self._settings = settings
+        self._made: dict[str, FlagParser] = {}
+
+    def of(self, name: str) -> FlagParser | None:
+        """The parser of the owner of a name with underscores. May raise ConfigError."""
+        owner = find_foreign(self.owners, name)
+        if owner is None:
+            return None
+        if not owner.prefixes:
+            return owner.listed
+        if owner.owner not in self._made:
+            self._made[owner.owner] = owner.parser(self._settings)
+        return self._made[owner.owner]
+
+    def read(self, given: Sequence[Given]) -> dict[str, Entry]:
+        """Type what files and variables say, lowest layer first; later ones replace earlier ones.
+
+        Raises:
+            ConfigError: A flag is unknown, is set twice in one file, or has a value that does not fit.
+        """
+        entries: dict[str, Entry] = {}
+        in_files: dict[tuple[str, str], Given] = {}
+        for item in given:
+            parser = self.of(item.name)
+            assert parser is not None
+            attribute, value = parser.read(item.name, item.value, item.named, [*parser.by_name, *flag_specs()])
+            if item.origin.kind == "file":
+                other = in_files.setdefault((item.origin.where.rpartition(":")[0], attribute), item)
+                if other is not item:
+                    raise ConfigError(
+                        f"{item.origin.where}: {item.name!r} is already set as {other.name!r} in"
+                        f" {other.origin.where}; remove one."
+                    )
+            entries[attribute] = Entry(value, item.origin, item.named)
+        return entries

@@ -1,18 +1,20 @@
 """What `slime train --help` prints: the settings that people set, by topic. And `--help-sglang`: a program's own flags.
 
-`flags.build_parser` hangs the first on `--help`, `load_settings` prints the second; `--help-all` is the schema as a
+`flags.SettingsParser` hangs the first on `--help`, `load_settings` prints the second; `--help-all` is the schema as a
 whole. A command that is not in `FIRST` is shown what `train` is.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignFlags
+from slime_core.config.flag_parser import as_json, off_names, takes_list
+from slime_core.config.foreign import ForeignFlags
 from slime_core.config.spec import FlagSpec, flag_specs
 
 _DATA = "config hf_checkpoint prompt_data input_key label_key apply_chat_template"
@@ -97,29 +99,32 @@ def flags_text(owners: Sequence[ForeignFlags], settings: Mapping[str, Any]) -> s
     width = min(shutil.get_terminal_size().columns, 120)
     blocks = []
     for owner in owners:
-        listed = owner.listing(settings) if owner.listing is not None else FlagList(owner.flags, owner.owner)
+        parser = owner.parser(settings)
         users = ", ".join(owner.used_by) or "none in this version"
-        blocks.append(f"{owner.owner} ({listed.version}; taken by: {users})\n")
-        blocks += [_foreign_entry(flag, width) for flag in listed.flags]
+        blocks.append(f"{owner.owner} ({parser.prog}; taken by: {users})\n")
+        blocks += [_foreign_entry(flag, width) for flag in parser.flags if flag.dest not in flag_specs()]
         blocks.append("")
     return "\n".join(blocks).rstrip()
 
 
-def _foreign_entry(flag: ForeignFlag, width: int) -> str:
-    value = _foreign_value(flag)
-    head = "  " + ", ".join(f"--{name}" for name in (*flag.names, *flag.off[:1])) + (f" {value}" if value else "")
-    text = " ".join(flag.help.split())
+def _foreign_entry(flag: argparse.Action, width: int) -> str:
+    off = off_names(flag)
+    names = [name for name in flag.option_strings if name not in off]
+    head = f"  {', '.join([*names, *off[:1]])} {value_shape(flag)}".rstrip()
+    text = " ".join((flag.help or "").replace("%%", "%").split())
     if flag.default not in (None, False, [], {}) and "default" not in text.lower():
         text += f" (default: {flag.default if isinstance(flag.default, str) else json.dumps(flag.default)})"
     body = textwrap.fill(text.strip(), width, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)
     return f"{head}\n{body}" if text.strip() else head
 
 
-def _foreign_value(flag: ForeignFlag) -> str:
-    if flag.kind in ("switch", "toggle"):
+def value_shape(flag: argparse.Action) -> str:
+    """What follows another program's flag: `N`, `{a,b}`, `TEXT ...`."""
+    if flag.nargs == 0:
         return ""
-    words = {"int": "N", "size": "N", "float": "X", "json": "JSON"}
-    value = "{" + ",".join(map(str, flag.choices)) + "}" if flag.choices else words.get(flag.kind, "TEXT")
-    if flag.is_list:
-        value = " ".join([value] * flag.count) if flag.count else f"{value} ..."
-    return f"[{value}]" if flag.may_be_empty else value
+    kinds: Mapping[Any, str] = {int: "N", float: "X", as_json: "JSON"}
+    value = "{" + ",".join(map(str, flag.choices)) + "}" if flag.choices else kinds.get(flag.type, "TEXT")
+    value = str(flag.metavar or value)
+    if takes_list(flag):
+        value = " ".join([value] * flag.nargs) if isinstance(flag.nargs, int) else f"{value} ..."
+    return f"[{value}]" if flag.nargs in ("?", "*") else value

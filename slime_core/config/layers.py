@@ -16,9 +16,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from slime_core.config.flags import ParsedFlags
-from slime_core.config.foreign import Given
+from slime_core.config.foreign import ForeignFlags, Given, find_foreign
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
-from slime_core.config.passthrough import ForeignFlags, find_foreign
 from slime_core.config.schema import Args
 from slime_core.config.settings import CUSTOM_KEY, left_out
 from slime_core.config.spec import did_you_mean, flag_specs, respelled, switched_off
@@ -46,9 +45,9 @@ class Layered:
 
     values: dict[str, Entry] = field(default_factory=dict)
     foreign: dict[str, Entry] = field(default_factory=dict)
-    """Of other programs' flags; filled by `load_settings` from `given`."""
+    """Of other programs' flags; filled by `load_settings`."""
     given: list[Given] = field(default_factory=list)
-    """Other programs' flags of all layers, lowest first, as their sources spell them."""
+    """Other programs' settings in files and the environment, lowest layer first."""
     custom: dict[str, Entry] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -93,7 +92,7 @@ def collect(
     for entries in (from_env, parsed.values):
         for name, entry in entries.items():
             layered.add_mapping_entry(name, _read_text(name, entry))
-    layered.given += [*foreign_env, *parsed.foreign]
+    layered.given += foreign_env
     for text in parsed.sets:
         _apply_set(layered, text)
     return layered
@@ -193,8 +192,7 @@ def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
     from slime_core.config.other_trainers import renamed
 
     known = [*flag_specs(), *switched_off(), *respelled(), CUSTOM_KEY]
-    known += [a for owner in foreign for a in owner.by_attribute]
-    known += [name for owner in foreign if owner.has_open_names for name in owner.listed.by_name]
+    known += [name for owner in foreign if not owner.prefixes for name in owner.listed.by_name]
     theirs = renamed(name)
     hint = f" It is another trainer's: {theirs}." if theirs else did_you_mean(name, known)
     return hint or f" Keys of your own go under {CUSTOM_KEY!r}: or into --custom-config-path."

@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from slime_core.config.backends import choose_backends
-from slime_core.config.flags import parse_flags
-from slime_core.config.foreign import Given, find_owners, resolve
-from slime_core.config.layers import Layered, collect, lay_below, validate
+from slime_core.config.flags import SettingsParser
+from slime_core.config.foreign import ByOwner, ForeignFlags, Given, Lists, by_owner, find_foreign, find_owners
+from slime_core.config.layers import collect, lay_below, validate
 from slime_core.config.origins import Entry, Origin
-from slime_core.config.passthrough import Defaults, ForeignFlags, find_foreign
 from slime_core.config.role_settings import check_role_settings
 from slime_core.config.rules import apply_rules
-from slime_core.config.schema import Args
+from slime_core.config.schema import Args, Defaults
 from slime_core.config.settings import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
@@ -59,7 +58,8 @@ def load_settings(
     unusable: list[str] = []
     if foreign is None:
         foreign, unusable = find_owners(argv, env)
-    parsed = parse_flags(argv, foreign, prog=f"slime {command if command != 'show' else 'config show'}")
+    parser = SettingsParser(foreign, prog=f"slime {command if command != 'show' else 'config show'}")
+    parsed = parser.read_own(argv)
     layered = collect(parsed, env, foreign, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
     if parsed.help_flag:
@@ -68,8 +68,9 @@ def load_settings(
         print(flags_text([owner for owner in foreign if owner.help_flag == parsed.help_flag], given))
         raise SystemExit(0)
     layered.warnings += unusable
+    lists = Lists(foreign, given)
     layered.given[:0] = _flags_of_named_model(layered.values.get("model"), argv, foreign)
-    layered.foreign = resolve(layered.given, foreign, given)
+    layered.foreign = {**lists.read(layered.given), **parser.read_all(argv, lists, parsed.rest).foreign}
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")
     if brought:
@@ -85,13 +86,14 @@ def load_settings(
         custom=tuple(layered.custom),
         files=files,
     )
-    choose_backends(settings, layered.given, foreign)
+    choose_backends(settings, layered.foreign, foreign)
     args.answer_for_absent(Defaults(tuple(o.default_of for o in foreign if o.default_of is not None)))
     settings.warnings += check_support(args, origins)
-    settings.warnings += _unused_foreign(layered, settings, foreign)
-    _derive_from_foreign(layered, settings, foreign)
+    theirs = by_owner(foreign, layered.foreign)
+    settings.warnings += _unused_foreign(settings, theirs)
+    _derive_from_foreign(settings, theirs)
     apply_rules(settings)
-    settings.warnings += _checked_foreign(layered, args, foreign)
+    settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
     if not settings.is_absent("megatron_config_path"):
         settings.warnings += check_role_settings(args, foreign)
     for warning in settings.warnings:
@@ -99,43 +101,27 @@ def load_settings(
     return settings
 
 
-def _derive_from_foreign(layered: Layered, settings: Settings, foreign: Sequence[ForeignFlags]) -> None:
+def _derive_from_foreign(settings: Settings, given: ByOwner) -> None:
     """Fill in what follows from flags of backends that were chosen."""
-    for owner in foreign:
+    for owner, own in given:
         if owner.derives is None or not {settings.args.train_backend, settings.args.rollout_engine} & {*owner.used_by}:
             continue
-        own = {name: entry for name, entry in layered.foreign.items() if _owner(foreign, name) is owner}
         for name, (value, why) in owner.derives(own).items():
             if not settings.is_given(name):
                 settings.derive(name, value, why)
 
 
-def _checked_foreign(layered: Layered, args: Args, foreign: Sequence[ForeignFlags]) -> list[str]:
-    """What owners have to say about the values of their flags. Raises ConfigError."""
-    warnings: list[str] = []
-    for owner in foreign:
-        own = {name: entry for name, entry in layered.foreign.items() if _owner(foreign, name) is owner}
-        if own and owner.check is not None:
-            warnings += owner.check(args, own)
-    return warnings
-
-
-def _owner(foreign: Sequence[ForeignFlags], name: str) -> ForeignFlags:
-    found = find_foreign(foreign, name)
-    assert found is not None
-    return found[0]
-
-
-def _unused_foreign(layered: Layered, settings: Settings, foreign: Sequence[ForeignFlags]) -> list[str]:
+def _unused_foreign(settings: Settings, given: ByOwner) -> list[str]:
     """One warning that lines up the pass-through flags nobody takes. Raises ConfigError for sizes among them."""
     args, trains = settings.args, settings.command in ("train", "sft") and not settings.args.debug_rollout_only
     parts = (args.train_backend, args.rollout_engine)
     unused, refused = [], []
-    for name, entry in layered.foreign.items():
-        if entry.origin.kind == "preset":
-            continue  # `--model` names the model for every trainer
-        owner = _owner(foreign, name)
-        if set(parts).isdisjoint(owner.used_by):
+    for owner, own in given:
+        if not set(parts).isdisjoint(owner.used_by):
+            continue
+        for name, entry in own.items():
+            if entry.origin.kind == "preset":
+                continue  # `--model` names the model for every trainer
             value = "" if entry.value is True else f" {dump_value(entry.value)}"
             shown = f"--{name.replace('_', '-')}{value} ({entry.origin})"
             unused.append(shown)
@@ -170,4 +156,4 @@ def _flags_of_named_model(named: Entry | None, argv: Sequence[str], foreign: Seq
     model = named_model(str(named.value), str(named.origin), argv)
     origin = Origin("preset", f"--model {model.name}")
     given = [Given(flag.replace("-", "_"), value, origin) for flag, value in model.flags().items()]
-    return [item for item in given if find_foreign(foreign, item.attribute)]
+    return [item for item in given if find_foreign(foreign, item.name)]

@@ -36,3 +36,5 @@ class Entry:
 
     value: object
     origin: Origin
+    named: str = ""
+    """Of another program's flag: how messages call it, `--no-rope-fusion` or `run.yaml:3: sglang_ep`."""

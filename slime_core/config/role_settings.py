@@ -21,9 +21,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from slime_core.config.foreign import Given, find_owners, resolve
+from slime_core.config.foreign import ForeignFlags, Given, Lists, by_owner, find_foreign, find_owners
 from slime_core.config.origins import Entry, Origin
-from slime_core.config.passthrough import ForeignFlags, find_foreign
 from slime_core.config.schema import Args
 from slime_core.config.sections.train import OptimizerArgs
 from slime_core.config.spec import did_you_mean, flag_specs
@@ -87,9 +86,8 @@ def check_role_settings(args: Args, foreign: Sequence[ForeignFlags]) -> list[str
     """Read the file once, with what the owners of flags say about the values. Raises ConfigError."""
     warnings = []
     for role, entries in role_overrides(args, foreign).items():
-        for owner in foreign:
-            own = {name: entry for name, entry in entries.items() if _owner(foreign, name) is owner}
-            if own and owner.check is not None:
+        for owner, own in by_owner(foreign, entries):
+            if owner.check is not None:
                 warnings += [f"{role}: {warning}" for warning in owner.check(args, own)]
     return warnings
 
@@ -156,7 +154,7 @@ def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[For
                     f" of --train-backend {getattr(args, 'train_backend', '')}"
                 )
             entries[name] = Entry(_own_value(name, value, where), origin)
-        elif owner := _owner(foreign, name):
+        elif owner := find_foreign(foreign, name):
             if getattr(args, "train_backend", None) not in owner.used_by:
                 chosen = f"--train-backend {getattr(args, 'train_backend', None)}"
                 raise ConfigError(f"{where}: {name!r} is {owner.owner}'s, and {chosen} does not take it; remove it")
@@ -164,14 +162,9 @@ def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[For
         elif hasattr(args, name):
             entries[name] = Entry(_like(getattr(args, name), value, f"{where}: {name}"), origin)
         else:
-            known = [*PER_ROLE, *(a for o in foreign if o.has_open_names for a in o.listed.by_name)]
+            known = [*PER_ROLE, *(a for o in foreign if not o.prefixes for a in o.listed.by_name)]
             raise ConfigError(f"{where}: unknown setting {name!r}.{did_you_mean(name, known)}")
-    return {**entries, **resolve(given, foreign, {})}
-
-
-def _owner(foreign: Sequence[ForeignFlags], name: str) -> ForeignFlags | None:
-    found = None if name in flag_specs() else find_foreign(foreign, name)
-    return found[0] if found is not None else None
+    return {**entries, **Lists(foreign, {}).read(given)}
 
 
 def _own_value(name: str, value: Any, where: str) -> Any:

@@ -15,11 +15,12 @@ defaults are THUDM/slime's; a default that differs says so here:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from slime_core.config.passthrough import Defaults
 from slime_core.config.sections.algorithm import AlgorithmArgs
 from slime_core.config.sections.base import Section
 from slime_core.config.sections.cluster import ClusterArgs
@@ -86,6 +87,23 @@ class Given(
 
     eval_datasets: list[EvalDataset] = Field(default_factory=list)
     """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What owners say of attributes that nobody gave; goes along with `args` into other processes."""
+
+    owners: tuple[Callable[[Any, str], Any], ...] = ()
+    """Their `default_of`."""
+
+    def __call__(self, args: Args, name: str) -> Any:
+        """The first answer. Raises LookupError when nobody has one."""
+        for default_of in self.owners:
+            try:
+                return default_of(args, name)
+            except LookupError:
+                continue
+        raise LookupError(name)
 
 
 class Args(Given):

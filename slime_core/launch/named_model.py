@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime_core.config import Settings
-from slime_core.config.foreign import find_owners
+from slime_core.config.foreign import find_foreign, find_owners
 from slime_core.config.named_models import named_model
-from slime_core.config.passthrough import find_foreign
 from slime_core.errors import ConfigError
 from slime_core.models.config import read_hf_config
 
@@ -37,6 +36,7 @@ def check_named_model(settings: Settings) -> None:
 
 def _given(settings: Settings, flag: str) -> bool:
     """Whether the user gave the flag, under whatever name its value is kept."""
-    found = find_foreign(find_owners([], {})[0], flag.replace("-", "_"))
-    origin = settings.origins.get(found[1].attribute) if found is not None else None
+    name = flag.replace("-", "_")
+    owner = find_foreign(find_owners([], {})[0], name)
+    origin = settings.origins.get(owner.parser({}).by_name[name].dest) if owner is not None else None
     return origin is not None and origin.kind in ("file", "env", "flag")

@@ -20,7 +20,7 @@ from slime_core.distributions import CORE
 from slime_core.errors import ConfigError
 from slime_core.plugins.allow import AllowList, enter_safe_mode, safe_mode
 from slime_core.plugins.hookspecs import hookimpl
-from slime_core.plugins.kinds import FORMER_KINDS, HOOK_GROUP, HOOKSPECS_GROUP, KINDS, told_of_hook
+from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS, not_a_group
 from slime_core.plugins.registry import (
     RANK_CHECKOUT,
     RANK_EXPLICIT,
@@ -115,9 +115,8 @@ def _needs_installation(file: Path, group: str) -> Problem:
 
 
 def _unknown_group(where: str, group: str) -> Problem:
-    former = group.removeprefix(GROUP_PREFIX)
-    if former in FORMER_KINDS:
-        return Problem(where, f"entry-point group {group!r} is not read: {told_of_hook(former)}")
+    if instead := not_a_group(group.removeprefix(GROUP_PREFIX)):
+        return Problem(where, f"entry-point group {group!r} is not read: {instead}")
     close = difflib.get_close_matches(group, _GROUPS, n=1)
     hint = f"write {close[0]!r}" if close else f"kinds: {', '.join(KINDS)}"
     return Problem(where, f"entry-point group {group!r} is none of slime's; {hint}")

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def spec_modules() -> tuple[ModuleType, ...]:
-    """The modules that declare hooks, with their `FLAGS`: the core's, and those of what calls more of them.
+    """The modules that declare hooks, with `FLAGS` that take a function: the core's, and those of what has more.
 
     A trainer that has hooks of its own names their module in the entry-point group `slime.hookspecs`.
     """
@@ -58,7 +58,7 @@ def hook_specs() -> Mapping[str, Callable[..., Any]]:
 @functools.cache
 def hook_flags() -> Mapping[str, HookFlag]:
     """Hook -> the flag whose function implements it, where there is one."""
-    return {row.name: row for module in spec_modules() for row in module.FLAGS}
+    return {row.name: row for module in spec_modules() for row in module.FLAGS if isinstance(row, HookFlag)}
 
 
 def bare_manager() -> pluggy.PluginManager:

@@ -20,6 +20,7 @@ from slime_core.errors import PluginError
 
 if TYPE_CHECKING:
     import aiohttp
+    from tenacity import RetryCallState
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 30.0
 _KEEP_ALIVE_S = 4.0
@@ -52,46 +53,57 @@ class JsonClient:
             PluginError: The service refused, kept failing until attempts or time ran out, or answered no JSON.
             TypeError, ValueError: `body` is no JSON.
         """
-        import aiohttp
+        from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, stop_before_delay, stop_never
 
         session = await self._session()
         data = json.dumps(body, allow_nan=False).encode()
         given = {"Content-Type": "application/json", **(headers or {})}
+        in_time = stop_never if timeout is None else stop_before_delay(timeout)
+        attempts = AsyncRetrying(
+            stop=stop_after_attempt(self._attempts) | in_time, wait=_pause, retry=retry_if_exception_type(_MayPass),
+            reraise=True,
+        )  # fmt: skip
         started = time.monotonic()
-        until = None if timeout is None else started + timeout
-        for attempt in range(1, self._attempts + 1):
-            rest = None if until is None else until - time.monotonic()
-            if rest is not None and rest <= 0:
-                break
-            pause = 0.0
+
+        async def once() -> Any:
+            rest = None if timeout is None else max(started + timeout - time.monotonic(), 0.0)
             try:
-                async with (
-                    asyncio.timeout(rest),
-                    session.post(
-                        url, data=data, headers=given, proxy=self._proxy(url), allow_redirects=False
-                    ) as answer,
-                ):
-                    raw = await answer.read()
+                return await self._once(session, url, data, given, rest)
             except TimeoutError:
-                raise PluginError(f"POST {url}: no answer within {timeout or 0.0:.3g} s (attempt {attempt})") from None
-            except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, ValueError) as error:
-                raise PluginError(f"POST {url}: {error}") from None
-            except aiohttp.ClientError as error:
-                last = f"{type(error).__name__}: {error}".rstrip(": ")
-            else:
-                if 200 <= answer.status < 300:
-                    return _json(url, raw)
-                last = f"{answer.status} {answer.reason}: {_text(raw)}".rstrip(": ")
-                if answer.status != 429 and answer.status < 500:
-                    raise PluginError(f"POST {url}: {last}")
-                pause = _retry_after(answer.headers)
-            if attempt == self._attempts:
-                break
-            pause = max(pause, min(FIRST_DELAY_S * 2 ** (attempt - 1), LONGEST_DELAY_S) * random.uniform(0.5, 1.0))
-            if until is not None and time.monotonic() + pause >= until:
-                break
-            await asyncio.sleep(pause)
-        raise PluginError(f"POST {url}: {attempt} attempts in {time.monotonic() - started:.1f} s; last: {last}")
+                which = attempts.statistics["attempt_number"]
+                raise PluginError(f"POST {url}: no answer within {timeout or 0.0:.3g} s (attempt {which})") from None
+
+        try:
+            return await attempts(once)
+        except _MayPass as last:
+            count = attempts.statistics["attempt_number"]
+            spent = time.monotonic() - started
+            raise PluginError(f"POST {url}: {count} attempts in {spent:.1f} s; last: {last}") from None
+
+    async def _once(
+        self, session: aiohttp.ClientSession, url: str, data: bytes, headers: Mapping[str, str], seconds: float | None
+    ) -> Any:
+        """Raises TimeoutError, _MayPass, and PluginError for the last word."""
+        import aiohttp
+
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                session.post(url, data=data, headers=headers, proxy=self._proxy(url), allow_redirects=False) as answer,
+            ):
+                raw = await answer.read()
+        except TimeoutError:
+            raise  # some of aiohttp's are ClientErrors, too
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, ValueError) as error:
+            raise PluginError(f"POST {url}: {error}") from None
+        except aiohttp.ClientError as error:
+            raise _MayPass(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+        if 200 <= answer.status < 300:
+            return _json(url, raw)
+        said = f"{answer.status} {answer.reason}: {_text(raw)}".rstrip(": ")
+        if answer.status != 429 and answer.status < 500:
+            raise PluginError(f"POST {url}: {said}")
+        raise _MayPass(said, pause=_retry_after(answer.headers))
 
     async def _session(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -129,6 +141,22 @@ class JsonClient:
             found = getproxies()
             self._proxies[address] = None if passed else found.get(parts.scheme) or found.get("all")
         return self._proxies[address]
+
+
+class _MayPass(Exception):
+    """An attempt that failed; `pause`: seconds that the service asks to wait."""
+
+    def __init__(self, said: str, *, pause: float = 0.0) -> None:
+        super().__init__(said)
+        self.pause = pause
+
+
+def _pause(state: RetryCallState) -> float:
+    """Seconds before the next attempt: doubling, half of it random, and no less than the service asks for."""
+    assert state.outcome is not None
+    failed = state.outcome.exception()
+    doubled: float = min(FIRST_DELAY_S * 2 ** (state.attempt_number - 1), LONGEST_DELAY_S)
+    return max(failed.pause if isinstance(failed, _MayPass) else 0.0, doubled * random.uniform(0.5, 1.0))
 
 
 def _json(url: str, raw: bytes) -> Any:

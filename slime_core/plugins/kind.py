@@ -1,7 +1,7 @@
 """What one row of the table of kinds says, and one accepted way to call a component.
 
-`kinds.py` is the table; its rows are in `kinds_table.py`. A `HookFlag` stands beside the
-hook that its function implements (`hookspecs.py`).
+`kinds.py` is the table; its rows are in `kinds_table.py`, with those of flags that take a function. A `HookFlag` stands
+beside the hook that its function implements (`hookspecs.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slime_core.protocols.traits import Traits
+
+FUNCTIONS = "functions"
+"""The kind of what has no kind but the flag that it is for."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,40 @@ class Kind:
     @property
     def group(self) -> str:
         """Entry-point group."""
-        return f"slime.{self.name}"
+        return f"slime.{self.registered}"
+
+    @property
+    def registered(self) -> str:
+        """The kind under which names are registered."""
+        return self.name
 
 
 @dataclass(frozen=True)
-class HookFlag(Kind):
-    """A flag whose function implements one hook, which `name` is; it is named by path, since it has no names."""
-
-    trains: bool = False
-    """The moment comes only where something is trained."""
+class _Flag(Kind):
+    """One flag whose function has the signature that the row says."""
 
     @property
     def setting(self) -> str:
         """What holds the function's path, or a list of paths."""
         return self.flags[0].removeprefix("--").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class FunctionFlag(_Flag):
+    """A flag whose function takes the place of one step; installed ones of all such flags share one group of names."""
+
+    @property
+    def registered(self) -> str:
+        """See `Kind.registered`."""
+        return FUNCTIONS
+
+
+@dataclass(frozen=True)
+class HookFlag(_Flag):
+    """A flag whose function implements one hook, which `name` is; it is named by path, since it has no names."""
+
+    trains: bool = False
+    """The moment comes only where something is trained."""
 
     @property
     def may_wait(self) -> bool:

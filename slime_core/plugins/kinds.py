@@ -9,15 +9,26 @@ and the entry-point group is `slime.<plural>`; the singular is what messages and
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Mapping
 
 from slime_core.errors import PluginNotFoundError
-from slime_core.plugins.hooks import hook_flags
-from slime_core.plugins.kind import Call, Kind
-from slime_core.plugins.kinds_table import COMPONENTS
+from slime_core.plugins.hooks import hook_flags, spec_modules
+from slime_core.plugins.kind import FUNCTIONS, Call, FunctionFlag, Kind
+from slime_core.plugins.kinds_table import COMPONENTS, FUNCTION_FLAGS
 from slime_core.protocols import LauncherTraits
 
-__all__ = ["FORMER_KINDS", "HOOK_GROUP", "KINDS", "Call", "Kind", "flag_rows", "kind_of", "told_of_hook"]
+__all__ = [
+    "FORMER_KINDS",
+    "HOOK_GROUP",
+    "KINDS",
+    "Call",
+    "Kind",
+    "flag_rows",
+    "function_flags",
+    "kind_of",
+    "not_a_group",
+]
 
 HOOKSPECS_GROUP = "slime.hookspecs"
 """Entry-point group of modules that declare further hooks: read by `plugins/hooks.py`; no component."""
@@ -45,7 +56,7 @@ _KINDS = (
         canonical=("command",),
         instance="Command",
     ),
-    Kind(name="functions", singular="function", flags=("every other --*-path flag",), canonical=()),
+    Kind(name=FUNCTIONS, singular="function", flags=("a --*-path flag of a function",), canonical=()),
 )
 
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
@@ -66,24 +77,38 @@ FORMER_KINDS: Mapping[str, str] = {
 """What plugins written before may name as a kind or, behind `slime.`, as a group -> the hook that it is."""
 
 
+@functools.cache
+def function_flags() -> Mapping[str, FunctionFlag]:
+    """Name -> flag whose function takes the place of a step: the core's, and those that a distribution declares."""
+    declared = [row for module in spec_modules() for row in module.FLAGS if isinstance(row, FunctionFlag)]
+    return {row.name: row for row in (*FUNCTION_FLAGS, *declared)}
+
+
 def flag_rows() -> tuple[Kind, ...]:
-    """What flags select: a component of each kind, and functions that implement hooks."""
-    return (*_KINDS, *hook_flags().values())
+    """What flags select: a component of each kind, and functions that take the place of a step or implement hooks."""
+    return (*_KINDS, *function_flags().values(), *hook_flags().values())
 
 
 def kind_of(name: str) -> Kind:
-    """The row of a plural or singular name, or of a hook that has a flag. Raises PluginNotFoundError for others."""
+    """The row of a plural or singular name, of a function's flag or a hook's. Raises PluginNotFoundError for others."""
     for kind in flag_rows():
         if name in (kind.name, kind.singular):
             return kind
     if name in FORMER_KINDS:
-        raise PluginNotFoundError(f"{name!r} are no kind of plugin: {told_of_hook(name)}")
+        raise PluginNotFoundError(f"{name!r} are no kind of plugin: {_told_of_hook(name)}")
     close = difflib.get_close_matches(name, [k.name for k in _KINDS], n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise PluginNotFoundError(f"no plugin kind {name!r}.{hint} Kinds: {', '.join(sorted(KINDS))}")
 
 
-def told_of_hook(former: str) -> str:
+def not_a_group(former: str) -> str:
+    """What to write instead of an entry point of the group of a former kind; empty for what never was one."""
+    if former in function_flags():
+        return f"the name goes into the group {KINDS[FUNCTIONS].group!r}, as those of all functions of flags"
+    return _told_of_hook(former) if former in FORMER_KINDS else ""
+
+
+def _told_of_hook(former: str) -> str:
     """What to write instead of a component of a former kind."""
     hook = FORMER_KINDS[former]
     return (

@@ -1,8 +1,8 @@
-"""The kinds of component that a run is made of, one row each."""
+"""The kinds of component that a run is made of, and the flags that take a function, one row each."""
 
 from __future__ import annotations
 
-from slime_core.plugins.kind import BUILT_BY_NAME, BUILT_FROM_ARGS, Call, Kind
+from slime_core.plugins.kind import BUILT_BY_NAME, BUILT_FROM_ARGS, Call, FunctionFlag, Kind
 from slime_core.protocols import (
     EngineTraits,
     GenerateTraits,
@@ -216,27 +216,6 @@ COMPONENTS = (
         construct=Call(("args",), "(args[, role][, hooks])", keywords=("role", "hooks")),
     ),
     Kind(
-        name="reward_post_processes",
-        singular="reward_post_process",
-        flags=("--custom-reward-post-process-path",),
-        canonical=("post_process_rewards", "reward_post_process", "custom_reward_post_process"),
-        calls=(Call(("args", "samples"), "(args, samples) -> (raw_rewards, rewards)", plain=True),),
-    ),
-    Kind(
-        name="sample_converters",
-        singular="sample_converter",
-        flags=("--custom-convert-samples-to-train-data-path",),
-        canonical=("convert_samples_to_train_data", "convert_samples"),
-        calls=(Call(("args", "samples"), "(args, samples) -> dict", plain=True),),
-    ),
-    Kind(
-        name="advantages",
-        singular="advantage",
-        flags=("--custom-advantage-function-path",),
-        canonical=("compute_advantages", "compute_advantages_and_returns", "advantages"),
-        calls=(Call(("args", "rollout_data"), "(args, rollout_data) -> None"),),
-    ),
-    Kind(
         name="weight_transports",
         singular="weight_transport",
         flags=("--update-weight-transport", "--update-weight-mode"),
@@ -264,7 +243,31 @@ COMPONENTS = (
         methods={"weigh": Call(("inputs",), "(self, inputs) -> CorrectionOutputs")},
         construct=BUILT_FROM_ARGS,
     ),
-    Kind(
+)
+
+FUNCTION_FLAGS = (
+    FunctionFlag(
+        name="reward_post_processes",
+        singular="reward_post_process",
+        flags=("--custom-reward-post-process-path",),
+        canonical=("post_process_rewards", "reward_post_process", "custom_reward_post_process"),
+        calls=(Call(("args", "samples"), "(args, samples) -> (raw_rewards, rewards)", plain=True),),
+    ),
+    FunctionFlag(
+        name="sample_converters",
+        singular="sample_converter",
+        flags=("--custom-convert-samples-to-train-data-path",),
+        canonical=("convert_samples_to_train_data", "convert_samples"),
+        calls=(Call(("args", "samples"), "(args, samples) -> dict", plain=True),),
+    ),
+    FunctionFlag(
+        name="advantages",
+        singular="advantage",
+        flags=("--custom-advantage-function-path",),
+        canonical=("compute_advantages", "compute_advantages_and_returns", "advantages"),
+        calls=(Call(("args", "rollout_data"), "(args, rollout_data) -> None"),),
+    ),
+    FunctionFlag(
         name="loss_reducers",
         singular="loss_reducer",
         flags=("--custom-pg-loss-reducer-function-path",),
@@ -277,7 +280,7 @@ COMPONENTS = (
             ),
         ),
     ),
-    Kind(
+    FunctionFlag(
         name="custom_losses",
         singular="custom_loss",
         flags=("--custom-loss-function-path",),
@@ -290,19 +293,5 @@ COMPONENTS = (
             ),
         ),
     ),
-    Kind(
-        name="megatron_model_providers",
-        singular="megatron_model_provider",
-        flags=("--custom-model-provider-path",),
-        canonical=("model_provider", "custom_model_provider"),
-        calls=(
-            Call(
-                (),
-                "(pre_process, post_process[, vp_stage]) -> GPTModel",
-                keywords=("vp_stage",),
-                named=("pre_process", "post_process"),
-                plain=True,
-            ),
-        ),
-    ),
 )
+"""What takes the place of one step of the trainer's side."""

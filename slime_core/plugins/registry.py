@@ -165,7 +165,7 @@ class Registry:
             PluginNotFoundError: There is no such kind.
             ValueError: The name is not allowed.
         """
-        plural = kind_of(kind).name
+        plural = kind_of(kind).registered
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"{plural} name {name!r} is not allowed; names match [a-z][a-z0-9_]*")
         module, attr = getattr(obj, "__module__", ""), getattr(obj, "__qualname__", type(obj).__qualname__)

@@ -122,9 +122,9 @@ def find(kind: str, spec: str, *, origin: str = "", registry: Registry | None = 
         )
     try:
         if _NAME.fullmatch(spec):
-            return known.get(row.name, spec)
+            return known.get(row.registered, spec)
         if (match := _DIST_NAME.fullmatch(spec)) and _is_distribution(match["dist"], known):
-            return known.get(row.name, match["name"], distribution=match["dist"])
+            return known.get(row.registered, match["name"], distribution=match["dist"])
     except (PluginNotFoundError, PluginConflictError) as error:
         raise type(error)(_prefixed(origin, str(error))) from None
     if _COLON.fullmatch(spec) or _DOTTED.fullmatch(spec):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slime_core.protocols import Args
-from slime_core.rollout.regenerate import restarted
+from slime_core.rollout.fate import restarted
 from slime_core.types import Group, Sample, SampleStatus
 
 KEY = "greedy_baseline"

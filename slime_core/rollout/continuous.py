@@ -22,10 +22,9 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 from slime_core.protocols import Args
-from slime_core.rollout.finished_groups import Taken
 from slime_core.rollout.open_groups import OpenGroup, OpenGroups
 from slime_core.rollout.parts import RolloutResult
-from slime_core.rollout.producer import GroupProducer
+from slime_core.rollout.producer import GroupProducer, Taken
 from slime_core.types import Group, TrainBatch
 
 T = TypeVar("T")

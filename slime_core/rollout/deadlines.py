@@ -1,7 +1,7 @@
 """Deadlines of prompt groups and rollouts, and what happens at them: `--group-timeout`, `--rollout-stall-timeout`.
 
-Whoever schedules groups (`rollout/schedule.py`, `rollout/continuous.py`) awaits `run_group` here instead of the
-runner's, and waits for tasks by `some_done`. A group over its deadline comes back, by `--group-timeout-policy`:
+`rollout.pool` and `rollout.evaluate` await `run_group` here instead of the runner's, and wait by `some_done`. A group
+over its deadline comes back, by `--group-timeout-policy`:
 
     retry        generated afresh, the same prompt, `--group-timeout-retries` times; then as substitute
     substitute   every sample FAILED, which the scheduler replaces by another prompt as it does any such group
@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from slime_core.config.sections.progress import ProgressArgs
 from slime_core.errors import RolloutError
 from slime_core.protocols import Args
-from slime_core.rollout.regenerate import restarted
-from slime_core.types import Group, SampleStatus
+from slime_core.rollout.fate import GROUP_TIMEOUT, restarted
+from slime_core.rollout.flights import Bell
+from slime_core.types import Group, Sample
 from slime_core.waits import gave_up, waiting
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-WHERE = "--group-timeout"
-"""The boundary named by samples that failed since their group was over its deadline."""
 CANCEL_GRACE = 5.0
 """Seconds that cancelled work gets to end."""
 _STALL_MARGIN = 60.0
@@ -117,12 +116,19 @@ async def run_group(
     rollout_id: int | None,
     evaluation: bool = False,
     args: Args | None = None,
+    begins: Callable[[], None] = lambda: None,
+    sample_done: Callable[[list[Sample]], None] | None = None,
 ) -> Group:
-    """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises."""
+    """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises.
+
+    `begins` is called before every try, `sample_done` with what a sample has become whenever one has ended.
+    """
     limits = Limits.of(runner.args, len(runner.hooks.on_sample))
     keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
     keywords |= {} if args is None else {"args": args}
+    keywords |= {} if sample_done is None else {"sample_done": sample_done}
     if limits.group is None:
+        begins()
         return await runner.run_group(group, params, **keywords)
     name = f"group {group[0].group_index} of rollout {rollout_id}"
     if evaluation:
@@ -131,6 +137,7 @@ async def run_group(
             limits = replace(limits, policy="shrink")
     tries = 1 + (limits.retries if limits.policy == "retry" else 0)
     for attempt in range(1, tries + 1):
+        begins()
         result, obeyed = await _one_try(runner, group, params, keywords, name, limits)
         if result is not None:
             return result
@@ -140,7 +147,7 @@ async def run_group(
         if attempt < tries:
             group = restarted(group)
     for sample in group:
-        sample.fail(WHERE, f"the group was not done within {limits.group:g} s ({limits.policy})")
+        sample.fail(GROUP_TIMEOUT, f"the group was not done within {limits.group:g} s ({limits.policy})")
         if limits.policy == "drop":
             sample.metadata["failure"]["dropped"] = True
     runner.count_failures(group)
@@ -192,8 +199,8 @@ async def ended(tasks: Collection[asyncio.Task[Any]]) -> bool:
     return not late
 
 
-async def some_done(tasks: Collection[asyncio.Future[Any]], runner: SampleRunner, what: str) -> None:
-    """Wait until one of the tasks is done.
+async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
+    """Wait until the bell rings.
 
     Raises:
         RolloutError: No sample of this runner has ended for `--rollout-stall-timeout` seconds.
@@ -203,8 +210,7 @@ async def some_done(tasks: Collection[asyncio.Future[Any]], runner: SampleRunner
     while True:
         with waiting(what, deadline=limit, then=_STALLED, stop=True):
             left = None if limit is None else max(since + limit - loop.time(), 0.0)
-            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if done:
+            if await bell.wait(left):
                 return
             if runner.last_end <= since:
                 raise RolloutError(gave_up(what, limit, "no sample ended in that time; --rollout-stall-timeout"))
@@ -214,24 +220,11 @@ async def some_done(tasks: Collection[asyncio.Future[Any]], runner: SampleRunner
 async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str) -> T:
     """The result of `asyncio.gather`; cancelled when the wait for it ends. Raises RolloutError as `some_done`."""
     try:
-        await some_done({gathered}, runner, what)
+        bell = Bell()
+        gathered.add_done_callback(bell.ring)
+        await some_done(bell, runner, what)
     except BaseException:
         gathered.cancel()
         await asyncio.wait({gathered}, timeout=CANCEL_GRACE)
         raise
     return gathered.result()
-
-
-def timed_out(group: Group) -> bool:
-    """Whether the group as a whole was over `--group-timeout`."""
-    return all(s.status == SampleStatus.FAILED and _failure(s).get("where") == WHERE for s in group)
-
-
-def dropped_for_good(group: Group) -> bool:
-    """Whether nothing is to be drawn in its place."""
-    return timed_out(group) and all("dropped" in _failure(s) for s in group)
-
-
-def _failure(sample: Any) -> dict[str, Any]:
-    failure: dict[str, Any] = sample.metadata.get("failure", {})
-    return failure

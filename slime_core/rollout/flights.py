@@ -1,159 +1,141 @@
-"""Groups between the data source and training, as `rollout.producer` holds them, and as a commit does.
+"""`Flights`: the groups that are being generated, and which of them have ended, in the order in which they were drawn.
 
-What a reader would get wrong: generation goes on while a commit is written, so samples in flight are stored as copies.
-By default those are prompts again; with `--partial-rollout` they keep the turns that are finished, and rewards that
-are there. What an engine has sampled of an unfinished request is not in them.
+`rollout.pool` starts groups here and waits at the bell. A group's end costs the same however many others are in flight.
+What a reader would get wrong: the order in which groups end says nothing; those that ended since the last look come in
+the order of their drawing, so that a slow reward changes no result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from slime_core.errors import CheckpointError
-from slime_core.fan_out import executions
-from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.open_groups import OpenGroup
-from slime_core.rollout.regenerate import FINISHED, prompts_of
-from slime_core.rollout.staleness import retries, version_span
-from slime_core.types import Group, Sample, SampleStatus
-
-WAITING, ASIDE, IN_FLIGHT = "waiting", "aside", "in_flight"
-"""Entry "state" of an open group's details."""
+from slime_core.types import Group
 
 
-@dataclass
-class Finished:
-    """A group that was generated and decided on."""
+class Bell:
+    """Wakes the one who waits for it, in the event loop's next turn: what happens in one turn is seen together."""
 
-    samples: Group
-    original: Group
-    """As it was drawn: other samples, where a generate function fanned out."""
-    began: int
-    """Weight version served when its generation began."""
-    reason: str | None = None
-    """Why the filter dropped it."""
+    def __init__(self) -> None:
+        self._rung = self._at_once = False
+        self._waiter: asyncio.Future[bool] | None = None
 
-    @cached_property
-    def span(self) -> tuple[int, int] | None:
-        """Oldest and newest version of its tokens."""
-        return version_span(self.samples, self.began)
+    def ring(self, *_: Any) -> None:
+        """Something has ended, or has changed."""
+        self._rung = True
+        if self._waiter is not None and self._at_once:
+            _answer(self._waiter, True)
+        elif self._waiter is not None:
+            asyncio.get_running_loop().call_soon(_answer, self._waiter, True)
 
-    @property
-    def retries(self) -> int:
-        """How often it has been generated afresh for its age."""
-        return retries(self.original)
+    def clear(self) -> None:
+        """Whoever will wait has seen everything so far."""
+        self._rung = False
 
-    @property
-    def index(self) -> int:
-        """The `group_index`."""
-        return self.samples[0].group_index or 0
+    async def wait(self, seconds: float | None, *, at_once: bool = False) -> bool:
+        """Whether it has rung since `clear`, or does so in that time; `at_once` leaves out the turn."""
+        if at_once and self._rung:
+            return True
+        loop, self._at_once = asyncio.get_running_loop(), at_once
+        self._waiter = waiter = loop.create_future()
+        if self._rung:
+            loop.call_soon(_answer, waiter, True)
+        timer = None if seconds is None else loop.call_later(seconds, _answer, waiter, False)
+        try:
+            found: bool = await waiter
+            return found
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
 
-    @property
-    def turn(self) -> tuple[int, int]:
-        """What orders groups for training: oldest version first, then as they were drawn."""
-        return (self.span[0] if self.span else self.began, self.index)
+
+def _answer(waiter: asyncio.Future[bool], rung: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(rung)
 
 
-@dataclass
+@dataclass(eq=False)
 class Flight:
-    """A group that is being generated, and the runner it is generated with."""
+    """A group that is being generated."""
 
     original: Group
+    """As it was drawn."""
     began: int
-    runner: CountingRunner = field(repr=False)
+    """Weight version served then."""
+    number: int
+    """In the order of drawing."""
+    unfinished: int
+    """Samples that have not ended."""
+    task: asyncio.Task[Group]
+
+    @property
+    def places(self) -> int:
+        """That it takes: at least 1, or groups whose samples wait for a common reward (--group-rm) would pile up."""
+        return max(self.unfinished, 1)
+
+    def result(self) -> Group | None:
+        """What has become of the group; None where it was cut off between a response and its reward, or goes on."""
+        task = self.task
+        return None if not task.done() or task.cancelled() or task.exception() is not None else task.result()
 
 
-class CountingRunner:
-    """A `SampleRunner` for one group that tells how many of its samples have not ended."""
+class Flights:
+    """Groups in flight; `bell` rings when one has ended."""
 
-    def __init__(self, runner: SampleRunner, told: Callable[[], None]) -> None:
-        """`told` is called whenever a sample has ended."""
-        self._runner = runner
-        self._told = told
-        self.unfinished = 0
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._numbers = itertools.count()
+        self._open: dict[asyncio.Task[Group], Flight] = {}
+        self._ended: list[Flight] = []
+        """In the order of ending."""
+        self.places = 0
+        """Of all of them."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+    def __len__(self) -> int:
+        return len(self._open)
 
-    def expect(self, group: Group) -> None:
-        """The group is about to be generated, or tried once more."""
-        self.unfinished = len(group) + self._runner.greedy_baseline
+    def __iter__(self) -> Iterator[Flight]:
+        """In the order of drawing."""
+        return iter(self._open.values())
 
-    async def run_group(self, group: Group, params: dict[str, Any], **keywords: Any) -> Group:
-        """As the runner's."""
-        self.expect(group)
-        return await self._runner.run_group(group, params, sample_done=self._done, **keywords)
+    def start(
+        self, group: Group, began: int, unfinished: int, work: Callable[[Flight], Coroutine[Any, Any, Group]]
+    ) -> None:
+        """Begin `work`, which generates the group and may `resize` its flight."""
 
-    def _done(self, siblings: list[Sample]) -> None:
-        if any(s.status == SampleStatus.ABORTED for s in siblings):
-            return  # the group comes back and needs the place again: it is not given to another one
-        self.unfinished -= 1
-        self._told()
+        async def run() -> Group:
+            try:
+                return await work(flight)
+            finally:
+                self._ended.append(flight)
+                self._bell.ring()
 
+        flight = Flight(group, began, next(self._numbers), unfinished, asyncio.create_task(run()))
+        self._open[flight.task] = flight
+        self.places += flight.places
 
-def finished_to_open(group: Finished, state: str) -> OpenGroup:
-    """A finished group for a commit; a fan-out's prompts go with it, as it may have to be generated afresh."""
-    details: dict[str, Any] = {"state": state, "began": group.began}
-    if [id(s) for s in group.samples] != [id(s) for s in group.original]:
-        details["prompts"] = [s.to_dict() for s in prompts_of(group.original)]
-    return OpenGroup(group.samples, details=details)
+    def resize(self, flight: Flight, unfinished: int) -> None:
+        """So many samples of the group have not ended."""
+        before, flight.unfinished = flight.places, unfinished
+        if flight.task in self._open:
+            self.places += flight.places - before
 
+    def take_ended(self) -> Iterator[Flight]:
+        """Those that have ended since the last call, in the order of drawing; each is in flight until it comes."""
+        ended, self._ended = sorted(self._ended, key=lambda f: f.number), []
+        for flight in ended:
+            del self._open[flight.task]
+            self.places -= flight.places
+            yield flight
 
-def flight_to_open(flight: Flight, *, partial: bool, scores_groups: bool) -> OpenGroup:
-    """A group in flight for a commit, as it is to be continued."""
-    samples = _resumable(flight.original, scores_groups) if partial else prompts_of(flight.original)
-    return OpenGroup(samples, details={"state": IN_FLIGHT, "began": flight.began})
-
-
-def open_to_finished(group: OpenGroup) -> Finished:
-    """Inverse of `finished_to_open`."""
-    prompts = group.details.get("prompts")
-    original = [Sample.from_dict(s) for s in prompts] if prompts else group.samples
-    return Finished(group.samples, original, int(group.details["began"]))
-
-
-def check_group_size(group: OpenGroup, size: int) -> Group:
-    """The samples of an unfinished group. Raises CheckpointError when the run has groups of another size."""
-    found = len(executions(group.samples))
-    if found != size:
-        raise CheckpointError(
-            f"the checkpoint holds group {group.group_index}, unfinished, of {found} samples; this run has"
-            f" --n-samples-per-prompt {size}. Resume with --n-samples-per-prompt {found}"
-        )
-    return group.samples
-
-
-def _copy(sample: Sample) -> Sample:
-    return Sample.from_dict(sample.to_dict())
-
-
-def _resumable(group: Group, scores_groups: bool) -> Group:
-    """Copies with what is worth keeping: finished with its reward, or its finished turns; else the prompt."""
-    kept: Group = []
-    for siblings in executions(group):
-        if len(siblings) > 1:  # given back whole by an earlier rollout
-            kept += [_copy(sample) for sample in siblings]
-        else:
-            kept.append(_resumable_sample(siblings[0], scores_groups))
-    return kept
-
-
-def _resumable_sample(sample: Sample, scores_groups: bool) -> Sample:
-    """A sample without its reward is scored only by a run that scores whole groups. One of several siblings, which have
-    just been made of it, is no group's sample by itself, and one whose fields do not fit together is being written to.
-    """
-    try:
-        sample.validate()
-    except ValueError:
-        return prompts_of([sample])[0]
-    fan_out = sample.rollout_id is not None and sample.status in FINISHED
-    unscored = sample.status in FINISHED and sample.reward is None and not scores_groups
-    if sample.status == SampleStatus.FAILED or fan_out or unscored:
-        return prompts_of([sample])[0]
-    copy = _copy(sample)
-    if copy.response_length and copy.status == SampleStatus.PENDING:
-        copy.status = SampleStatus.ABORTED
-    return copy
+    def take_all(self) -> list[Flight]:
+        """All that there are, in the order of drawing; they are in flight no more."""
+        flights = list(self._open.values())
+        self._open.clear()
+        self._ended.clear()
+        self.places = 0
+        return flights

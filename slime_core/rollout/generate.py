@@ -28,10 +28,10 @@ from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args, GenerateContext, GenerateTraits
 from slime_core.rollout import baseline
 from slime_core.rollout.contracts import reward_problem
-from slime_core.rollout.deadlines import WHERE, GroupClock, ended
+from slime_core.rollout.deadlines import GroupClock, ended
+from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.hooks import RolloutHooks, fail_call
-from slime_core.rollout.regenerate import FINISHED
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import Group, Sample, SampleStatus
 from slime_core.waits import waiting
@@ -206,6 +206,10 @@ class SampleRunner:
                 timeline.sample(siblings, times, before, rollout_id=context.rollout_id, ev=context.evaluation)
             return siblings
 
+    def baseline_lack(self, group: Group) -> str | None:
+        """Why a finished group cannot be compared with its greedy baseline (see `baseline.missing`); None: it can."""
+        return baseline.missing(group) if self.greedy_baseline else None
+
     def count_failures(self, group: Group) -> None:
         """Samples that were made to fail from outside. Raises RolloutError as for others, when too many fail."""
         for siblings in executions(group):
@@ -366,7 +370,7 @@ async def _cut(run: Coroutine[Any, Any, list[Sample]], sample: Sample, clock: Gr
         return task.result()
     if not await ended({task}):
         sample = copy.deepcopy(sample)
-    sample.fail(WHERE, "cut off at the deadline of its group (shrink)")
+    sample.fail(GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)")
     return [sample]
 
 

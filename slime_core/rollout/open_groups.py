@@ -8,18 +8,28 @@ groups at every commit, and gets them back on resume. All owners' groups are one
 
 Groups of an owner that the resumed run does not have (its mode has changed) go into the buffer, when the stage starts.
 What a reader would get wrong: owners are asked in the thread of the stage's event loop, between two of its callbacks,
-so what they answer fits the data source's state of the same commit; they must copy nothing and wait for nothing.
+so what they answer fits the data source's state of the same commit; they wait for nothing. What is in flight goes on
+meanwhile, so it is stored as copies: as prompts, or with `--partial-rollout` with its finished turns and their rewards.
+What an engine has sampled of an unfinished request is not in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
-from slime_core.types import Group, Sample
+from slime_core.errors import CheckpointError
+from slime_core.fan_out import executions
+from slime_core.rollout.fate import FINISHED, prompts_of
+from slime_core.rollout.flights import Flight
+from slime_core.rollout.staleness import retries, version_span
+from slime_core.types import Group, Sample, SampleStatus
 
 OPEN_GROUPS_FILE = "open_groups.jsonl"
+WAITING, ASIDE, IN_FLIGHT = "waiting", "aside", "in_flight"
+"""Entry "state" of an open group's details."""
 
 
 @dataclass
@@ -105,3 +115,104 @@ def from_line(line: Mapping[str, Any]) -> tuple[str, OpenGroup]:
     """Inverse of `to_line`."""
     samples = [Sample.from_dict(data) for data in line["samples"]]
     return str(line["owner"]), OpenGroup(samples, line["rollout_id"], dict(line["details"]))
+
+
+# -- what a pool holds --------------------------------------------------------------------------------
+
+
+@dataclass
+class Finished:
+    """A group that was generated and decided on."""
+
+    samples: Group
+    original: Group
+    """As it was drawn: other samples, where a generate function fanned out."""
+    began: int = 0
+    """Weight version served when its generation began."""
+    reason: str | None = None
+    """Why the filter dropped it."""
+
+    @cached_property
+    def span(self) -> tuple[int, int] | None:
+        """Oldest and newest version of its tokens."""
+        return version_span(self.samples, self.began)
+
+    @property
+    def retries(self) -> int:
+        """How often it has been generated afresh for its age."""
+        return retries(self.original)
+
+    @property
+    def index(self) -> int:
+        """The `group_index`."""
+        return self.samples[0].group_index or 0
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """What orders groups for training: oldest version first, then as they were drawn."""
+        return (self.span[0] if self.span else self.began, self.index)
+
+
+def finished_to_open(group: Finished, state: str) -> OpenGroup:
+    """A finished group for a commit; a fan-out's prompts go with it, as it may have to be generated afresh."""
+    details: dict[str, Any] = {"state": state, "began": group.began}
+    if [id(s) for s in group.samples] != [id(s) for s in group.original]:
+        details["prompts"] = [s.to_dict() for s in prompts_of(group.original)]
+    return OpenGroup(group.samples, details=details)
+
+
+def flight_to_open(flight: Flight, *, partial: bool, scores_groups: bool) -> OpenGroup:
+    """A group in flight for a commit, as it is to be continued."""
+    samples = _resumable(flight.original, scores_groups) if partial else prompts_of(flight.original)
+    return OpenGroup(samples, details={"state": IN_FLIGHT, "began": flight.began})
+
+
+def open_to_finished(group: OpenGroup) -> Finished:
+    """Inverse of `finished_to_open`."""
+    prompts = group.details.get("prompts")
+    original = [Sample.from_dict(s) for s in prompts] if prompts else group.samples
+    return Finished(group.samples, original, int(group.details["began"]))
+
+
+def check_group_size(group: OpenGroup, size: int) -> Group:
+    """The samples of an unfinished group. Raises CheckpointError when the run has groups of another size."""
+    found = len(executions(group.samples))
+    if found != size:
+        raise CheckpointError(
+            f"the checkpoint holds group {group.group_index}, unfinished, of {found} samples; this run has"
+            f" --n-samples-per-prompt {size}. Resume with --n-samples-per-prompt {found}"
+        )
+    return group.samples
+
+
+def _copy(sample: Sample) -> Sample:
+    return Sample.from_dict(sample.to_dict())
+
+
+def _resumable(group: Group, scores_groups: bool) -> Group:
+    """Copies with what is worth keeping: finished with its reward, or its finished turns; else the prompt."""
+    kept: Group = []
+    for siblings in executions(group):
+        if len(siblings) > 1:  # given back whole by an earlier rollout
+            kept += [_copy(sample) for sample in siblings]
+        else:
+            kept.append(_resumable_sample(siblings[0], scores_groups))
+    return kept
+
+
+def _resumable_sample(sample: Sample, scores_groups: bool) -> Sample:
+    """A sample without its reward is scored only by a run that scores whole groups. One of several siblings, which have
+    just been made of it, is no group's sample by itself, and one whose fields do not fit together is being written to.
+    """
+    try:
+        sample.validate()
+    except ValueError:
+        return prompts_of([sample])[0]
+    fan_out = sample.rollout_id is not None and sample.status in FINISHED
+    unscored = sample.status in FINISHED and sample.reward is None and not scores_groups
+    if sample.status == SampleStatus.FAILED or fan_out or unscored:
+        return prompts_of([sample])[0]
+    copy = _copy(sample)
+    if copy.response_length and copy.status == SampleStatus.PENDING:
+        copy.status = SampleStatus.ABORTED
+    return copy

@@ -35,9 +35,8 @@ from slime_core.data.ledger_files import (
 )
 from slime_core.errors import CheckpointError
 from slime_core.protocols import RolloutTraits, traits_of
-from slime_core.rollout.decisions import prepare_return
+from slime_core.rollout.fate import prepare_return, remains
 from slime_core.rollout.open_groups import OPEN_GROUPS_FILE, OpenGroup, from_line, to_line
-from slime_core.rollout.regenerate import remains
 from slime_core.types import Sample
 
 if TYPE_CHECKING:

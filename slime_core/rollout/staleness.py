@@ -1,6 +1,6 @@
 """How old the tokens of a sample are when it is trained on, and what `--max-staleness` makes of old ones.
 
-`rollout.producer` asks when a group's turn to be trained on comes. Ages are in weight versions: the version that
+`rollout.pool` asks when a group's turn to be trained on comes. Ages are in weight versions: the version that
 trains minus the version that sampled. Only tokens that would be trained on count: tool output has no age, and masked
 tokens and removed samples cannot hurt. What a reader would get wrong: a group is as old as its oldest token, since
 under updates in flight one response has tokens of several versions.
@@ -24,7 +24,7 @@ from itertools import groupby
 
 from slime_core.fan_out import executions
 from slime_core.protocols import Args
-from slime_core.rollout.regenerate import restarted
+from slime_core.rollout.fate import restarted
 from slime_core.types import NOT_SAMPLED, Group, Sample
 
 RETRIES = "stale_retries"
@@ -40,6 +40,11 @@ class Verdict(Enum):
     RECYCLE = "recycle"
     DROP = "drop"
     MASK = "mask"
+
+    @property
+    def trains(self) -> bool:
+        """It is trained on, if with fewer tokens."""
+        return self in (Verdict.FRESH, Verdict.MASK)
 
 
 def sampled_versions(sample: Sample, unknown: int) -> list[int]:

@@ -60,6 +60,7 @@ class DiskTransport:
     def __init__(self, args: Args) -> None:
         self._args = args
         self._root = Path(args.update_weight_disk_dir or Path(args.run_dir or "") / "weights")
+        self._keeps = bool(args.use_fault_tolerance or args.rollout_external_engine_addrs or args.sglang_router_ip)
         self._kept: Path | None = None
         """Directory of the version that is served, for an engine that has to be brought up to date."""
 
@@ -80,8 +81,9 @@ class DiskTransport:
         written = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
         measured = engines.take(directory)
         if not self._args.update_weight_disk_keep_files:
-            # An engine that is brought back loads the version served once more, so that one stays until the next is.
-            done, self._kept = (self._kept, directory) if self._args.use_fault_tolerance else (directory, None)
+            # An engine that is brought back, or restarted by whoever runs it, loads the version served once more, so
+            # that one stays until the next is.
+            done, self._kept = (self._kept, directory) if self._keeps else (directory, None)
             if done is not None:
                 shutil.rmtree(done)
         return {"perf/update_weights_wire_bytes": float(written), **measured}

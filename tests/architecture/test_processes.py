@@ -24,7 +24,6 @@ ALLOWED = {
     "slime_command_plugins/contracts.py:_pytest": "pytest in the foreground, with a deadline",
     "slime_sandbox_local/keeper.py:start_keeper": "guards by namespaces that the kernel ends as a whole",
     "slime_sandbox_local/inside/": "in a sandbox, where the package is not; its first process ends all",
-    "server_side/": "in SGLang's environment, under a guard",
 }
 
 

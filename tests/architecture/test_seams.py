@@ -14,7 +14,7 @@ import pytest
 from slime_core.config.spec import flag_specs
 from tests.architecture.trees import ROOT, files, tree
 
-SETTINGS_ASKED_FOR = 141
+SETTINGS_ASKED_FOR = 109
 OTHERS_ASKED_FOR = 147
 """Most calls of `getattr(x, "name", default)` there may be: of settings, which all have a value, and of anything else.
 Only ever lowered: a setting is `args.name`, and what a component can do is one of its traits."""
@@ -123,6 +123,22 @@ def test_little_is_asked_for_by_its_name() -> None:
     others = [(place, name) for place, name, default in _asked_for() if name not in flag_specs() and default]
     assert len(settings) <= SETTINGS_ASKED_FOR, settings
     assert len(others) <= OTHERS_ASKED_FOR, others
+
+
+def _callers(name: str) -> set[str]:
+    """Files of the core and of the plugins that call a function or method of that name."""
+    return {
+        file
+        for path, file in files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and name in (getattr(node.func, "attr", None), getattr(node.func, "id", None))
+    }
+
+
+def test_there_is_one_pool() -> None:
+    other_mode = "rollout/stage_state.py"  # what a commit of another mode held is given back there
+    assert _callers("prepare_return") == {"rollout/pool.py", other_mode}
+    assert _callers("needs_nothing") == _callers("mask_older") == _callers("FinishedGroups") == {"rollout/pool.py"}
 
 
 @pytest.mark.slow

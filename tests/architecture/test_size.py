@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 342, "code_lines": 30_200, "public_names": 1_560, "kinds": 27}
+CEILINGS = {"modules": 335, "code_lines": 29_900, "public_names": 1_560, "kinds": 21}
 DEMO_CEILING = 254
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (

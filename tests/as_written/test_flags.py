@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from slime_core.config.flags import parse_flags
-from slime_core.config.foreign import find_owners
+from slime_core.config.flags import SettingsParser
+from slime_core.config.foreign import Lists, find_owners
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import UNSUPPORTED
 from slime_core.errors import ConfigError
@@ -26,7 +26,7 @@ def test_newer_flags_are_errors() -> None:
     owners, _ = find_owners(["--no-plugins"], {})
     for flag in NEWER:
         with pytest.raises(ConfigError, match=re.escape(f"unknown flag {flag}")):
-            parse_flags([flag, "1"], owners)
+            SettingsParser(owners).read_all([flag, "1"], Lists(owners, {}), [flag, "1"])
 
 
 def test_what_an_error_says_to_type_instead_of_a_refused_flag_is_there() -> None:

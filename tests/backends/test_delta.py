@@ -8,7 +8,6 @@ import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from slime_weight_transport_delta.writer import DeltaWriter
 from slime_core.errors import WeightSyncError
 from tests.backends.conftest import Running
 from tests.conftest import SLIME
+from tests.engine_args import engine_args
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -75,7 +75,7 @@ async def test_what_is_served_is_what_was_written(
         "rollout_external_engine_addrs": addresses, "update_weight_puller_addrs": [puller],
         "hf_checkpoint": str(directory), "rollout_timeout": 60, "update_weight_timeout": 60,
     }  # fmt: skip
-    engine = HttpEngine(SimpleNamespace(**args))
+    engine = HttpEngine(engine_args(**args))
     await engine.start()
     try:
         assert "delta" in engine.weight_transports

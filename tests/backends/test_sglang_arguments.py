@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 from slime_engine_sglang.arguments import router_arguments, router_argv, server_arguments, to_argv
 from slime_engine_sglang.environment import installed_versions, server_environment
-from slime_engine_sglang.flag_list import cache_file, installed_flags, shipped_flags
+from slime_engine_sglang.flag_list import cache_file, installed_flags, shipped_flags, size
 
-from slime_core.config import ForeignFlag, load_settings
+from slime_core.config import load_settings
+from slime_core.config.flag_parser import as_json, takes_list
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
@@ -58,20 +60,20 @@ def parse(sglang_python: Path) -> Parse:
     return call
 
 
-def example(flag: ForeignFlag) -> Any:
+def example(flag: argparse.Action) -> Any:
     """A value that is not the flag's default, where there is another."""
     special = {
         "cuda_graph_config": {"decode": {"max_bs": 4}},
         "lora_paths": ["a=/x", '{"lora_name":"b","lora_path":"/"}'],
     }
-    name = flag.attribute.removeprefix("sglang_").removeprefix("router_")
+    name = flag.dest.removeprefix("sglang_").removeprefix("router_")
     if name in special:
         return special[name]
-    if flag.kind in ("switch", "toggle"):
+    if flag.nargs == 0:
         return not flag.default
-    values: dict[str, Any] = {"int": -3, "size": 4096, "float": 0.125, "json": {"a": [1]}, "str": "a b"}
-    one = next((c for c in flag.choices if c != flag.default), flag.default) if flag.choices else values[flag.kind]
-    return [one, one] if flag.is_list else one
+    values: dict[Any, Any] = {int: -3, size: 4096, float: 0.125, as_json: {"a": [1]}, None: "a b"}
+    one = next((c for c in flag.choices if c != flag.default), flag.default) if flag.choices else values[flag.type]
+    return [one, one] if takes_list(flag) else one
 
 
 def test_the_shipped_list_is_that_of_the_version_it_names(
@@ -98,13 +100,13 @@ def test_the_installed_list_is_cached(sglang_python: Path, monkeypatch: pytest.M
     assert cache_file(flags.versions).exists()
     monkeypatch.setattr("slime_engine_sglang.flag_list.introspected", None)
     installed_flags.cache_clear()
-    assert installed_flags(sglang_python) == flags
+    assert installed_flags(sglang_python).server.option_strings == flags.server.option_strings
 
 
 def test_every_field_survives_the_command_line(sglang_python: Path, parse: Parse) -> None:
     flags = installed_flags(sglang_python)
-    server = {flag.attribute.removeprefix("sglang_"): example(flag) for flag in flags.server.flags}
-    router = {flag.attribute.removeprefix("router_"): example(flag) for flag in flags.router.flags}
+    server = {flag.dest.removeprefix("sglang_"): example(flag) for flag in flags.server.flags}
+    router = {flag.dest.removeprefix("router_"): example(flag) for flag in flags.router.flags}
     # These have a form of their own in RouterArgs; the one below is for them.
     special = ("prefill", "decode", "selector", "prefill_selector", "decode_selector", "control_plane_api_keys")
     router = {name: value for name, value in router.items() if name not in (*special, "jwt_role_mapping")}

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,6 +23,7 @@ from slime_engine_sglang.server import ServerProcess
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
 from tests.backends.conftest import Running
+from tests.engine_args import engine_args
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -65,7 +65,7 @@ class Session:
         self.http, self.model, self.folder = http, model, folder
         self.workers = [Worker(url, owned=True, state=WorkerState.READY) for url in urls]
         self.pool = WorkerPool(self.workers)
-        self.updates = WeightUpdates(http, self.pool, SimpleNamespace(**given))
+        self.updates = WeightUpdates(http, self.pool, engine_args(**given))
 
     async def push(
         self, transport: str, model: Any, version: int, at: Callable[[], None] | None = None

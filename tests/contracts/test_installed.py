@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.plugins.kinds import HOOK_GROUP, KINDS
+from slime_core.plugins.kinds import HOOK_GROUP, KINDS, function_flags
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef
 from slime_core.plugins.resolve import resolve
@@ -18,6 +18,7 @@ from tests.architecture.trees import LOCKSTEP
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("functions", "constant"): {"kind": "loss_reducers"},
     ("rollouts", "sft"): {"args": {"n_samples_per_prompt": 1}},
 }
 """What a subclass would set, of components that need more than their name."""
@@ -43,7 +44,7 @@ def _suites() -> dict[str, type[Contract]]:
         if _package(ref) in HERE and key not in ELSEWHERE:
             name = f"Test_{ref.kind.replace('.', '_')}_{ref.name}"
             facts = {"kind": ref.kind, "component": ref.name, **SETTINGS.get(key, {})}
-            suite = type(name, (suite_of(ref.kind),), facts)
+            suite = type(name, (suite_of(str(facts["kind"])),), facts)
             found[name] = pytest.mark.slow(suite) if key in SLOW else suite
     return found
 
@@ -76,7 +77,7 @@ def test_every_component_resolves(kind: str) -> None:
 
 
 def test_every_kind_has_a_suite() -> None:
-    kinds = [*(kind for kind in KINDS if kind != "functions"), HOOK_GROUP]
+    kinds = [*(kind for kind in KINDS if kind != "functions"), *function_flags(), HOOK_GROUP]
     assert {kind: suite_of(kind).kind for kind in kinds} == {kind: kind for kind in kinds}
     assert suite_of("functions") is Contract
 

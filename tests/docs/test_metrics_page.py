@@ -7,7 +7,6 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from slime_engine_sglang.incidents import Incidents
 
 from slime_core.observability.events import EventLog
 from tests.conftest import TinyRun
+from tests.engine_args import engine_args
 
 PAGE = Path(__file__).parents[2] / "docs/concepts/metrics.md"
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -119,7 +119,7 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
         slime("train", *tiny.argv(root / name, num_rollout=2, **changes))
         for line in (root / name / "metrics.jsonl").read_text().splitlines():
             names |= json.loads(line).keys() - {"step"}
-    servers = HttpEngine(SimpleNamespace()).take_metrics() | Incidents(EventLog(None)).take_metrics()
+    servers = HttpEngine(engine_args()).take_metrics() | Incidents(EventLog(None)).take_metrics()
     return names | servers.keys()
 
 

@@ -91,10 +91,9 @@ def flags_of_others() -> set[str]:
     """Megatron's, SGLang's and its router's (theirs also as they spell them), and the flags that list them."""
     owners = find_owners(["--no-plugins"], {})[0]
     sglang = shipped_flags()
-    flags = [*sglang.server.flags, *sglang.router.flags, *(flag for owner in owners for flag in owner.flags)]
-    flags += [flag for owner in owners if owner.has_open_names for flag in owner.listed.flags]
-    names = {f"--{name}" for flag in flags for name in (*flag.names, *flag.off)}
-    names |= {f"--no-{name}" for flag in flags if flag.kind == "toggle" for name in flag.names}
+    flags = [*sglang.server.flags, *sglang.router.flags]
+    flags += [flag for owner in owners if not owner.prefixes for flag in owner.listed.flags]
+    names = {name for flag in flags for name in flag.option_strings}
     names |= {name.replace("--sglang-", "--").replace("--router-", "--") for name in names}
     return names | {f"--{owner.help_flag}" for owner in owners if owner.help_flag}
 

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,12 +28,13 @@ from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.weight_update import WeightUpdates
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.recovery import Supervised
+from slime_engine_sglang.supervised import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 
 from slime_core.errors import WeightSyncError
 from slime_core.observability.events import EventLog, read_events
 from slime_core.types import GenerationOutput
+from tests.engine_args import engine_args
 from tests.engine_processes import EmbeddedServer, ForkedProcess, SmallRouter
 from tests.tiny_models import make_model, one_thread
 
@@ -87,7 +87,7 @@ class Rig:
             process.wait()
         self.workers = [Worker(s.url, owned=True, state=WorkerState.READY) for s in self.servers]
         self.pool = WorkerPool(self.workers)
-        self.args = SimpleNamespace(
+        self.args = engine_args(
             use_fault_tolerance=True, rollout_health_check_interval=0.2, rollout_health_check_timeout=timeout,
             rollout_health_check_first_wait=0.0, rollout_max_engine_restarts=100, update_weight_timeout=30.0,
         )  # fmt: skip

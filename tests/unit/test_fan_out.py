@@ -29,8 +29,8 @@ from slime_core.learning.report import GAP
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
 from slime_core.rollout.batch import make_batch
-from slime_core.rollout.decisions import spread
 from slime_core.rollout.evaluate import eval_columns
+from slime_core.rollout.fate import spread
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.staleness import staleness_metrics
 from slime_core.sample import PrefixCacheInfo, SpecInfo

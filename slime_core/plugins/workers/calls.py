@@ -15,7 +15,7 @@ from slime_core.protocols import Args
 from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 
 DEFAULTS = "_defaults"
-"""Attribute of the run's settings: a callable that answers for what was not given (`config.passthrough.Defaults`)."""
+"""Attribute of the run's settings: a callable that answers for what was not given (`config.schema.Defaults`)."""
 _SCALARS = (str, int, float, bool, type(None))
 
 

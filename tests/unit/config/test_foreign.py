@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import BooleanOptionalAction
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,27 +10,26 @@ from typing import Any
 import pytest
 
 from slime_core.cli.main import main
-from slime_core.config import ForeignFlag, ForeignFlags, load_settings
+from slime_core.config import FlagParser, ForeignFlags, load_settings
 from slime_core.config.foreign import find_owners
 from slime_core.config.origins import Entry
-from slime_core.config.passthrough import FlagList
 from slime_core.errors import ConfigError
 from slime_core.plugins.discovery import DirectoryComponents, InstalledComponents
 from slime_core.plugins.registry import RANK_CHECKOUT, Registry
 
 ROOT = Path(__file__).resolve().parents[3]
 
-LIST = FlagList(
-    (
-        ForeignFlag("mine-depth", "int", help="How deep.", default=3),
-        ForeignFlag("mine-mode", "str", choices=("a", "b")),
-        ForeignFlag("mine-expert-size", "int", aliases=("mine-ep",), stored_as="mine_ep_size"),
-        ForeignFlag("mine-fast", "switch"),
-        ForeignFlag("mine-strict", "toggle", aliases=("mine-strictly",)),
-        ForeignFlag("mine-sizes", "int", is_list=True),
-    ),
-    "Mine 2.0",
-)
+
+def mine(prefix: str = "mine-") -> FlagParser:
+    """What a program says of itself, in argparse's own words."""
+    parser = FlagParser("Mine 2.0")
+    parser.add_argument(f"--{prefix}depth", type=int, default=3, help="How deep: 100%% of it.")
+    parser.add_argument(f"--{prefix}mode", choices=("a", "b"))
+    parser.add_argument(f"--{prefix}expert-size", f"--{prefix}ep", type=int, dest="mine_ep_size")
+    parser.add_argument(f"--{prefix}fast", action="store_true")
+    parser.add_argument(f"--{prefix}strict", f"--{prefix}strictly", action=BooleanOptionalAction)
+    parser.add_argument(f"--{prefix}sizes", type=int, nargs="+")
+    return parser
 
 
 class Asked:
@@ -40,16 +40,16 @@ class Asked:
         self.checked: list[Mapping[str, Entry]] = []
         self.owner = ForeignFlags(
             "Mine",
+            self.parser,
             prefixes=("mine-", "no-mine-"),
             used_by=("fast",),
-            listing=self.listing,
             help_flag="help-mine",
             check=self.check,
         )
 
-    def listing(self, settings: Mapping[str, Any]) -> FlagList:
+    def parser(self, settings: Mapping[str, Any]) -> FlagParser:
         self.settings.append(settings)
-        return LIST
+        return mine()
 
     def check(self, args: Any, given: Mapping[str, Entry]) -> list[str]:
         self.checked.append(given)
@@ -83,8 +83,8 @@ def test_every_source_is_typed_alike_and_later_ones_win(tmp_path: Path) -> None:
     assert str(s.origins["mine_mode"]) == f"{file}:4"
 
 
-@pytest.mark.parametrize("flag", ["--mine-no-strict", "--no-mine-strict", "--mine-no-strictly"])
-def test_both_ways_to_turn_a_toggle_off(flag: str) -> None:
+@pytest.mark.parametrize("flag", ["--no-mine-strict", "--no-mine-strictly"])
+def test_every_way_to_turn_a_toggle_off(flag: str) -> None:
     assert load(Asked(), flag).args.mine_strict is False
     assert load(Asked(), "--mine-strict").args.mine_strict is True
 
@@ -95,11 +95,13 @@ def test_both_ways_to_turn_a_toggle_off(flag: str) -> None:
         ("--mine-dept 1", "--mine-dept: Mine 2.0 has no such flag. Did you mean --mine-depth?"),
         ("--mine-zzzzzz 1", "--mine-zzzzzz: Mine 2.0 has no such flag."),
         ("--no-mine-fast", "--no-mine-fast: Mine 2.0 has no such flag. Did you mean --mine-fast?"),
-        ("--mine-depth", "--mine-depth (flag): expected a value"),
-        ("--mine-depth 1 2", "--mine-depth '1' '2' (flag): expected one value, not 2"),
-        ("--mine-mode c", "--mine-mode 'c' (flag): must be one of a, b"),
-        ("--mine-fast yes", "--mine-fast 'yes' (flag): takes no value"),
-        ("--no-mine-strict x", "--no-mine-strict 'x' (flag): takes no value"),
+        ("--mine-depth", "--mine-depth (flag): expected one argument"),
+        ("--mine-depth --lr 1", "--mine-depth (flag): expected one argument"),
+        ("--mine-depth=", "--mine-depth (flag): invalid int value: ''"),
+        ("--mine-depth 1 2", "unexpected argument '2'; every setting is a flag, see `slime config show --help-all`."),
+        ("--mine-mode c", "--mine-mode (flag): invalid choice: 'c' (choose from 'a', 'b')"),
+        ("--mine-fast=yes", "--mine-fast (flag): ignored explicit argument 'yes'"),
+        ("--no-mine-strict x", "unexpected argument 'x'; every setting is a flag, see `slime config show --help-all`."),
     ],
 )
 def test_refusals_on_the_command_line(argv: str, message: str) -> None:
@@ -118,7 +120,7 @@ def test_refusals_name_file_and_variable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(Asked(), "--config", str(file))
     assert str(caught.value) == f"{file}:2: 'mine_expert_size' is already set as 'mine_ep' in {file}:1; remove one."
-    with pytest.raises(ConfigError, match=r"^SLIME_MINE_DEPTH 'x': expected a whole number$"):
+    with pytest.raises(ConfigError, match=r"^SLIME_MINE_DEPTH 'x': invalid int value: 'x'$"):
         load(Asked(), env={"SLIME_MINE_DEPTH": "x"})
 
 
@@ -137,29 +139,25 @@ def test_the_help_flag_prints_the_list_and_ends(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Mine (Mine 2.0; taken by: fast)"
     assert "  --mine-depth N" in lines
-    assert "      How deep. (default: 3)" in lines
+    assert "      How deep: 100% of it. (default: 3)" in lines
     assert "  --mine-mode {a,b}" in lines
     assert "  --mine-expert-size, --mine-ep N" in lines
 
 
 def test_an_owner_without_prefixes_has_all_of_that_too(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = tuple(
-        ForeignFlag(f.name, f.kind, f.is_list, f.aliases, f.stored_as, f.choices, help="100% of it.")
-        for f in LIST.flags
-    )
-    owner = ForeignFlags("Mine", (*flags, ForeignFlag("mine-check", "str", may_be_empty=True, const="all")))
+    owner = ForeignFlags("Mine", lambda _: mine("my-"))
 
     def load_it(*argv: str, env: dict[str, str] | None = None) -> Any:
         return load_settings(argv, command="show", env=env or {}, foreign=(owner,)).args
 
-    a = load_it(*"--mine-ep 4 --no-mine-strict --mine-sizes 1 2 --mine-fast --mine-check".split())  # noqa: SIM905
-    assert (a.mine_ep_size, a.mine_strict, a.mine_sizes, a.mine_fast, a.mine_check) == (4, False, [1, 2], True, "all")
-    assert load_it(env={"SLIME_MINE_EP": "2"}).mine_ep_size == 2
-    with pytest.raises(ConfigError, match=r"^--mine-mode 'c' \(flag\): must be one of a, b$"):
-        load_it("--mine-mode", "c")
+    a = load_it(*"--my-ep 4 --no-my-strict --my-sizes 1 2 --my-fast".split())  # noqa: SIM905
+    assert (a.mine_ep_size, a.my_strict, a.my_sizes, a.my_fast) == (4, False, [1, 2], True)
+    assert load_it(env={"SLIME_MY_EP": "2"}).mine_ep_size == 2
+    with pytest.raises(ConfigError, match=r"^--my-mode \(flag\): invalid choice: 'c' \(choose from 'a', 'b'\)$"):
+        load_it("--my-mode", "c")
     with pytest.raises(SystemExit):
         load_it("--help-all")
-    assert "--mine-expert-size INT, --mine-ep INT" in capsys.readouterr().out
+    assert "my_mode" in capsys.readouterr().out
 
 
 # -- entry points ----------------------------------------------------------------------------------------
@@ -175,9 +173,13 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, name: str 
 
 
 GOOD = """
-from slime_core.config import ForeignFlag, ForeignFlags
+from slime_core.config import FlagParser, ForeignFlags
+def parser(settings):
+    found = FlagParser("Theirs 1.0")
+    found.add_argument("--their-depth", type=int)
+    return found
 def flags():
-    return ForeignFlags("Theirs", (ForeignFlag("their-depth", "int"),), used_by=("theirs",))
+    return ForeignFlags("Theirs", parser, used_by=("theirs",))
 """
 
 
@@ -202,7 +204,7 @@ def test_an_installed_distribution_brings_its_flags(tmp_path: Path, monkeypatch:
         ("def flags():\n    raise RuntimeError('a\\nb')", "RuntimeError: a"),
         (
             "from slime_core.config import ForeignFlags\n"
-            "def flags():\n    return ForeignFlags('X', prefixes=('sglang-x-',))",
+            "def flags():\n    return ForeignFlags('X', None, prefixes=('sglang-x-',))",
             "ValueError: 'sglang-x-' already belongs to SGLang",
         ),
     ],

@@ -154,7 +154,7 @@ def test_custom_keys_become_attributes_and_cannot_bypass_checks() -> None:
         ("seed: true\n", "--seed True (a.yaml:1): must be a number"),
         ("group_rm: 7\n", "--group-rm 7 (a.yaml:1): must be a valid boolean, unable to interpret input"),
         ("config: b.yaml\n", "a.yaml:1: 'config' can only be given as a flag."),
-        ("tensor_model_parallel_size: two\n", "a.yaml:1: tensor_model_parallel_size 'two': expected a whole number"),
+        ("tensor_model_parallel_size: two\n", "a.yaml:1: tensor_model_parallel_size 'two': invalid int value: 'two'"),
         ("lr: !!python/object/apply:os.system [x]\n", "a.yaml:1: not valid YAML: could not determine a constructor for"
          " the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
         ("seed: 1\nplugins:\n  m: {t: !!int x}\n", "a.yaml:3: not valid YAML: 'x' is not of type int"),
@@ -192,7 +192,7 @@ def test_file_errors_name_file_and_line(yaml: str, message: str) -> None:
         ("--zzz", "unknown flag --zzz. `slime config show --help-all` lists all; keys of your own go into"
          " --custom-config-path."),
         ("stray", "unexpected argument 'stray'; every setting is a flag, see `slime config show --help-all`."),
-        ("--lr", "--lr: expected one argument"),
+        ("--lr", "--lr (flag): expected one argument"),
         ("--num-roll 3", "unknown flag --num-roll. Did you mean --num-rollout?"),
         ("--config none.yaml", "--config 'none.yaml' (flag): no such file; `slime init` lists those it can write"),
         ("--custom-config-path none.yaml", "--custom-config-path 'none.yaml' (flag): no such file"),

@@ -5,47 +5,92 @@ from typing import Any
 
 import pytest
 
-from slime_core.config import ForeignFlag, ForeignFlags, load_settings
-from slime_core.config.flags import parse_flags
-from slime_core.config.foreign import find_owners, resolve
-from slime_core.config.passthrough import FlagList
+from slime_core.config import FlagParser, ForeignFlags, load_settings
+from slime_core.config.flag_parser import Switch
+from slime_core.config.flags import SettingsParser
+from slime_core.config.foreign import Lists, find_owners
 from slime_core.errors import ConfigError
 
 OWNERS = find_owners([], {})[0]
-OPEN = ForeignFlags("Mine", prefixes=("mine-",))
 
 
 def foreign(*argv: str, owners: tuple[ForeignFlags, ...] = OWNERS) -> dict[str, Any]:
-    given = parse_flags(argv, owners).foreign
-    return {name: entry.value for name, entry in resolve(given, owners, {}).items()}
+    parser = SettingsParser(owners)
+    own = parser.read_own(argv)
+    given = parser.read_all(argv, Lists(owners, {}), own.rest).foreign
+    return {name: entry.value for name, entry in given.items()}
+
+
+def fused(**kwargs: Any) -> FlagParser:
+    parser = FlagParser("Mine 1.0", **kwargs)
+    parser.add_argument("--depth", type=int)
+    parser.add_argument("--depth-fusion", action=Switch, off=["--no-depth-fusion", "--disable-fusion"], dest="fused")
+    return parser
 
 
 def test_open_names_are_looked_up_only_when_no_setting_has_them() -> None:
     asked = []
 
-    def listing(settings: Any) -> FlagList:
+    def parser(settings: Any) -> FlagParser:
         asked.append(settings)
-        toggle = ForeignFlag("depth-fusion", "toggle", off=("no-depth-fusion", "disable-fusion"), stored_as="fused")
-        return FlagList((ForeignFlag("depth", "int"), toggle), "Mine 1.0")
+        return fused()
 
-    mine = ForeignFlags("Mine", listing=listing)
-    assert foreign("--lr", "1", "--no-apply-chat-template", owners=(mine, OPEN)) == {}
-    assert foreign("--mine-x", "3", owners=(mine, OPEN)) == {"mine_x": 3}
+    mine, fast = ForeignFlags("Mine", parser, help_flag="help-mine"), ForeignFlags("Fast", fast_flags, ("fast-",))
+    assert foreign("--lr", "1", "--no-apply-chat-template", owners=(mine, fast)) == {}
+    assert foreign("--fast-x", "3", owners=(mine, fast)) == {"fast_x": "3"}
     assert asked == []
     argv = ("--depth", "3", "--disable-fusion", "--lr", "1")
-    assert foreign(*argv, owners=(mine, OPEN)) == {"depth": 3, "fused": False}
+    assert foreign(*argv, owners=(mine, fast)) == {"depth": 3, "fused": False}
     assert foreign("--depth=4", "--depth-fusion", owners=(mine,)) == {"depth": 4, "fused": True}
     with pytest.raises(ConfigError, match=r"unknown flag --dept\. Did you mean --depth\?"):
         foreign("--dept", "3", owners=(mine,))
 
 
+def fast_flags(settings: Any) -> FlagParser:
+    parser = FlagParser("Fast 1.0", allow_abbrev=True)
+    for name, shape in {
+        "enable": {"action": "store_true"},
+        "fraction": {"type": float},
+        "sizes": {"type": int, "nargs": "+"},
+        "x": {},
+        "chunk": {"type": int},
+    }.items():
+        parser.add_argument(f"--fast-{name}", **shape)
+    return parser
+
+
+def test_a_line_is_read_as_argparse_reads_it() -> None:
+    fast = (ForeignFlags("Fast", fast_flags, ("fast-",)),)
+    argv = "--fast-enable --fast-frac 0.8 --lr 1 --fast-sizes 1 2 4 --fast-x=y"
+    assert foreign(*argv.split(), "--fast-chunk", "-1", owners=fast) == {
+        "fast_enable": True,
+        "fast_fraction": 0.8,
+        "fast_sizes": [1, 2, 4],
+        "fast_x": "y",
+        "fast_chunk": -1,
+    }
+    assert foreign("--fast-fraction", "-1e-5", "--fast-x", '{"a": 1}', "--fast-x", "z", owners=fast) == {
+        "fast_fraction": -1e-5,
+        "fast_x": "z",
+    }
+    for line, message in (
+        ("--fast-enable yes --lr 1", "unexpected argument 'yes'"),
+        ("--lr 1 stray --fast-sizes 1", "unexpected argument 'stray'"),
+        ("--fast-sizes 1 --lr 1 2", "unexpected argument '2'"),
+        ("--fast-sizes 1 x", "--fast-sizes .flag.: invalid int value: 'x'"),
+        ("--rollout-te 1", "unknown flag --rollout-te"),
+        ("--fast_x 1", "--fast_x: Fast 1.0 has no such flag. Did you mean --fast-x"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            foreign(*line.split(), owners=fast)
+
+
 def test_a_file_says_the_same_with_either_name(tmp_path: Path) -> None:
-    toggle = ForeignFlag("depth-fusion", "toggle", off=("no-depth-fusion",), stored_as="fused")
-    mine = ForeignFlags("Mine", listing=lambda _: FlagList((toggle,), "Mine 1.0"), used_by=("fast",))
-    for text, fused in (("depth_fusion: false", False), ("no_depth_fusion: true", False), ("fused: true", True)):
+    mine = ForeignFlags("Mine", lambda _: fused(), used_by=("fast",))
+    for text, value in (("depth_fusion: false", False), ("no_depth_fusion: true", False), ("fused: true", True)):
         (tmp_path / "run.yaml").write_text(text)
         argv = ["--config", str(tmp_path / "run.yaml"), "--train-backend", "fast"]
-        assert load_settings(argv, command="show", env={}, foreign=(mine,)).args.fused is fused
+        assert load_settings(argv, command="show", env={}, foreign=(mine,)).args.fused is value
     (tmp_path / "run.yaml").write_text("fused: true\nno_depth_fusion: true")
     with pytest.raises(ConfigError, match="already set as 'fused'"):
         load_settings(argv, command="show", env={}, foreign=(mine,))
@@ -54,22 +99,11 @@ def test_a_file_says_the_same_with_either_name(tmp_path: Path) -> None:
         load_settings(argv, command="show", env={}, foreign=(mine,))
 
 
-def test_prefixed_flags_without_a_list_take_what_follows() -> None:
-    argv = "--mine-enable --mine-fraction 0.8 --lr 1 --mine-sizes 1 2 4 --mine-policy=x"
-    assert foreign(*argv.split(), "--mine-json", '{"a": 1}', "--mine-x", "-1", owners=(OPEN,)) == {
-        "mine_enable": True,
-        "mine_fraction": 0.8,
-        "mine_sizes": [1, 2, 4],
-        "mine_policy": "x",
-        "mine_json": '{"a": 1}',
-        "mine_x": -1,
-    }
-
-
 def test_our_own_sglang_settings_are_not_passed_through() -> None:
     argv = "--sglang-server-concurrency 4 --sglang-router-ip h --sglang-router-port 1 --sglang-config c.yaml"
-    parsed = parse_flags([*argv.split(), "--sglang-router-request-timeout-secs", "9"], OWNERS)
-    assert parsed.foreign == []
+    words = [*argv.split(), "--sglang-router-request-timeout-secs", "9"]
+    assert foreign(*words) == {}
+    parsed = SettingsParser(OWNERS).read_own(words)
     assert sorted(parsed.values) == [
         "sglang_config",
         "sglang_router_ip",
@@ -80,10 +114,10 @@ def test_our_own_sglang_settings_are_not_passed_through() -> None:
 
 
 def test_a_backend_brings_its_own_list_and_then_nothing_is_unused() -> None:
-    mine = ForeignFlags("Mine", (ForeignFlag("depth", "int"),), prefixes=("mine-",), used_by=("fast",))
-    argv = ["--depth", "3", "--mine-x", "1"]
+    mine = ForeignFlags("Mine", lambda _: fused(), used_by=("fast",))
+    argv = ["--depth", "3"]
     s = load_settings([*argv, "--train-backend", "fast"], command="show", env={}, foreign=(mine,))
-    assert (s.args.depth, s.args.mine_x, s.warnings) == (3, 1, [])
+    assert (s.args.depth, s.warnings) == (3, [])
     s = load_settings(argv, command="show", env={}, foreign=(mine,))
     assert len(s.warnings) == 1
     with pytest.raises(ConfigError, match="unknown flag --depth"):
@@ -93,4 +127,4 @@ def test_a_backend_brings_its_own_list_and_then_nothing_is_unused() -> None:
 def test_wrong_value_on_the_command_line() -> None:
     with pytest.raises(ConfigError) as caught:
         foreign("--num-layers", "many")
-    assert str(caught.value) == "--num-layers 'many' (flag): expected a whole number"
+    assert str(caught.value) == "--num-layers (flag): invalid int value: 'many'"

@@ -87,7 +87,7 @@ def test_keys_of_the_users_own_keep_their_type(tmp_path: Path) -> None:
         ("megatron: [{role: actor, args: {rollout_batch_size: 1}}]", "is a setting of the whole run"),
         ("megatron: [{role: actor, args: {lr: fast}}]", r"roles.yaml:1: actor: lr 'fast': must be"),
         ("megatron: [{role: actor, args: {lr: true}}]", "lr True: must be a number"),
-        ("megatron: [{role: actor, args: {num_layers: many}}]", "num_layers 'many': expected a whole number"),
+        ("megatron: [{role: actor, args: {num_layers: many}}]", "num_layers 'many': invalid int value: 'many'"),
         ("megatron: [{role: actor, args: {pretrained_checkpoint: x}}]", "set --load with --finetune"),
     ],
 )

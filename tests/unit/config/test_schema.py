@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.config import Args
-from slime_core.config.flags import parse_flags
+from slime_core.config.flags import SettingsParser
 from slime_core.config.layers import collect, validate
 from slime_core.config.spec import flag_specs, switched_off
 from slime_core.config.support import REFUSED_VALUES, UNSUPPORTED
@@ -44,7 +44,7 @@ def test_thudm_flag_is_accepted_with_its_default(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text("")
-    args, origins = validate(collect(parse_flags(_argv(flag, value), ()), {}, ()))
+    args, origins = validate(collect(SettingsParser(()).read_own(_argv(flag, value)), {}, ()))
     spec = flag_specs()[attribute]
     assert str(origins[attribute]) == "flag"
     if not value:

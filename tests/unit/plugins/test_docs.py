@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from slime_core.plugins.kinds import KINDS
+from slime_core.plugins.kinds import KINDS, function_flags
 from tests.architecture.trees import LOCKSTEP
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ def test_every_plugin_has_its_parts() -> None:
 
 def test_every_kind_and_flag_is_documented() -> None:
     page = (ROOT / "docs" / "plugins" / "index.md").read_text()
-    for kind in KINDS.values():
+    for kind in (*KINDS.values(), *function_flags().values()):
         assert f"| `{kind.group}` | {kind.singular} |" in page
         for flag in kind.flags:
             if flag.startswith("--"):

@@ -12,7 +12,7 @@ import pytest
 from slime_command_plugins.scaffold import _TOO_LARGE, plan, template_kinds, write
 
 from slime_core.errors import ConfigError, PluginConflictError, PluginNotFoundError
-from slime_core.plugins.kinds import KINDS
+from slime_core.plugins.kinds import KINDS, function_flags
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef, Registry
 from tests.conftest import Slime
@@ -36,7 +36,7 @@ def run(*command: str | Path, cwd: Path) -> None:
 
 
 def test_every_kind_has_a_template_or_a_reason() -> None:
-    assert set(template_kinds()) - {"hooks"} == set(KINDS) - set(_TOO_LARGE)
+    assert set(template_kinds()) - {"hooks"} == {*KINDS, *function_flags()} - set(_TOO_LARGE)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.errors import ConfigError, PluginSignatureError
 from slime_core.estimator import EstimatorBase
-from slime_core.plugins.kinds import KINDS
+from slime_core.plugins.kinds import kind_of
 from slime_core.plugins.signatures import check_signature, construct, declared, is_async, takes_list
 
 
@@ -20,7 +20,7 @@ class LossLike:
 
 
 def check(kind: str, obj: Any) -> None:
-    check_signature(KINDS[kind], obj, "--flag")
+    check_signature(kind_of(kind), obj, "--flag")
 
 
 class ComputeReward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,7 @@ def _sync(tmp_path: Path, receiver: Receiver, post_write=None, **changes) -> Wei
     (tmp_path / "model" / "config.json").write_text("{}")
     args = SimpleNamespace(save_shard_size=5.0, 
         update_weight_start_version=0, update_weight_transport="auto", colocate=False, use_fault_tolerance=False,
+        rollout_external_engine_addrs=None, sglang_router_ip=None,
         update_weight_disk_dir=None, run_dir=tmp_path,
         update_weight_disk_keep_files=False, check_weight_update_equal=True, hf_checkpoint=tmp_path / "model",
         custom_update_weight_post_write_path=None,
@@ -209,9 +211,12 @@ def test_an_engine_may_compare_weights_itself(tmp_path: Path) -> None:
         _sync(tmp_path, Broadcasting(("distributed",), corrupt="b")).push()
 
 
-def test_under_fault_tolerance_the_served_directory_stays_until_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", [{"use_fault_tolerance": True}, {"rollout_external_engine_addrs": ["h:1"]}])
+def test_for_engines_that_come_back_the_served_directory_stays_until_the_next(
+    tmp_path: Path, setting: dict[str, Any]
+) -> None:
     receiver = Receiver(transports=("disk",))
-    sync = _sync(tmp_path, receiver, use_fault_tolerance=True)
+    sync = _sync(tmp_path, receiver, **setting)
     sync.push()
     sync.push()
     assert [path.exists() for path, _ in receiver.paths] == [False, True]

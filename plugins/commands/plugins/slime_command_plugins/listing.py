@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from slime_command_plugins.naming import kind_key, kind_word, origin
+from slime_command_plugins.naming import kind_word, origin, registered_kind
 from slime_core.errors import PluginError
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
 from slime_core.plugins.registry import ComponentRef, Registry
@@ -29,7 +29,7 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_core.plugins.trace import table
 
     registry = current_registry()
-    wanted = kind_key(namespace.kind) if namespace.kind else None
+    wanted = registered_kind(namespace.kind) if namespace.kind else None
     refs = [ref for ref in registry if wanted in (None, ref.kind)]
     wrong = _check(registry, refs) if namespace.check else []
     if namespace.json:

@@ -17,6 +17,11 @@ def kind_key(word: str) -> str:
     return HOOK_GROUP if word in HOOK_WORDS else kind_of(word).name
 
 
+def registered_kind(word: str) -> str:
+    """As `kind_key`, but what names are registered under: one kind for the functions of all flags."""
+    return HOOK_GROUP if word in HOOK_WORDS else kind_of(word).registered
+
+
 def kind_word(ref: ComponentRef) -> str:
     """The kind as tables show it."""
     return "hooks" if ref.kind == HOOK_GROUP else ref.kind

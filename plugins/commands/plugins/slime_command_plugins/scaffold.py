@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slime_core.errors import ConfigError, PluginConflictError
 from slime_core.plugins.hooks import hook_flags
-from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
+from slime_core.plugins.kinds import HOOK_GROUP, Kind, kind_of
 from slime_core.plugins.registry import NAME_PATTERN, Registry
 
 _HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
@@ -89,28 +89,29 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
         PluginConflictError: An installed distribution has that name or offers that component.
         PluginNotFoundError: There is no such kind.
     """
-    key = HOOK_GROUP if kind in _HOOKS or kind in hook_flags() else kind_of(kind).name
+    row = None if kind in _HOOKS or kind in hook_flags() else kind_of(kind)
+    key = HOOK_GROUP if row is None else row.name
     _check_name(name)
     if key in _TOO_LARGE:
         raise ConfigError(f"slime plugins new {kind}: there is no template; {_TOO_LARGE[key]}")
-    singular = "hooks" if key == HOOK_GROUP else KINDS[key].singular
+    singular = "hooks" if row is None else row.singular
     distribution = f"slime-{singular}-{name}".replace("_", "-")
     package = f"slime_{singular}_{name}"
-    _check_clash(key, name, distribution, registry)
+    _check_clash(HOOK_GROUP if row is None else row.registered, name, distribution, registry)
     folder = directory / distribution
     if folder.exists():
         raise ConfigError(f"{folder} exists already; choose another name, another --dir, or remove it")
-    stem = "hooks" if key == HOOK_GROUP else key
-    target = f":{_TARGETS[key]}" if key != HOOK_GROUP else ""
+    stem = "hooks" if row is None else key
+    target = f":{_TARGETS[key]}" if row is not None else ""
     words = {
         "name": name,
         "typed": name.replace("_", "-"),
         "distribution": distribution,
         "package": package,
         "singular": singular.replace("_", " "),
-        "group": HOOK_GROUP if key == HOOK_GROUP else KINDS[key].group,
-        "spec": f"{'hooks' if key == HOOK_GROUP else key}/{name}",
-        "use": _use(key, name),
+        "group": HOOK_GROUP if row is None else row.group,
+        "spec": f"{stem}/{name}",
+        "use": _use(row, name),
         "target": f"{package}{target}",
         "Class": "".join(part.capitalize() for part in name.split("_") if part),
     }
@@ -158,13 +159,13 @@ def _check_clash(key: str, name: str, distribution: str, registry: Registry) -> 
     raise PluginConflictError(f"{distribution} {version} is installed; choose another name")
 
 
-def _use(key: str, name: str) -> str:
+def _use(row: Kind | None, name: str) -> str:
     """The command line that uses the plugin once it is installed."""
-    if key == HOOK_GROUP:
+    if row is None:
         return "slime train --config run.yaml"
-    if key == "commands":
+    if row.name == "commands":
         return f"slime {name.replace('_', '-')}"
-    flags = [flag for flag in KINDS[key].flags if flag.startswith("--")]
+    flags = [flag for flag in row.flags if flag.startswith("--")]
     if not flags:
         return "slime train --config run.yaml --hf-checkpoint MODEL"
     return f"slime train --config run.yaml {flags[0]} {name}"

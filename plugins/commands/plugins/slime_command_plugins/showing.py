@@ -20,8 +20,9 @@ def run(namespace: argparse.Namespace) -> int:
     """Print its facts, options and documentation."""
     from slime_core.plugins.trace import table
 
-    ref, obj = _load(namespace.component)
-    for name, text in _facts(ref, obj):
+    kind, spec = split(namespace.component, "slime plugins show")
+    ref, obj = _load(kind, spec)
+    for name, text in _facts(kind, ref, obj):
         print(f"{name + ':':<13}{text}")
     rows = _options(ref, obj)
     if rows:
@@ -32,11 +33,10 @@ def run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _load(component: str) -> tuple[ComponentRef, Any]:
+def _load(kind: str, spec: str) -> tuple[ComponentRef, Any]:
     from slime_core.plugins.manager import current_registry, load_hook_module
     from slime_core.plugins.resolve import resolve
 
-    kind, spec = split(component, "slime plugins show")
     if kind == HOOK_GROUP:
         return load_hook_module(current_registry().get(HOOK_GROUP, spec))
     resolved = resolve(kind, spec, origin="slime plugins show")
@@ -44,7 +44,7 @@ def _load(component: str) -> tuple[ComponentRef, Any]:
     return resolved.ref, resolved.obj.run if row is not None and row.instance else resolved.obj
 
 
-def _facts(ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:
+def _facts(key: str, ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:
     from slime_core.plugins.trace import place_of
 
     facts = ref.provenance()
@@ -54,7 +54,7 @@ def _facts(ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:
     if ref.kind == HOOK_GROUP:
         rows += [("selected by", "nothing: every installed one is told; SLIME_PLUGINS=... allows some")]
         return [*rows, ("hooks", ", ".join(_hooks(obj)) or "-")]
-    kind = kind_of(ref.kind)
+    kind = kind_of(key)
     rows += [("selected by", ", ".join(kind.flags)), ("type", _selection(kind, ref))]
     return [*rows, ("signature", _signature(obj)), ("called as", _calls(kind, obj))]
 

@@ -6,17 +6,14 @@ ports, which are not known before.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from slime_core.config.foreign import Given, resolve
-from slime_core.config.origins import Origin
-from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignFlags
+from slime_core.config.flag_parser import FlagParser, words
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
@@ -111,14 +108,10 @@ def _forced(args: Args, device: str, gpus: int, rank: int, given: Mapping[str, A
         "random_seed": args.seed + rank * gpus,
         "tp_size": tensor,
     }
-    if device == "cuda" and getattr(args, "offload_rollout", False):
+    if device == "cuda" and args.offload_rollout:
         fields |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
-    if getattr(args, "use_rollout_routing_replay", False):
+    if args.use_rollout_routing_replay:
         fields["enable_return_routed_experts"] = True
-    if getattr(args, "fp16", False):
-        if given.get("dtype", "float16") not in ("float16", "half"):
-            raise ConfigError(f"--fp16 contradicts --sglang-dtype {given['dtype']}{where}; remove one.")
-        fields["dtype"] = "float16"
     return fields
 
 
@@ -129,7 +122,7 @@ def attention_ranks(fields: Mapping[str, Any]) -> int:
     return int(fields.get("attn_dp_size") or older or 1)
 
 
-def _settings(args: Args, owner: str, flags: FlagList, owned: Mapping[str, str]) -> dict[str, Any]:
+def _settings(args: Args, owner: str, flags: FlagParser, owned: Mapping[str, str]) -> dict[str, Any]:
     """Fields that --sglang-* or --router-* settings give: attributes of `args` with that prefix.
 
     Users' own code may have set some, so they are typed again.
@@ -137,49 +130,37 @@ def _settings(args: Args, owner: str, flags: FlagList, owned: Mapping[str, str])
     # slime's own settings begin so too, and owned ones are here only when they repeat slime's value.
     names = [name for name in vars(args) | _extra(args) if name.startswith(owner) and name not in flag_specs()]
     names = [name for name in names if name.removeprefix(owner) not in owned and getattr(args, name) is not None]
-    origins = [Given(name, getattr(args, name), Origin("derived", "args")) for name in names]
-    typed = resolve(origins, (_owner(owner, flags),), {})
-    return {name.removeprefix(owner): entry.value for name, entry in typed.items()}
+    typed = (flags.read(name, getattr(args, name), f"args.{name}") for name in names)
+    return {attribute.removeprefix(owner): value for attribute, value in typed}
 
 
 def _extra(args: Args) -> dict[str, Any]:
     return getattr(args, "model_extra", None) or {}
 
 
-def _typed_overrides(overrides: Mapping[str, Any], flags: FlagList, origin: str) -> dict[str, Any]:
+def _typed_overrides(overrides: Mapping[str, Any], flags: FlagParser, origin: str) -> dict[str, Any]:
     """Overrides under their fields' names. Raises ConfigError."""
-    names = {str(name).replace("-", "_").removeprefix(SERVER): value for name, value in overrides.items()}
+    known = [name.removeprefix(SERVER) for name in flags.by_name]
     typed: dict[str, Any] = {}
     spelled: dict[str, str] = {}
-    for name, value in names.items():
-        for attribute, entry in _one_override(name, value, flags, origin).items():
-            field = attribute.removeprefix(SERVER)
-            if field in typed:
-                raise ConfigError(f"{origin}: {name!r} is already set as {spelled[field]!r}; remove one.")
-            typed[field], spelled[field] = entry, name
+    for key, value in overrides.items():
+        name = str(key).replace("-", "_").removeprefix(SERVER)
+        where = f"{origin}: {name}"
+        if name not in known:
+            raise ConfigError(flags.unknown(where, name, known))
+        attribute, entry = flags.read(SERVER + name, value, where)
+        field = attribute.removeprefix(SERVER)
+        if field in typed:
+            raise ConfigError(f"{origin}: {name!r} is already set as {spelled[field]!r}; remove one.")
+        typed[field], spelled[field] = entry, name
     return typed
-
-
-def _one_override(name: str, value: Any, flags: FlagList, origin: str) -> dict[str, Any]:
-    try:
-        typed = resolve([Given(SERVER + name, value, Origin("derived", origin))], (_owner(SERVER, flags),), {})
-    except ConfigError as error:
-        raise ConfigError(
-            str(error).replace(SERVER + name, name).replace("Did you mean sglang_", "Did you mean ")
-        ) from None
-    return {attribute: entry.value for attribute, entry in typed.items()}
-
-
-def _owner(prefix: str, flags: FlagList) -> ForeignFlags:
-    dashed = prefix.replace("_", "-")
-    return ForeignFlags(owner=flags.version, prefixes=(dashed, f"no-{dashed}"), listing=lambda _: flags)
 
 
 def _known(fields: Mapping[str, Any], flags: EngineFlags, owner: str) -> dict[str, Any]:
     """Without what this version does not have; said once in the log."""
     unknown = tuple(sorted(name for name in fields if flags.field(owner, name) is None))
     if unknown:
-        _say_left_out((flags.server if owner == SERVER else flags.router).version, unknown)
+        _say_left_out((flags.server if owner == SERVER else flags.router).prog, unknown)
     return {name: value for name, value in fields.items() if name not in unknown}
 
 
@@ -248,37 +229,12 @@ def _argv(owner: str, fields: Mapping[str, Any], flags: EngineFlags, where: str 
     for name, value in _known({n: v for n, v in fields.items() if v is not None}, flags, owner).items():
         flag = flags.field(owner, name)
         assert flag is not None
+        # Nothing says these, as it does not have to: a switch that is off, and a list without elements.
+        if flag.default in (False, None, []) and (value is flag.default or (flag.nargs == "+" and not value)):
+            continue
         try:
-            argv += _words(flag, flag.name.removeprefix(owner.replace("_", "-")), value)
+            first, *rest = words(flag, value)
         except ValueError as error:
             raise ConfigError(f"{where}{name if where.endswith(' ') else name.replace('_', '-')}: {error}") from None
+        argv += [first.replace(owner.replace("_", "-"), "", 1), *rest]
     return argv
-
-
-def _words(flag: ForeignFlag, name: str, value: Any) -> list[str]:
-    """One field on the command line of its program. Raises ValueError when it cannot be said there."""
-    if flag.kind == "toggle":
-        return [f"--{name}" if value else f"--no-{name}"]
-    if flag.kind == "switch":
-        if not value and flag.default is not False:
-            raise ValueError("false cannot be said on SGLang's command line, only true; remove it.")
-        return [f"--{name}"] if value else []
-    if flag.is_list:
-        return _list_words(flag, name, value if isinstance(value, Sequence) and not isinstance(value, str) else [value])
-    if flag.may_be_empty and value == flag.const:
-        return [f"--{name}"]
-    text = _text(flag, value)
-    # argparse takes a word that begins with a dash, and is no number, for a flag.
-    return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
-
-
-def _list_words(flag: ForeignFlag, name: str, values: Sequence[Any]) -> list[str]:
-    if not values and not flag.may_be_empty:
-        if flag.default:
-            raise ValueError("an empty list cannot be said on SGLang's command line; remove it.")
-        return []
-    return [f"--{name}", *(_text(flag, value) for value in values)]
-
-
-def _text(flag: ForeignFlag, value: Any) -> str:
-    return json.dumps(value, separators=(",", ":")) if flag.kind == "json" or isinstance(value, dict) else str(value)

@@ -18,10 +18,9 @@ from urllib.parse import urlsplit
 
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.observability.events import EventLog
 from slime_core.ports import url_host
 from slime_core.protocols import Args
-from slime_engine_sglang.api.engine import DELTA, HttpEngine, without_deltas
+from slime_engine_sglang.api.engine import DELTA, HttpEngine, run_dir, without_deltas
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import server_url
 from slime_engine_sglang.api.versions import untested
@@ -34,12 +33,10 @@ from slime_engine_sglang.environment import (
     missing,
 )
 from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
-from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.known_defects import check_model
 from slime_engine_sglang.planner import USES, Planned, find_device, make_plan
 from slime_engine_sglang.puller_process import PullerProcess
-from slime_engine_sglang.recovery import Supervised
-from slime_engine_sglang.supervisor import Supervisor
+from slime_engine_sglang.supervised import Supervised
 
 logger = logging.getLogger(__name__)
 
@@ -61,20 +58,13 @@ class SglangEngine(Planned, HttpEngine):
             "engine_router",
             "engine_start_timeout",
             "offload_rollout",
-            "rollout_health_check_first_wait",
-            "rollout_health_check_interval",
-            "rollout_health_check_timeout",
             "rollout_max_engine_restarts",
-            "use_fault_tolerance",
         },
     )
 
     def __init__(self, args: Args) -> None:
         super().__init__(args)
         self.fleet: Fleet | None = None
-        self.supervised: list[Supervised] = []
-        """The models and what stands behind their workers, the rollout's first."""
-        self._supervisor: Supervisor | None = None
         self._joined: list[tuple[Router, Worker]] = []
         self._settings_given: dict[str, object] | None = None
         """What `start` found where it put addresses; another start must find it again."""
@@ -113,16 +103,9 @@ class SglangEngine(Planned, HttpEngine):
 
     # -- life ------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Launch everything; returns when requests are served. Raises ConfigError, EngineError."""
-        await super().start()
-        if self._supervisor is None and self.supervised:
-            self._supervisor = Supervisor(self._args, self.supervised, Incidents(EventLog(_run_dir(self._args))))
-            self._supervisor.start()
-
     async def stop(self) -> None:
         """End what was launched, and leave a router that was running before. Safe twice, and after half a start."""
-        supervisor, self._supervisor = self._supervisor, None
+        supervisor = self._supervisor
         fleet, self.fleet = self.fleet, None
         puller, self._puller = self._puller, None
         joined, self._joined = self._joined, []
@@ -132,7 +115,6 @@ class SglangEngine(Planned, HttpEngine):
             for name, value in self._settings_given.items():
                 setattr(self._args, name, value)
             self._settings_given = None
-        self.supervised = []
         try:
             if supervisor is not None:
                 await asyncio.to_thread(supervisor.stop)
@@ -150,15 +132,6 @@ class SglangEngine(Planned, HttpEngine):
                     await asyncio.shield(asyncio.to_thread(puller.close))
             finally:
                 await super().stop()
-
-    def take_metrics(self) -> dict[str, float]:
-        """What the client and the supervisor counted since the last call."""
-        return super().take_metrics() | (self._supervisor.take_metrics() if self._supervisor is not None else {})
-
-    def _router_failed(self) -> None:
-        """Have it looked at now; until it is back requests go to the servers directly."""
-        if self._supervisor is not None:
-            self._supervisor.router_failed()
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -197,7 +170,7 @@ class SglangEngine(Planned, HttpEngine):
         device, visible = find_device(args.device)
         plan = make_plan(args, device=device, num_gpus_visible=visible)
         toward = plan.main.router_address
-        directory = _run_dir(args) or Path(tempfile.mkdtemp(prefix="slime-engines-"))
+        directory = run_dir(args) or Path(tempfile.mkdtemp(prefix="slime-engines-"))
         self.fleet = Fleet(
             plan,
             python=python,
@@ -255,10 +228,6 @@ class SglangEngine(Planned, HttpEngine):
             )
         )
         return pool, router
-
-
-def _run_dir(args: Args) -> Path | None:
-    return Path(args.run_dir) if args.run_dir else None
 
 
 def _host_port(pool: WorkerPool, router: Router | None) -> tuple[str, int]:

@@ -7,22 +7,25 @@ the shipped list stands in, so that settings are checked on a machine that only 
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import logging
 import os
+import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignKind
+from slime_core.config.flag_parser import FlagParser, Switch, as_json
 from slime_core.errors import ConfigError
 from slime_engine_sglang import introspect
 from slime_engine_sglang.api.versions import tested
@@ -44,15 +47,31 @@ RENAMED: Mapping[str, str] = {
 """Flags of older SGLang versions, as launch scripts have them -> their name now; where a version has only the new name,
 the old one stands for it."""
 _DEADLINE_S = 300.0
-_KINDS: Mapping[str, ForeignKind] = {
-    "switch": "switch",
-    "toggle": "toggle",
-    "int": "int",
-    "float": "float",
-    "human_readable_int": "size",
-    "loads": "json",
-    "json_list_type": "json",
-    "parse_cuda_graph_config_arg": "json",
+_SIZES = {
+    **{unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T"), start=1)},
+    **{unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), start=1)},
+}
+
+
+def size(text: str) -> int:
+    """SI suffixes (25.6k) and IEC suffixes (16Ki), as SGLang reads them."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)", text.strip())
+    try:
+        if match is None or (match[2].endswith("i") and "." in match[1]):
+            return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 32768 or 32k") from None
+    return int(Decimal(match[1]) * _SIZES[match[2]])
+
+
+TYPES: Mapping[str, Callable[[str], Any] | None] = {
+    "str": None,
+    "int": int,
+    "float": float,
+    "human_readable_int": size,
+    "loads": as_json,
+    "json_list_type": as_json,
+    "parse_cuda_graph_config_arg": as_json,
 }
 """Type function of the other program's parser -> ours; others take text."""
 
@@ -61,17 +80,17 @@ _KINDS: Mapping[str, ForeignKind] = {
 class EngineFlags:
     """The flags of one SGLang environment."""
 
-    server: FlagList
-    router: FlagList
+    server: FlagParser
+    router: FlagParser
     versions: Mapping[str, str]
 
-    def field(self, owner: str, name: str) -> ForeignFlag | None:
+    def field(self, owner: str, name: str) -> argparse.Action | None:
         """The flag of a field of ServerArgs (owner `SERVER`) or RouterArgs (`ROUTER`)."""
         return self._by_attribute.get(owner + name)
 
     @cached_property
-    def _by_attribute(self) -> dict[str, ForeignFlag]:
-        return {flag.attribute: flag for flag in (*self.server.flags, *self.router.flags)}
+    def _by_attribute(self) -> dict[str, argparse.Action]:
+        return {flag.dest: flag for flag in (*self.server.flags, *self.router.flags)}
 
 
 def flags_for(settings: Any) -> EngineFlags:
@@ -192,35 +211,30 @@ def _only_one(file: Path) -> Iterator[None]:
 
 def _engine_flags(found: Mapping[str, Any], note: str) -> EngineFlags:
     versions = found["versions"]
-    router = f"sglang-router {versions['sglang-router']}" if "sglang-router" in versions else "sglang-router"
+    version = f"sglang-router {versions['sglang-router']}" if "sglang-router" in versions else "sglang-router"
+    server = FlagParser(f"SGLang {versions['sglang']}{note}", allow_abbrev=True)
+    router = FlagParser(f"{version}{note}")
     names = {name for row in found["server"] for name in row["names"]}
-    older: dict[str, list[str]] = {new: [] for new in RENAMED.values()}
-    for old, new in RENAMED.items():
-        older[new] += [old] if old not in names else []
+    older = {new: [old] for old, new in RENAMED.items() if old not in names}
     # Of two flags that set one field (0.5.23 has such a pair), the later is an old spelling, of another type.
     rows = {row["dest"]: row for row in reversed(found["server"])}
-    server = (_flag(SERVER, row, older.get(row["names"][0], ())) for row in reversed(rows.values()))
-    return EngineFlags(
-        FlagList(tuple(server), f"SGLang {versions['sglang']}{note}"),
-        FlagList(tuple(_flag(ROUTER, row) for row in found["router"]), f"{router}{note}"),
-        versions,
-    )
+    for row in reversed(rows.values()):
+        _add_flag(server, SERVER, row, older.get(row["names"][0], ()))
+    for row in found["router"]:
+        _add_flag(router, ROUTER, row)
+    return EngineFlags(server, router, versions)
 
 
-def _flag(owner: str, row: Mapping[str, Any], older: Sequence[str] = ()) -> ForeignFlag:
-    """One row of `introspect` as a pass-through flag."""
-    prefix, nargs = owner.replace("_", "-"), row.get("nargs")
-    name, *aliases = (prefix + name for name in (*row["names"], *older))
-    return ForeignFlag(
-        name=name,
-        kind=_KINDS.get(row["type"], "str"),
-        is_list=nargs in ("*", "+") or isinstance(nargs, int),
-        aliases=tuple(aliases),
-        stored_as=owner + row["dest"],
-        choices=tuple(row.get("choices", ())),
-        count=nargs if isinstance(nargs, int) else None,
-        may_be_empty=nargs in ("*", "?"),
-        const=row.get("const"),
-        default=row.get("default"),
-        help=row.get("help", ""),
-    )
+def _add_flag(parser: FlagParser, owner: str, row: Mapping[str, Any], older: Sequence[str] = ()) -> None:
+    """One row of `introspect`; the help of a flag that is slime's to set says so."""
+    from slime_engine_sglang.owned import ROUTER_OWNED, SERVER_OWNED
+
+    prefix, dest, names = owner.replace("_", "-"), row["dest"], [*row["names"], *older]
+    owned = (SERVER_OWNED if owner == SERVER else ROUTER_OWNED).get(dest)
+    told = f"Slime's to set, whatever the default: {owned}." if owned else row.get("help", "").replace("%", "%%")
+    shape = {key: row[key] for key in ("nargs", "const", "choices") if key in row} | {"type": TYPES.get(row["type"])}
+    if row["type"] in ("switch", "toggle"):
+        off = [name for word in names for name in (f"--{prefix}no-{word}", f"--no-{prefix}{word}")]
+        shape = {"action": Switch, "off": off if row["type"] == "toggle" else ()}
+    flags = (f"--{prefix}{name}" for name in names)
+    parser.add_argument(*flags, dest=owner + dest, default=row.get("default"), help=told, **shape)

@@ -6,12 +6,10 @@ Imported at the start of every command, so everything that costs anything waits 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from slime_core.config import ForeignFlags
+from slime_core.config import FlagParser, ForeignFlags
 from slime_core.config.origins import Entry
-from slime_core.config.passthrough import FlagList
 from slime_core.protocols import Args
 
 HELP_FLAG = "help-sglang"
@@ -29,13 +27,12 @@ CHOSEN_BY = (
 def server_flags() -> ForeignFlags:
     """SGLang's `ServerArgs`."""
     return ForeignFlags(
-        owner="SGLang",
+        "SGLang",
+        _server_list,
         prefixes=("sglang-", "no-sglang-"),
         used_by=USED_BY,
         chooses="rollout_engine",
         chosen_by=CHOSEN_BY,
-        listing=_server_list,
-        abbreviates=True,
         help_flag=HELP_FLAG,
         derives=_follows,
         check=_check_server,
@@ -45,43 +42,26 @@ def server_flags() -> ForeignFlags:
 def router_flags() -> ForeignFlags:
     """`RouterArgs` of SGLang's router."""
     return ForeignFlags(
-        owner="SGLang's router",
+        "SGLang's router",
+        _router_list,
         prefixes=("router-",),
         used_by=USED_BY,
         chooses="rollout_engine",
-        listing=_router_list,
         help_flag=HELP_FLAG,
         check=_check_router,
     )
 
 
-def _server_list(settings: Mapping[str, Any]) -> FlagList:
-    from slime_engine_sglang.flag_list import SERVER, flags_for
+def _server_list(settings: Mapping[str, Any]) -> FlagParser:
+    from slime_engine_sglang.flag_list import flags_for
 
-    return _with_owned(flags_for(settings).server, SERVER)
-
-
-def _router_list(settings: Mapping[str, Any]) -> FlagList:
-    from slime_engine_sglang.flag_list import ROUTER, flags_for
-
-    return _with_owned(flags_for(settings).router, ROUTER)
+    return flags_for(settings).server
 
 
-def _with_owned(flags: FlagList, prefix: str) -> FlagList:
-    """The help of a flag that is slime's says so; one whose name is a setting of slime's own is left out."""
-    from slime_core.config.spec import flag_specs
-    from slime_engine_sglang.flag_list import SERVER
-    from slime_engine_sglang.owned import ROUTER_OWNED, SERVER_OWNED
+def _router_list(settings: Mapping[str, Any]) -> FlagParser:
+    from slime_engine_sglang.flag_list import flags_for
 
-    owned = {prefix + name: text for name, text in (SERVER_OWNED if prefix == SERVER else ROUTER_OWNED).items()}
-    told = (
-        replace(flag, help=f"Slime's to set: {owned[flag.attribute]}.", default=None)
-        if flag.attribute in owned
-        else flag
-        for flag in flags.flags
-        if flag.attribute not in flag_specs()
-    )
-    return FlagList(tuple(told), flags.version)
+    return flags_for(settings).router
 
 
 def _follows(given: Mapping[str, Entry]) -> Mapping[str, tuple[Any, str]]:

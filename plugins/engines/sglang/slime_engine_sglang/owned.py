@@ -98,20 +98,20 @@ def check_server_flags(args: Args, given: Mapping[str, Entry]) -> list[str]:
 
 def check_router_flags(args: Args, given: Mapping[str, Entry]) -> list[str]:
     """Warnings for owned --router-* flags that repeat slime's value. Raises ConfigError for the others."""
-    timeout = _Known(getattr(args, "sglang_router_request_timeout_secs", None))
+    timeout = _Known(args.sglang_router_request_timeout_secs)
     return _check(ROUTER, ROUTER_OWNED, {"request_timeout_secs": timeout}, given)
 
 
 def _server_values(args: Args) -> dict[str, _Known]:
     known = {
-        "model_path": _Known(getattr(args, "hf_checkpoint", None)),
+        "model_path": _Known(args.hf_checkpoint),
         "trust_remote_code": _Known(True),
         "skip_server_warmup": _Known(True),
-        "enable_memory_saver": _Known(bool(getattr(args, "offload_rollout", False))),
-        "enable_return_routed_experts": _Known(bool(getattr(args, "use_rollout_routing_replay", False))),
+        "enable_memory_saver": _Known(bool(args.offload_rollout)),
+        "enable_return_routed_experts": _Known(bool(args.use_rollout_routing_replay)),
     }
     pipeline = getattr(args, SERVER + "pp_size", None) or 1
-    gpus = getattr(args, "rollout_num_gpus_per_engine", None) or 1
+    gpus = args.rollout_num_gpus_per_engine
     if gpus % pipeline == 0:
         known["tp_size"] = _Known(gpus // pipeline)
     return known

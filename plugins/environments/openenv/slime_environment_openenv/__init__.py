@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import aiohttp
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_incrementing
 
 from slime_core import Args, PluginOptions, Sample, Step, options
 from slime_core.errors import ConfigError, PluginError
@@ -110,14 +111,18 @@ class OpenEnv:
     # -- talking -------------------------------------------------------------------------------------
 
     async def _tried(self, call: Any) -> Any:
-        for left in range(self._own.connect_tries - 1, -1, -1):
-            try:
-                return await call()
-            except (aiohttp.ClientConnectionError, aiohttp.WSServerHandshakeError) as error:
-                if not left:
-                    raise PluginError(f"OpenEnv server {self._url}: {error}") from error
-            await asyncio.sleep(0.1 * (self._own.connect_tries - left))
-        raise AssertionError("the last try returns or raises")
+        async def once() -> Any:
+            return await call()
+
+        passing = (aiohttp.ClientConnectionError, aiohttp.WSServerHandshakeError)
+        attempts = AsyncRetrying(
+            stop=stop_after_attempt(self._own.connect_tries), wait=wait_incrementing(0.1, 0.1),
+            retry=retry_if_exception_type(passing), reraise=True,
+        )  # fmt: skip
+        try:
+            return await attempts(once)
+        except passing as error:
+            raise PluginError(f"OpenEnv server {self._url}: {error}") from error
 
     async def _connected(self) -> aiohttp.ClientWebSocketResponse:
         assert self._http is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from slime_core.protocols import Args
 from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.architecture import COMPARED, check_architecture
 from slime_trainer_megatron.arguments.config import PRECISION_AWARE, padded_vocab_size
-from slime_trainer_megatron.arguments.flags import flag_list
+from slime_trainer_megatron.arguments.flags import shown
 from slime_trainer_megatron.arguments.owned import NOT_ON_CPU, REFUSED_ON_CPU
 from slime_trainer_megatron.arguments.values import given as given_value
 from slime_trainer_megatron.arguments.values import given_fields, recompute_granularity
@@ -116,9 +115,9 @@ def _of_experts(args: Args) -> list[str]:
     """Flags of what experts compute that were given; what states the model is compared with it."""
     others = {*COMPARED, *NOT_ON_CPU, "moe_token_dispatcher_type"}
     given = {name: value for name, value in given_fields(args).items() if name.startswith("moe_") and value}
-    idle = [_shown(name, value) for name, value in given.items() if name not in others]
+    idle = [shown(name, value) for name, value in given.items() if name not in others]
     split = given_fields(args).get("expert_tensor_parallel_size", 1)
-    return [*idle, *([_shown("expert_tensor_parallel_size", split)] if split > 1 else [])]
+    return [*idle, *([shown("expert_tensor_parallel_size", split)] if split > 1 else [])]
 
 
 def _check_recompute(args: Args) -> list[str]:
@@ -127,14 +126,14 @@ def _check_recompute(args: Args) -> list[str]:
     if granularity == "selective":
         if "recompute_num_layers" in given:
             raise ConfigError(
-                f"{_shown('recompute_num_layers', given['recompute_num_layers'])}: with --recompute-granularity"
+                f"{shown('recompute_num_layers', given['recompute_num_layers'])}: with --recompute-granularity"
                 " selective parts of every layer are recomputed; remove it, or set full"
             )
         for name in given.get("recompute_modules", ()):
             if name not in _RECOMPUTED:
                 raise ConfigError(f"--recompute-modules {name}: allowed: {', '.join(_RECOMPUTED)}")
     idle = [
-        _shown(name, given[name])
+        shown(name, given[name])
         for of, names in _OF_GRANULARITY.items()
         for name in names
         if of != granularity and name in given
@@ -151,7 +150,7 @@ def _check_split(args: Args, settings: MegatronSettings, architecture: Architect
     rate = given_fields(args).get("moe_router_bias_update_rate")
     if rate and not architecture.transformer.get("moe_router_enable_expert_bias"):
         raise ConfigError(
-            f"{_shown('moe_router_bias_update_rate', rate)}: the model's routers have no bias of experts; remove it"
+            f"{shown('moe_router_bias_update_rate', rate)}: the model's routers have no bias of experts; remove it"
         )
 
 
@@ -162,20 +161,20 @@ def _check_routing(args: Args, settings: MegatronSettings) -> None:
     kinds = types if isinstance(types, list) else [types]
     if "global_aux_loss" in kinds:
         raise ConfigError(
-            f"{_shown('moe_router_load_balancing_type', types)}: it waits in every layer for ranks that have other"
+            f"{shown('moe_router_load_balancing_type', types)}: it waits in every layer for ranks that have other"
             " numbers of micro-batches; set aux_loss"
         )
     coefficient = given.get("moe_aux_loss_coeff")
     if types is not None and set(kinds) <= {"none", "sinkhorn"} and coefficient not in (None, 0.0, [0.0] * len(kinds)):
         raise ConfigError(
-            f"{_shown('moe_aux_loss_coeff', coefficient)}:"
-            f" {_shown('moe_router_load_balancing_type', types)} has no such loss; set aux_loss or remove one"
+            f"{shown('moe_aux_loss_coeff', coefficient)}:"
+            f" {shown('moe_router_load_balancing_type', types)} has no such loss; set aux_loss or remove one"
         )
     if not getattr(args, "use_routing_replay", False):
         return
     if "sinkhorn" in kinds:
         raise ConfigError(
-            f"{_shown('moe_router_load_balancing_type', types)}: it chooses experts for all tokens together, so"
+            f"{shown('moe_router_load_balancing_type', types)}: it chooses experts for all tokens together, so"
             " --use-routing-replay cannot name them; remove one"
         )
     if given.get("moe_router_fusion") and _device(settings) != "cpu":
@@ -197,19 +196,19 @@ def _check_device(args: Args, settings: MegatronSettings) -> list[str]:
     if _device(settings) != "cpu":
         return warnings
     refused = [
-        f"{_shown(name, given[name])}: {why}; on CPU remove it"
+        f"{shown(name, given[name])}: {why}; on CPU remove it"
         for name, (value, why) in REFUSED_ON_CPU.items()
         if name in given and given[name] != value
     ]
     if refused:
         raise ConfigError("\n".join(refused))
     idle: list[str] = [
-        f"{_shown(name, given[name])} ({why})"
+        f"{shown(name, given[name])} ({why})"
         for name, (value, why) in NOT_ON_CPU.items()
         if name in given and given[name] != value
     ]
     idle += [
-        f"{_shown(name, value)} ({NOT_ON_CPU['use_precision_aware_optimizer'][1]})"
+        f"{shown(name, value)} ({NOT_ON_CPU['use_precision_aware_optimizer'][1]})"
         for name in PRECISION_AWARE
         if (value := given_value(args, name)) not in (None, "fp32")
     ]
@@ -222,7 +221,3 @@ def _device(settings: MegatronSettings) -> str:
     if settings.device != "auto":
         return settings.device
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _shown(name: str, value: Any) -> str:
-    return flag_list().by_name[name].show(value)

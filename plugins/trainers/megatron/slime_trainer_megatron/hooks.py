@@ -15,7 +15,7 @@ from slime_trainer_megatron.hookspecs import FLAGS
 
 _PROVIDER = "custom_model_provider_path"
 
-HOOK_SETTINGS = (_PROVIDER, *(row.setting for row in FLAGS))
+HOOK_SETTINGS = tuple(row.setting for row in FLAGS)
 """Settings that name such a function."""
 
 STORE_PREFIXES = {"actor": "", "ref": "ref_", "teacher": "teacher_", "old_actor": "old_actor_"}

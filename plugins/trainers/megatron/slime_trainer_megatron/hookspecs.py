@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_core.plugins.hookspecs import hookspec
-from slime_core.plugins.kind import Call, HookFlag
+from slime_core.plugins.kind import Call, FunctionFlag, HookFlag
 from slime_core.protocols import Args
 
 
@@ -40,6 +40,21 @@ def slime_megatron_before_train_step(
 
 
 FLAGS = (
+    FunctionFlag(
+        name="megatron_model_providers",
+        singular="megatron_model_provider",
+        flags=("--custom-model-provider-path",),
+        canonical=("model_provider", "custom_model_provider"),
+        calls=(
+            Call(
+                (),
+                "(pre_process, post_process[, vp_stage]) -> GPTModel",
+                keywords=("vp_stage",),
+                named=("pre_process", "post_process"),
+                plain=True,
+            ),
+        ),
+    ),
     HookFlag(
         name="slime_megatron_init",
         singular="megatron_init",
@@ -71,4 +86,4 @@ FLAGS = (
         trains=True,
     ),
 )
-"""Flags whose function implements one of them, with THUDM/slime's signatures."""
+"""Flags whose function implements one of them, with THUDM/slime's signatures, or builds the model."""

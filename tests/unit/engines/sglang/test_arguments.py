@@ -68,7 +68,7 @@ def test_every_source_reaches_the_fields(tmp_path: Path) -> None:
             "mem_fraction_static": 0.8,
             "dllm_fdfo": False,
             "cuda_graph_bs_decode": [4, 8],
-            "json_model_override_args": '{"a": 1}',
+            "json_model_override_args": '{"a":1}',
             "context_length": 16384,
             "enable_lora": True,
             "dp_size": 1,
@@ -128,10 +128,10 @@ def test_overrides_lie_above_settings_and_below_slime() -> None:
             {"chunked_prefil_size": 1},
             "m.yaml:3: chunked_prefil_size: {} has no such flag. Did you mean chunked_prefill_size?",
         ),
-        ({"chunked_prefill_size": "x"}, "m.yaml:3: chunked_prefill_size 'x': expected a whole number"),
+        ({"chunked_prefill_size": "x"}, "m.yaml:3: chunked_prefill_size 'x': invalid int value: 'x'"),
         ({"ep": 1, "ep_size": 2}, "m.yaml:3: 'ep_size' is already set as 'ep'; remove one."),
         ({"tensor_parallel_size": 2}, "m.yaml:3: tp_size 2 is slime's to set: --rollout-num-gpus-per-engine is"),
-        ({"load_balance_method": "x"}, "m.yaml:3: load_balance_method 'x': must be one of "),
+        ({"load_balance_method": "x"}, "m.yaml:3: load_balance_method 'x': invalid choice: 'x' (choose from 'auto', "),
     ],
 )
 def test_overrides_are_checked_and_name_their_place(overrides: dict[str, Any], message: str) -> None:
@@ -153,9 +153,9 @@ def test_what_the_caller_decides_wins_and_unknown_fields_are_left_out_once(caplo
     assert line.endswith("does not have it: prefill_round_robin_balance")
 
 
-def test_offload_half_precision_and_routing_replay() -> None:
+def test_offload_and_routing_replay() -> None:
     args = settings()
-    args.offload_rollout = args.fp16 = args.use_rollout_routing_replay = True
+    args.offload_rollout = args.use_rollout_routing_replay = True
     fields = server_arguments(args, device="cuda", gpus=1)
     assert (
         fields
@@ -163,7 +163,6 @@ def test_offload_half_precision_and_routing_replay() -> None:
             "enable_memory_saver": True,
             "enable_draft_weights_cpu_backup": True,
             "cuda_graph_backend_prefill": "disabled",
-            "dtype": "float16",
             "enable_return_routed_experts": True,
         }
         == fields
@@ -173,9 +172,6 @@ def test_offload_half_precision_and_routing_replay() -> None:
     shared = server_arguments(args, device="cuda", gpus=1, forced={"enable_memory_saver": False})
     assert shared["enable_memory_saver"] is False
     assert "enable_memory_saver" not in server_arguments(args, device="cpu", gpus=1), "there is no such thing on CPU"
-    args.sglang_dtype = "bfloat16"
-    with pytest.raises(ConfigError, match=r"^--fp16 contradicts --sglang-dtype bfloat16; remove one.$"):
-        server_arguments(args, device="cuda", gpus=1)
 
 
 # -- command lines ---------------------------------------------------------------------------------------
@@ -224,11 +220,11 @@ def test_the_spelling_of_each_kind() -> None:
 
 
 def test_what_cannot_be_said_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^m.yaml:3: enable_lora: false cannot be said on SGLang's command line,"):
+    with pytest.raises(ConfigError, match=r"^m.yaml:3: enable_lora: false cannot be said on its command line,"):
         server(overrides={"enable_lora": False}, origin="m.yaml:3")
-    with pytest.raises(ConfigError, match=r"^--sglang-enable-lora: false cannot be said on SGLang's command line,"):
+    with pytest.raises(ConfigError, match=r"^--sglang-enable-lora: false cannot be said on its command line,"):
         server_arguments(settings(env={"SLIME_SGLANG_ENABLE_LORA": "false"}), device="cuda", gpus=1)
-    with pytest.raises(ConfigError, match=r"^--enable-lora: false cannot be said on SGLang's command line, only true;"):
+    with pytest.raises(ConfigError, match=r"^--enable-lora: false cannot be said on its command line, only true;"):
         to_argv({"enable_lora": False})
 
 

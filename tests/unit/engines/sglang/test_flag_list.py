@@ -7,11 +7,12 @@ import logging
 import os
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 from slime_engine_sglang import flag_list, introspect
-from slime_engine_sglang.flag_list import ROUTER, SERVER, cache_file, flags_for, installed_flags, shipped_flags
+from slime_engine_sglang.flag_list import ROUTER, SERVER, cache_file, flags_for, installed_flags, shipped_flags, size
 
 from slime_core.errors import ConfigError
 
@@ -65,11 +66,13 @@ def imports(tmp_path: Path) -> int:
 
 def test_the_environment_is_asked_once_and_its_answer_kept(python: Path, tmp_path: Path) -> None:
     first = installed_flags(python)
-    assert first.server.version == "SGLang 9.1"
+    assert first.server.prog == "SGLang 9.1"
     assert cache_file({"sglang": "9.1"}) == tmp_path / "cache" / "slime" / "sglang-flags-9.1-none-1.json"
     assert json.loads(cache_file({"sglang": "9.1"}).read_text())["versions"] == {"sglang": "9.1"}
     installed_flags.cache_clear()
-    assert installed_flags(python) == first
+    again = installed_flags(python)
+    assert again is not first
+    assert again.server.option_strings == first.server.option_strings
     assert imports(tmp_path) == 1
     assert list((tmp_path / "cache" / "slime").glob("*.json*")) == [cache_file({"sglang": "9.1"})], "nothing partial"
 
@@ -79,13 +82,14 @@ def test_what_a_parser_says_becomes_flags(python: Path) -> None:
     model, depth, fast, strict, sizes, check, policy = (
         flags.field(SERVER, name) for name in ("model_path", "depth", "fast", "strict", "sizes", "check", "policy")
     )
-    assert model.names == ("sglang-model-path", "sglang-model")
-    assert (depth.kind, depth.choices, depth.default, depth.help) == ("int", (1, 2), 2, "How deep.")
-    assert (fast.kind, fast.default) == ("switch", False)
-    assert (strict.kind, strict.names, strict.default) == ("toggle", ("sglang-strict",), True)
-    assert (sizes.kind, sizes.is_list, sizes.may_be_empty) == ("int", True, False)
-    assert (check.kind, check.is_list, check.may_be_empty, check.const) == ("str", False, True, "all")
-    assert (policy.choices, policy.default) == (("a", "b"), None)
+    assert model.option_strings == ["--sglang-model-path", "--sglang-model"]
+    assert (depth.type, depth.choices, depth.default, depth.help) == (int, [1, 2], 2, "How deep.")
+    assert (fast.nargs, fast.off, fast.default) == (0, (), False)
+    assert strict.option_strings == ["--sglang-strict", "--sglang-no-strict", "--no-sglang-strict"]
+    assert (strict.off, strict.default) == (("--sglang-no-strict", "--no-sglang-strict"), True)
+    assert (sizes.type, sizes.nargs) == (int, "+")
+    assert (check.type, check.nargs, check.const) == (None, "?", "all")
+    assert (policy.choices, policy.default) == (["a", "b"], None)
     assert flags.field(ROUTER, "policy") is not None, "no router is installed there: the shipped list"
 
 
@@ -137,16 +141,23 @@ def test_without_an_environment_the_shipped_list_stands_in(monkeypatch: pytest.M
     assert flags is shipped_flags()
     assert flags.versions == {"sglang": "0.5.23", "sglang-router": "0.3.2"}
     assert (len(flags.server.flags), len(flags.router.flags)) == (530, 98)
-    assert flags.server.version.startswith("SGLang 0.5.23 (slime's own list")
+    assert flags.server.prog.startswith("SGLang 0.5.23 (slime's own list")
 
 
 def test_old_names_stand_for_the_new_ones() -> None:
     flags = shipped_flags().server.by_name
     assert flags["sglang_cuda_graph_bs"] is flags["sglang_cuda_graph_bs_decode"]
-    assert flags["sglang_cuda_graph_max_bs"].attribute == "sglang_cuda_graph_max_bs_decode"
+    assert flags["sglang_cuda_graph_max_bs"].dest == "sglang_cuda_graph_max_bs_decode"
 
 
 def test_every_type_of_the_shipped_list_is_understood() -> None:
     rows = [row for part in ("server", "router") for row in json.loads(flag_list.SNAPSHOT.read_text())[part]]
-    text = {"str", "nullable_str", "parse_cuda_graph_backend_arg"}
-    assert {row["type"] for row in rows} == {*flag_list._KINDS, *text}
+    text = {"nullable_str", "parse_cuda_graph_backend_arg"}
+    assert {row["type"] for row in rows} == {*flag_list.TYPES, *text, "switch", "toggle"}
+
+
+def test_sizes_are_read_as_sglang_reads_them() -> None:
+    assert [size(text) for text in ("25.6k", "16Ki", "512", "-1")] == [25600, 16384, 512, -1]
+    for text in ("1.5Ki", "1K", "x"):
+        with pytest.raises(ArgumentTypeError, match=f"^'{text}' is no whole number, such as 32768 or 32k$"):
+            size(text)

@@ -51,7 +51,10 @@ def test_help_sglang_lists_every_flag(command: list[str], capsys: pytest.Capture
     assert f"SGLang's router (sglang-router 0.3.2 {NOTE}; taken by: sglang)" in lines
     assert "  --sglang-ep-size, --sglang-expert-parallel-size, --sglang-ep N" in lines
     of_tp_size = " ".join(out.split("--sglang-tensor-parallel-size N")[1].split("\n  --")[0].split())
-    assert of_tp_size == "Slime's to set: --rollout-num-gpus-per-engine is tp_size * pp_size; set one of them."
+    assert (
+        of_tp_size
+        == "Slime's to set, whatever the default: --rollout-num-gpus-per-engine is tp_size * pp_size; set one of them."
+    )
     assert "  --sglang-config TEXT" not in lines, "that name is a setting of slime's"
     assert sum(line.startswith("  --") for line in lines) == 530 - 1 + 98
     assert "Plugin options" not in out
@@ -66,10 +69,11 @@ def test_help_sglang_lists_every_flag(command: list[str], capsys: pytest.Capture
         ("--router-polcy x", "--router-polcy: sglang-router 0.3.2 {} has no such flag. Did you mean --router-policy?"),
         ("--sglang-router-iq h", "--sglang-router-iq: SGLang 0.5.23 {} has no such flag. Did you mean"
          " --sglang-router-ip?"),
-        ("--router-policy x", "--router-policy 'x' (flag): must be one of cache_aware, manual, power_of_two, random,"
-         " round_robin"),
-        ("--sglang-log-requests-level 7", "--sglang-log-requests-level '7' (flag): must be one of 0, 1, 2, 3"),
-        ("--sglang-cuda-graph-bs-decode 1 x", "--sglang-cuda-graph-bs-decode '1' 'x' (flag): expected a whole number"),
+        ("--router-policy x", "--router-policy (flag): invalid choice: 'x' (choose from 'cache_aware', 'manual',"
+         " 'power_of_two', 'random', 'round_robin')"),
+        ("--sglang-log-requests-level 7",
+         "--sglang-log-requests-level (flag): invalid choice: 7 (choose from 0, 1, 2, 3)"),
+        ("--sglang-cuda-graph-bs-decode 1 x", "--sglang-cuda-graph-bs-decode (flag): invalid int value: 'x'"),
     ],
 )  # fmt: skip
 def test_refusals(argv: str, message: str) -> None:
@@ -84,7 +88,7 @@ def test_with_another_engine_they_end_in_one_warning() -> None:
     (warning,) = load_settings([*argv, "--rollout-engine", "embedded"], command="show", env={}).warnings
     assert warning == (
         "without effect with --train-backend embedded and --rollout-engine embedded:"
-        " --sglang-mem-fraction-static 0.8 (flag), --router-policy random (flag)"
+        " --router-policy random (flag), --sglang-mem-fraction-static 0.8 (flag)"
     )
     assert load_settings(argv, command="show", env={}).warnings == []
 

@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
 from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.worker import WorkerPool
+
+from tests.engine_args import engine_args
 
 Reaction = Callable[["Server", web.Request, Any, int], Awaitable[Any]]
 """(server, request, its JSON, how many came to this path before) -> JSON, (status, JSON or bytes), or a response."""
@@ -136,11 +138,19 @@ async def servers(*reactions: Reaction) -> AsyncIterator[list[Server]]:
             await server.stop()
 
 
+def await_all(pool: WorkerPool, wait: bool = True) -> None:
+    """What is out comes back, as far as the client knows."""
+    for worker in pool.workers:
+        worker.awaited = wait
+
+
 @asynccontextmanager
 async def engine_at(*made: Server, **args: Any) -> AsyncIterator[HttpEngine]:
-    """A started engine over these servers."""
-    engine = HttpEngine(SimpleNamespace(rollout_external_engine_addrs=[s.address for s in made], **args))
+    """A started engine over these servers; nobody brings them back, but for the test."""
+    engine = HttpEngine(engine_args(rollout_external_engine_addrs=[s.address for s in made], **args))
     await engine.start()
+    assert engine._supervisor is not None
+    engine._supervisor.stop()
     try:
         yield engine
     finally:

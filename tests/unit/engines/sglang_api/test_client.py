@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +16,12 @@ from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
+from tests.engine_args import engine_args
 from tests.unit.engines.sglang_api.servers import (
     Reaction,
     Server,
     answer,
+    await_all,
     die,
     engine_at,
     generating,
@@ -156,7 +157,7 @@ async def test_the_only_server_stays_in_until_somebody_brings_servers_back() -> 
             await engine.generate([3], {})
         (worker,) = engine.pool.workers
         assert worker.state is WorkerState.READY
-        engine.pool.recovering = True
+        await_all(engine.pool)
         waiting = asyncio.create_task(engine.generate([3], {}))
         await until(lambda: worker.state is WorkerState.QUARANTINED)
         await only.start()
@@ -167,7 +168,7 @@ async def test_the_only_server_stays_in_until_somebody_brings_servers_back() -> 
 
 async def test_a_request_that_ends_servers_is_given_to_four_only() -> None:
     async with servers(*[generating(die)] * 6) as made, engine_at(*made) as engine:
-        engine.pool.recovering = True
+        await_all(engine.pool)
         with pytest.raises(EngineError, match="Disconnected"):
             await engine.generate([3], {})
         assert [len(s.asked("/generate")) for s in made] == [1, 1, 1, 1, 0, 0]
@@ -179,12 +180,12 @@ async def test_requests_wait_for_a_server_until_their_deadline() -> None:
         engine.pool.set_state(worker, WorkerState.QUARANTINED, "hung")
         with pytest.raises(EngineError, match=r"no engine is ready.*hung\)$"):
             await engine.generate([3], {})
-        engine.pool.recovering = True
+        await_all(engine.pool)
         with pytest.raises(EngineError, match=r"hung\); waited 0.4 s \(--rollout-timeout\)"):
             await engine.generate([3], {})
     async with servers(well) as (server,), engine_at(server) as engine:
         (worker,) = engine.pool.workers
-        engine.pool.recovering = True
+        await_all(engine.pool)
         engine.pool.set_state(worker, WorkerState.QUARANTINED, "hung")
         task = asyncio.create_task(engine.generate([3], {}))
         await asyncio.sleep(0)
@@ -302,7 +303,7 @@ async def test_what_comes_in_a_pause_waits_here_where_an_abort_finds_it(monkeypa
 async def test_abort_ends_what_waits_and_names_what_was_renamed() -> None:
     async with servers(well) as (server,), engine_at(server, sglang_server_concurrency=1) as engine:
         (worker,) = engine.pool.workers
-        engine.pool.recovering = True
+        await_all(engine.pool)
         engine.pool.set_state(worker, WorkerState.QUARANTINED, "hung")
         tasks = [asyncio.create_task(engine.generate([3, 4], {}, rid=f"r{i}")) for i in range(2)]
         await asyncio.sleep(0.01)
@@ -676,7 +677,7 @@ async def test_prefill_and_decode_servers_that_restart_are_waited_for_behind_the
     async with servers(first(*[(503, {})] * 7), well) as (front, worker):
         setup = Setup(front, worker, role="prefill")
         async with setup as client:
-            setup.pool.recovering = True
+            await_all(setup.pool)
             assert (await client.generate([3], {})).token_ids == [0]
             assert len(front.asked("/generate")) == 8
             await front.stop()
@@ -697,6 +698,6 @@ async def test_prefill_and_decode_servers_are_never_asked_directly() -> None:
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:
-    engine = HttpEngine(SimpleNamespace(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
+    engine = HttpEngine(engine_args(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
         await engine.start()

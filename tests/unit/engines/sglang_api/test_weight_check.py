@@ -23,6 +23,7 @@ from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.models.hf_io import write_weights
 from slime_core.weights.checksum import tensor_checksum
+from tests.engine_args import engine_args
 from tests.unit.engines.sglang.fused_model import FusedModel, Shape, ranks, read_back, unchanged
 from tests.unit.engines.sglang_api.servers import Reaction, Server, engine_at, servers, well
 
@@ -179,13 +180,13 @@ async def without_plugin(server: Server, request: Any, body: Any, before: int) -
 
 
 @asynccontextmanager
-async def checking(*reactions: Reaction, owned: bool = False, **args: Any) -> AsyncIterator[tuple[Any, WorkerPool]]:
+async def checking(*reactions: Reaction, awaited: bool = False, **args: Any) -> AsyncIterator[tuple[Any, WorkerPool]]:
     async with servers(*reactions) as running:
-        pool = WorkerPool([Worker(s.url, owned=owned, state=WorkerState.READY) for s in running])
+        pool = WorkerPool([Worker(s.url, awaited=awaited, state=WorkerState.READY) for s in running])
         http = Http()
         await http.open()
         try:
-            settings_ = SimpleNamespace(check_weight_update_equal=True, update_weight_timeout=5.0, **args)
+            settings_ = engine_args(check_weight_update_equal=True, update_weight_timeout=5.0, **args)
             yield WeightCheck(http, pool, settings_), pool
         finally:
             await http.close()
@@ -208,12 +209,12 @@ async def test_under_fault_tolerance_the_others_go_on() -> None:
     shape = Shape()
     trained = shape.trained()
     bad = Fused(ranks(shape, shape.trained(seed=1)))
-    async with checking(bad, owned=True, use_fault_tolerance=True) as (check, pool):
+    async with checking(bad, awaited=True, use_fault_tolerance=True) as (check, pool):
         assert await check.differing(trained.items()) == []
         (worker,) = pool.workers
         assert worker.state is WorkerState.QUARANTINED
         assert "and 8 more" in worker.reason
-    async with checking(bad, owned=False, use_fault_tolerance=True) as (check, pool):
+    async with checking(bad, awaited=False, use_fault_tolerance=True) as (check, pool):
         assert len(await check.differing(trained.items())) == len(trained)  # nobody brings it back
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from slime_engine_sglang.api.weight_update import WeightUpdates
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
 from slime_core.errors import ConfigError, WeightSyncError
+from tests.engine_args import engine_args
 from tests.unit.engines.sglang_api.servers import Server, die, hang, servers
 from tests.unit.engines.sglang_api.weight_servers import WeightServer
 
@@ -67,7 +67,7 @@ async def setup(*rules: WeightServer, **args: Any) -> AsyncIterator[Setup]:
     async with servers(*rules) as running:
         http = Http()
         await http.open()
-        made = Setup(http, running, rules, SimpleNamespace(**given))
+        made = Setup(http, running, rules, engine_args(**given))
         try:
             yield made
         finally:
@@ -271,11 +271,12 @@ async def test_a_server_that_reports_another_version_is_quarantined() -> None:
         assert s.workers[0].state is WorkerState.QUARANTINED
 
 
-async def test_no_server_left_ends_the_update_unless_one_of_ours_comes_back() -> None:
+async def test_no_server_left_ends_the_update_unless_one_comes_back() -> None:
     async with setup(WeightServer(update_weights_from_tensor=die), use_fault_tolerance=True) as s:
+        s.workers[0].awaited = True
         await s.push("tensor", 1)
         assert s.pool.version_wanted == 1
-        s.workers[0].owned = False
+        s.workers[0].awaited = False
         with pytest.raises(WeightSyncError, match="no engine is left"):
             await s.push("tensor", 2)
 

@@ -79,7 +79,7 @@ class Control:
                 refused = result.status is not None and result.status not in RETRY_STATUS
                 if take_out and not refused:  # a refusal tells of the call, not of the server
                     self._pool.set_state(worker, WorkerState.QUARANTINED, str(result))
-                    if self._pool.recovering:
+                    if worker.awaited:
                         continue
                 failed.append(result)
             elif isinstance(result, BaseException):
@@ -91,7 +91,7 @@ class Control:
         raise EngineError("; ".join(map(str, failed)) or self._nobody())
 
     def _nobody(self) -> str:
-        return "no engine is ready: " + "; ".join(f"{w.url} {w.reason or w.state}" for w in self._pool.workers)
+        return f"no engine is ready: {self._pool.describe()}"
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -99,17 +99,20 @@ class Control:
         """End one request, or all, on every worker. One that nothing listens at any more has none: it is taken out."""
         body: dict[str, Any] = {"abort_all": True} if rid is None else {"rid": rid}
 
-        async def send(worker: Worker) -> Answer:
-            return await self._http.send("POST", worker.url, "/abort_request", body, timeout=CONTROL_TIMEOUT_S)
+        async def send(worker: Worker) -> Answer | None:
+            try:
+                return await self._http.send("POST", worker.url, "/abort_request", body, timeout=CONTROL_TIMEOUT_S)
+            except EngineError as error:
+                if error.reached:
+                    raise
+                if worker.awaited or any(w is not worker for w in self._pool.ready):
+                    self._pool.set_state(worker, WorkerState.QUARANTINED, str(error))
+                return None
 
         workers = self._pool.ready
-        results = dict(zip(workers, await asyncio.gather(*map(send, workers), return_exceptions=True)))
-        for worker, error in list(results.items()):
-            others = any(w is not worker for w in self._pool.ready)
-            if isinstance(error, EngineError) and not error.reached and (others or self._pool.recovering):
-                self._pool.set_state(worker, WorkerState.QUARANTINED, str(error))
-                del results[worker]
-        self._raise(list(results), list(results.values()), take_out=self._pool.recovering)
+        results = await asyncio.gather(*map(send, workers), return_exceptions=True)
+        if any(isinstance(result, BaseException) for result in results):
+            self._raise(workers, results, take_out=self._pool.recovering)
 
     async def pause(self, mode: str = "in_place") -> None:
         """Stop stepping: "abort" ends what runs, "in_place" holds it, "retract" also gives its memory back.

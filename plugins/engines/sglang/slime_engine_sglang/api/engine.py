@@ -7,6 +7,7 @@ extends it. Generation goes through the router or to one worker (`client`); ever
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.multimodal import image_token_of
+from slime_core.observability.events import EventLog
 from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.client import Client
@@ -28,6 +30,10 @@ from slime_engine_sglang.api.weight_check import WeightCheck
 from slime_engine_sglang.api.weight_delta import puller_url, update_by_deltas
 from slime_engine_sglang.api.weight_update import WEIGHT_SETTINGS, WeightUpdates
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.incidents import Incidents
+from slime_engine_sglang.servers import WeightsNotKept
+from slime_engine_sglang.supervised import Supervised
+from slime_engine_sglang.supervisor import Supervisor
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +62,15 @@ class HttpEngine:
         returns_routed_experts=True,
         takes_images=True,
         pause_modes=PAUSE_MODES,
-        uses=WEIGHT_SETTINGS | {"rollout_external_engine_addrs", "update_weight_puller_addrs"},
+        uses=WEIGHT_SETTINGS
+        | {
+            "rollout_external_engine_addrs",
+            "rollout_health_check_first_wait",
+            "rollout_health_check_interval",
+            "rollout_health_check_timeout",
+            "update_weight_puller_addrs",
+            "use_fault_tolerance",
+        },
     )
     weight_transports: tuple[str, ...] = ("distributed", "disk")
     """Those that may be offered; `start` narrows them to what the servers take."""
@@ -64,17 +78,19 @@ class HttpEngine:
     def __init__(self, args: Args) -> None:
         self._args = args
         self.http = Http(
-            timeout=float(getattr(args, "rollout_timeout", None) or 3600.0),
-            proxy=getattr(args, "http_proxy", None),
+            timeout=args.rollout_timeout or 3600.0,
+            proxy=args.http_proxy,
         )
         self.pool = WorkerPool([])
         self.router: Router | None = None
         self.control = Control(self.http, self.pool)
         self.weights = WeightUpdates(self.http, self.pool, args)
         self.check = WeightCheck(self.http, self.pool, args)
+        self.supervised: list[Supervised] = []
+        """The models and what stands behind their workers, the rollout's first."""
         self._client: Client | None = None
-        self._quarantined = 0
-        self.pullers = [puller_url(a) for a in getattr(args, "update_weight_puller_addrs", None) or ()]
+        self._supervisor: Supervisor | None = None
+        self.pullers = [puller_url(a) for a in args.update_weight_puller_addrs or ()]
         """URLs of the processes that bring deltas to the servers' hosts."""
         if self.pullers:
             self.weight_transports = (*self.weight_transports, DELTA)
@@ -100,7 +116,6 @@ class HttpEngine:
         try:
             self.pool, self.router = await self._find_workers()
             self.control = Control(self.http, self.pool)
-            self.pool.on_change(self._count)
             if self.pool.workers:  # there may be a router only, for the user's own functions
                 await self.control.healthy()
             self.weights = WeightUpdates(self.http, self.pool, self._args)
@@ -116,22 +131,30 @@ class HttpEngine:
                 self.http,
                 self.pool,
                 self.router,
-                per_worker=int(getattr(self._args, "sglang_server_concurrency", None) or 512),
-                vocab_size=vocab_size_of(getattr(self._args, "hf_checkpoint", None)),
-                image_token=image_token_of(getattr(self._args, "hf_checkpoint", None)),
-                routed_experts=bool(getattr(self._args, "use_rollout_routing_replay", False)),
+                per_worker=int(self._args.sglang_server_concurrency),
+                vocab_size=vocab_size_of(self._args.hf_checkpoint),
+                image_token=image_token_of(self._args.hf_checkpoint),
+                routed_experts=bool(self._args.use_rollout_routing_replay),
                 check_versions=self.control.check_versions,
                 router_failed=self._router_failed,
             )
+            if not self.supervised:  # servers of others, whose router is theirs, too
+                self.supervised = [Supervised("default", self.pool, {}, catch_up=self.catch_up)]
+            self._supervisor = Supervisor(self._args, self.supervised, Incidents(EventLog(run_dir(self._args))))
+            self._supervisor.start()
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """Close the connections; the servers stay up."""
+        supervisor, self._supervisor = self._supervisor, None
         client, self._client = self._client, None
+        self.supervised = []
         if client is not None:
             client.close()
+        if supervisor is not None:
+            await asyncio.to_thread(supervisor.stop)
         self.weights.close()
         await self.http.close()
 
@@ -143,11 +166,11 @@ class HttpEngine:
 
     async def _find_workers(self) -> tuple[WorkerPool, Router | None]:
         """The servers, all of them READY, and the router in front of them; called once, by `start`."""
-        given = getattr(self._args, "rollout_external_engine_addrs", None)
+        given = self._args.rollout_external_engine_addrs
         if given:
             return WorkerPool([Worker(server_url(a), state=WorkerState.READY) for a in given]), None
-        host = getattr(self._args, "sglang_router_ip", None)
-        port = getattr(self._args, "sglang_router_port", None)
+        host = self._args.sglang_router_ip
+        port = self._args.sglang_router_port
         if not host or not port:
             raise ConfigError(
                 "the http engine needs servers: --rollout-external-engine-addrs HOST:PORT ..."
@@ -229,20 +252,20 @@ class HttpEngine:
 
     def take_metrics(self) -> dict[str, float]:
         """engine/requests, retried_requests, continued_requests, bypassed_router, wrong_version_answers, broken_streams
-        and quarantined since the last call; engine/ready_workers: now."""
+        and the supervisor's since the last call; engine/ready_workers: now."""
         counts = self._client.counts if self._client is not None else {}
         metrics = {f"engine/{name}": float(counts.get(name, 0)) for name in _COUNTS}
         if self._client is not None:
             self._client.counts.clear()
-        quarantined, self._quarantined = self._quarantined, 0
-        return metrics | {"engine/quarantined": float(quarantined), "engine/ready_workers": float(len(self.pool.ready))}
-
-    def _count(self, worker: Worker) -> None:
-        self._quarantined += worker.state is WorkerState.QUARANTINED
+        metrics |= {"engine/ready_workers": float(len(self.pool.ready))}
+        return metrics | (self._supervisor.take_metrics() if self._supervisor is not None else {})
 
     def _router_failed(self) -> None:
-        """Told when the router could not be reached; a subclass that launched it can do something about it."""
-        logger.warning("the router does not answer; requests go to the servers directly")
+        """Have one that was launched here looked at now; until it is back requests go to the servers directly."""
+        if not any(model.router_process for model in self.supervised):
+            logger.warning("the router does not answer; requests go to the servers directly")
+        elif self._supervisor is not None:
+            self._supervisor.router_failed()
 
     # -- weights ---------------------------------------------------------------------------------------
 
@@ -264,14 +287,15 @@ class HttpEngine:
 
     async def update_weights_from_delta(self, root: Path, version: int) -> dict[str, float]:
         """Have the pullers, which read `root` on their own hosts, bring and load it. Raises WeightSyncError."""
-        timeout = float(getattr(self._args, "update_weight_timeout", None) or 600.0)
+        timeout = float(self._args.update_weight_timeout)
         return await update_by_deltas(self.weights, self.pullers, version, timeout=timeout)
 
     async def catch_up(self, worker: Worker) -> None:
-        """Bring one server to the weights of the others; `LastWeights.catch_up`, kept under fault tolerance."""
+        """Bring one server to the weights wanted; `LastWeights.catch_up`. Raises WeightSyncError, EngineError."""
         if self.weights.last is None:
-            raise WeightSyncError(
-                f"{worker.url}: the weights that the others serve are not kept (--use-fault-tolerance)"
+            raise WeightsNotKept(
+                f"has come back without the weights of version {self.pool.version_wanted}, which are kept for it with"
+                " --use-fault-tolerance or --update-weight-transport disk only"
             )
         await self.weights.last.catch_up(worker)
         kept = self.weights.last.named() if self.check.wanted else None
@@ -298,3 +322,9 @@ class HttpEngine:
             if answer["checksums"] != checksums:
                 raise WeightSyncError(f"{url} serves other weights than {first_url}")
         return checksums
+
+
+def run_dir(args: Args) -> Path | None:
+    """The run's directory, where events and logs go."""
+    directory = args.run_dir
+    return Path(directory) if directory else None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import orjson
+import tenacity
 
 from slime_core.errors import ConfigError, EngineError
 from slime_engine_sglang.api.versions import tested
@@ -66,9 +67,15 @@ class Answer(NamedTuple):
         return value if isinstance(value, dict) else {}
 
 
-def engine_error(url: str, message: str, status: int | None = None, *, reached: bool = True) -> EngineError:
+class _OutOfTime(EngineError):
+    """All of a call's time is used up."""
+
+
+def engine_error(
+    url: str, message: str, status: int | None = None, *, reached: bool = True, kind: type[EngineError] = EngineError
+) -> EngineError:
     """An EngineError that carries where, with which status, and whether anybody was reached."""
-    error = EngineError(f"{url.removeprefix('http://')}: {message}")
+    error = kind(f"{url.removeprefix('http://')}: {message}")
     error.url, error.status, error.reached = url, status, reached
     return error
 
@@ -165,34 +172,42 @@ class Http:
             EngineError: With `url` and, where there was an answer, `status`.
         """
         limit = self.timeout if timeout is None else timeout
-        if deadline is None:
-            deadline = time.monotonic() + limit
+        until = time.monotonic() + limit if deadline is None else deadline
         data, given = encoded(body, headers)
-        failure, reached = None, False
-        for attempt in range(attempts or ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(min(backoff(attempt), max(deadline - time.monotonic(), 0.0)))
-                self.repeated[path] += 1
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
+        reached = False
+
+        async def attempt() -> Answer:
+            nonlocal reached
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
                     return await self.once(method, url + path, data, given, accept)
             except TimeoutError as error:
-                raise engine_error(url + path, f"no answer within {limit:g} s{self._flag(limit)}") from error
+                raise engine_error(
+                    url + path, f"no answer within {limit:g} s{self._flag(limit)}", kind=_OutOfTime
+                ) from error
             except EngineError as error:
-                failure, reached = error, reached or error.reached
-                if error.status is None:
-                    again = error.url is not None and (repeat or not reached)
-                else:
-                    again = error.status in (RETRY_STATUS if repeat else NOTHING_DONE)
-                if not again:
-                    break
-        if failure is None:
-            raise engine_error(url + path, f"gave up after {limit:g} s{self._flag(limit)}")
-        failure.reached = reached
-        raise failure
+                reached = error.reached = reached or error.reached
+                raise
+
+        def again(error: BaseException) -> bool:
+            if not isinstance(error, EngineError) or isinstance(error, _OutOfTime) or error.url is None:
+                return False
+            if error.status is None:
+                return repeat or not reached
+            return error.status in (RETRY_STATUS if repeat else NOTHING_DONE)
+
+        def count(_: tenacity.RetryCallState) -> None:
+            self.repeated[path] += 1
+
+        tries = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(attempts or ATTEMPTS)
+            | tenacity.stop_before_delay(until - time.monotonic()),
+            wait=lambda state: backoff(state.attempt_number),
+            retry=tenacity.retry_if_exception(again),
+            before_sleep=count,
+            reraise=True,
+        )
+        return await tries(attempt)
 
     async def once(
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str], accept: Collection[int] = ()

@@ -35,10 +35,10 @@ class WeightCheck:
 
     def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
         self._http, self._pool = http, pool
-        self._timeout = float(getattr(args, "update_weight_timeout", None) or 600.0)
-        self._bucket_bytes = int(getattr(args, "update_weight_buffer_size", None) or 512 * 1024**2)
-        self._tolerant = bool(getattr(args, "use_fault_tolerance", False))
-        self.wanted = bool(getattr(args, "check_weight_update_equal", False))
+        self._timeout = float(args.update_weight_timeout)
+        self._bucket_bytes = int(args.update_weight_buffer_size)
+        self._tolerant = bool(args.use_fault_tolerance)
+        self.wanted = bool(args.check_weight_update_equal)
 
     async def require(self) -> None:
         """Raise ConfigError naming a ready server that cannot tell what it serves, and why. Raises EngineError."""
@@ -67,12 +67,13 @@ class WeightCheck:
                     where.setdefault(name, []).append(worker.url)
             else:
                 reason = f"what it serves could not be read back: {result}"
-                silent.append(f"{worker.url}: {reason}")
+                if self._tolerant or not worker.awaited or result.status is not None:  # else it is gone, and waited for
+                    silent.append(f"{worker.url}: {reason}")
             worker.weight_version = None
             pool.set_state(worker, WorkerState.QUARANTINED, reason)
             logger.warning("engine %s is quarantined: %s", worker.url, reason)
             await self._silence(worker)
-        if self._tolerant and (pool.ready or any(worker.owned for worker in pool.workers)):
+        if self._tolerant and (pool.ready or pool.recovering):
             return []
         if silent:
             raise WeightSyncError("; ".join(silent))

@@ -37,8 +37,19 @@ class Round:
         transport: str,
         timeout: float,
         tolerant: bool,
+        kept: bool = False,
     ) -> None:
-        """`timeout`: seconds for each step of a server; `tolerant`: go on without those that fail."""
+        """
+        Args:
+            http: Open.
+            pool: Of the workers.
+            workers: Who takes part.
+            version: That they are brought to.
+            transport: Its name, for messages.
+            timeout: Seconds for each step of a server.
+            tolerant: Go on without those that fail.
+            kept: The weights stay at hand for servers that are waited for, so go on without one that is gone, too.
+        """
         self.http = http
         self.version = version
         self.transport = transport
@@ -51,7 +62,7 @@ class Round:
         self.unharmed: list[Worker] = []
         """Those that refused weights which every server refused, before anything was written."""
         self._pool = pool
-        self._tolerant = tolerant
+        self._tolerant, self._kept, self._fatal = tolerant, kept, False
         self._steps: dict[Worker, asyncio.Task[Any]] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -107,13 +118,15 @@ class Round:
                 self.live.remove(worker)
                 self.unharmed.append(worker)
             elif isinstance(result, BaseException):
+                gone = isinstance(result, EngineError) and result.status is None and result.url is not None
+                self._fatal |= not (self._tolerant or (self._kept and worker.awaited and gone))
                 self.drop(worker, phase, result)
         if useless:
             who = "every server" if len(self.facts) > 1 else "the server"
             reasons = "; ".join(map(str, refused.values()))
             what = f"weight version {self.version} by {self.transport}, {phase}"
             raise WeightSyncError(f"{what}: {who} that answers refused the weights: {reasons}")
-        if self.failed and not self._tolerant:
+        if self._fatal:
             raise WeightSyncError("; ".join(self.failed.values()))
 
     def drop(self, worker: Worker, phase: str, error: object) -> None:

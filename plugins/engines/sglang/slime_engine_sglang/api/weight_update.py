@@ -49,16 +49,16 @@ class WeightUpdates:
     def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
         self._http = http
         self._pool = pool
-        self._timeout = float(getattr(args, "update_weight_timeout", None) or 600.0)
-        self._buffer_size = int(getattr(args, "update_weight_buffer_size", None) or 512 * 1024**2)
-        self._pause_mode: str | None = getattr(args, "update_weight_pause_mode", None)
-        self._tolerant = bool(getattr(args, "use_fault_tolerance", False))
-        self._ipc = bool(getattr(args, "colocate", False))
+        self._timeout = float(args.update_weight_timeout)
+        self._buffer_size = int(args.update_weight_buffer_size)
+        self._pause_mode: str | None = args.update_weight_pause_mode
+        self._tolerant = bool(args.use_fault_tolerance)
+        self._ipc = bool(args.colocate)
         """The servers see the trainer's GPUs."""
         self._groups: Groups | None = None
         self._round: Round | None = None
         self.last: LastWeights | None = None
-        """Under fault tolerance, the weights of `pool.version_wanted`."""
+        """The weights of `pool.version_wanted`, where they are at hand: under fault tolerance, or in files."""
         pool.on_change(self._changed)
 
     def _changed(self, worker: Worker) -> None:
@@ -172,6 +172,7 @@ class WeightUpdates:
             round_ = Round(
                 self._http, self._pool, workers,
                 version=version, transport=transport, timeout=self._timeout, tolerant=self._tolerant,
+                kept=transport in _BY_FILES,
             )  # fmt: skip
             self._round = round_
             self._check_anyone(round_)
@@ -181,10 +182,9 @@ class WeightUpdates:
                 self._pool.version_wanted = version
             finally:
                 self._pool.version_coming = None
-            if self._tolerant:
-                previous, self.last = self.last, last
-                if previous is not None:
-                    previous.free()
+            previous, self.last = self.last, last if self._tolerant or transport in _BY_FILES else None
+            if previous is not None:
+                previous.free()
         return {"perf/update_weights_pause_time": paused}
 
     async def _attempt(self, round_: Round, push: Push, *, session: bool) -> float:
@@ -228,9 +228,9 @@ class WeightUpdates:
 
     def _check_anyone(self, round_: Round) -> None:
         """Somebody must be left, or be about to come back. Raises WeightSyncError."""
-        owned = self._tolerant and any(worker.owned for worker in self._pool.workers)
-        if not round_.live and not owned:
-            known = "; ".join(round_.failed.values()) or "; ".join(f"{w.url}: {w.reason}" for w in self._pool.workers)
+        kept = self._tolerant or round_.transport in _BY_FILES
+        if not round_.live and not (kept and self._pool.recovering):
+            known = "; ".join(round_.failed.values()) or self._pool.describe()
             raise WeightSyncError(f"weight version {round_.version}: no engine is left to take it ({known})")
 
     @asynccontextmanager

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from slime_core.errors import EngineError
@@ -26,6 +26,8 @@ class WorkerState(StrEnum):
     READY = "ready"
     QUARANTINED = "quarantined"
     """Dead, hung, or not known to serve the current weights: nothing goes there until it is brought back."""
+    LOST = "lost"
+    """Out for the rest of the run."""
 
 
 @dataclass(eq=False)
@@ -42,7 +44,11 @@ class Worker:
     """Where decode servers meet this prefill server; the router tells them."""
     state: WorkerState = WorkerState.STARTING
     reason: str = ""
-    """Why it is quarantined."""
+    """Why it is quarantined or lost."""
+    since: float = field(default_factory=time.monotonic)
+    """`time.monotonic()` of the last change of its state."""
+    awaited: bool = False
+    """While it is quarantined somebody brings it back, or waits for it: requests wait instead of failing."""
     software: str = ""
     """Version the server reports, such as "0.5.20"; empty for servers that say none."""
     weight_version: int | None = None
@@ -63,8 +69,6 @@ class WorkerPool:
         """What an update that is under way brings them to; some serve it already."""
         self.update_lock = threading.Lock()
         """Held while weights are pushed, and while a worker is brought back: one must not overtake the other."""
-        self.recovering = False
-        """A supervisor will bring quarantined workers back, so requests wait for one instead of failing."""
         self.paused = False
         """Generation is paused or the servers gave their memory up: what asks for a token would wait."""
         self.pause_mode: str | None = None
@@ -88,17 +92,24 @@ class WorkerPool:
         with self._lock:
             return [w for w in self._workers if w.state is WorkerState.READY]
 
+    @property
+    def recovering(self) -> bool:
+        """Whether it is worth waiting for one that is out."""
+        return any(w.awaited and w.state is not WorkerState.LOST for w in self.workers)
+
     def on_change(self, listener: Callable[[Worker], None]) -> None:
         """Have `listener` called after each change of state, in the thread that made it."""
         self._listeners.append(listener)
 
     def set_state(self, worker: Worker, state: WorkerState, reason: str = "") -> None:
-        """Take a worker out, or put it back."""
+        """Take a worker out, or put it back, unless it is lost."""
         with self._lock:
+            if worker.state is WorkerState.LOST:
+                return
             known, worker.reason = worker.state is state, reason
             if known:
                 return
-            worker.state = state
+            worker.state, worker.since = state, time.monotonic()
         for listener in self._listeners:
             listener(worker)
 
@@ -122,7 +133,7 @@ class WorkerPool:
             if worker is None or worker.state is not WorkerState.READY or worker in avoid:
                 ready = [w for w in self._workers if w.state is WorkerState.READY]
                 if not ready:
-                    raise EngineError(f"no engine is ready: {self._describe()}")
+                    raise EngineError(f"no engine is ready: {self.describe()}")
                 worker = min(ready, key=lambda w: (w in avoid, w.busy)) if len(ready) > 1 else ready[0]
             if session_id is not None:
                 self._sessions[session_id] = worker
@@ -141,7 +152,14 @@ class WorkerPool:
         """An answer, or a part of one, came from it."""
         worker.progress = time.monotonic()
 
-    def _describe(self) -> str:
+    def describe(self) -> str:
+        """What became of each, for messages."""
         if not self._workers:
             return "none was found"
-        return "; ".join(f"{w.url} {w.state.value}{f' ({w.reason})' if w.reason else ''}" for w in self._workers)
+        return "; ".join(map(_describe, self._workers))
+
+
+def _describe(worker: Worker) -> str:
+    if worker.state is WorkerState.LOST:
+        return f"{worker.url} {worker.reason}"
+    return f"{worker.url} {worker.state.value}{f' ({worker.reason})' if worker.reason else ''}"

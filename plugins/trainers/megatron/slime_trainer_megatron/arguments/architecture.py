@@ -14,7 +14,7 @@ from typing import Any
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
 from slime_trainer_megatron.arguments.fields import known_fields
-from slime_trainer_megatron.arguments.flags import flag_list
+from slime_trainer_megatron.arguments.flags import shown
 from slime_trainer_megatron.arguments.values import given, given_fields
 from slime_trainer_megatron.families.family import Architecture
 
@@ -130,7 +130,7 @@ def _of_fields(given: Mapping[str, Any], hf: Mapping[str, Any], architecture: Ar
             found = _model_value(name, hf, architecture)
         if not _same(name, given[name], found, architecture.num_layers):
             known_as = f" ({hf_name})" if hf_name else ""
-            flag = flag_list().by_name[name].show(_shown(given[name]))
+            flag = shown(name, _shown(given[name]))
             yield f"{flag}: the model has {'none' if found is None else _shown(found)}{known_as}"
 
 
@@ -245,4 +245,4 @@ def _of_names(args: Args, architecture: Architecture) -> Iterator[str]:
     for name, (agrees, found) in statements.items():
         value = given(args, name)
         if value is not None and not agrees(value):
-            yield f"{flag_list().by_name[name].show(value)}: the model has {found}"
+            yield f"{shown(name, value)}: the model has {found}"

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from slime_core.config.passthrough import ForeignKind
+Kind = Literal["switch", "toggle", "int", "float", "str"]
+"""toggle: `--x` and `--no-x`."""
 
 ALIASES: Mapping[str, str] = {
     "num-experts": "num_moe_experts",
@@ -39,7 +40,7 @@ ALIASES: Mapping[str, str] = {
 class Named:
     """One name without a field."""
 
-    kind: ForeignKind
+    kind: Kind
     text: str
     """What it states, what slime does with it, or why nothing (after "is without effect: ")."""
     same: tuple[Any, ...] = ()
@@ -124,7 +125,7 @@ def _each(words: str, text: str) -> dict[str, Named]:
     return found
 
 
-_KIND: Mapping[str, ForeignKind] = {"": "switch", "int": "int", "str": "str", "float": "float", "any": "any"}
+_KIND: Mapping[str, Kind] = {"": "switch", "int": "int", "str": "str", "float": "float"}
 
 _OF_THE_LOOP: Mapping[str, Named] = {
     **_each(
@@ -151,7 +152,7 @@ _OF_THE_LOOP: Mapping[str, Named] = {
     ),
     **_each(
         "exit-signal-handler exit-signal-handler-for-dataloader adlr-autoresume adlr-autoresume-interval:int"
-        " local-rank:int lazy-mpu-init:any distributed-timeout-seconds-after-init:int disable-gloo-process-groups"
+        " local-rank:int lazy-mpu-init:str distributed-timeout-seconds-after-init:int disable-gloo-process-groups"
         " nccl-communicator-config-path:str use-sharp sharp-enabled-group:str high-priority-stream-groups:str*"
         " enable-ft-package calc-ft-timeouts inprocess-restart disable-msc",
         _RESTARTS,
@@ -224,7 +225,7 @@ GRANTED: Mapping[str, Named] = {
 
 REFUSED: Mapping[str, Named] = {
     "spec": Named(
-        "any",
+        "str",
         "the model family's plugin brings its layers; for a model of your own set --custom-model-provider-path",
         is_list=True,
     ),
@@ -236,7 +237,7 @@ REFUSED: Mapping[str, Named] = {
         "switch", "a checkpoint that does not fit is an error; for its weights alone set --finetune"
     ),
     "rampup-batch-size": Named(
-        "any", "the batch does not grow; set --rollout-batch-size and --global-batch-size", is_list=True
+        "str", "the batch does not grow; set --rollout-batch-size and --global-batch-size", is_list=True
     ),
     "lr-warmup-samples": Named("int", _SCHEDULE.format("--lr-warmup-iters"), same=(0,)),
     "lr-decay-samples": Named("int", _SCHEDULE.format("--lr-decay-iters")),

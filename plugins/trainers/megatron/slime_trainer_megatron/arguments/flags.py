@@ -16,8 +16,8 @@ from slime_core.config import ForeignFlags
 from slime_core.protocols import Args
 
 if TYPE_CHECKING:
+    from slime_core.config import FlagParser
     from slime_core.config.origins import Entry
-    from slime_core.config.passthrough import FlagList, ForeignFlag, ForeignKind
     from slime_trainer_megatron.arguments.fields import ConfigField, FieldList
     from slime_trainer_megatron.arguments.flag_names import Named
 
@@ -43,13 +43,13 @@ SIZES = (
 def megatron_flags() -> ForeignFlags:
     """The owner of Megatron's flags."""
     return ForeignFlags(
-        owner="Megatron",
+        "Megatron",
+        lambda _: flag_list(),
         used_by=USED_BY,
         chooses="train_backend",
         chosen_by=tuple((name,) for name in CHOSEN_BY),
         sizes=SIZES,
         default_of=default_of,
-        listing=lambda _: flag_list(),
         help_flag="help-megatron",
         examples=("tensor-model-parallel-size", "pipeline-model-parallel-size", "sequence-parallel"),
         check=check_flags,
@@ -64,49 +64,55 @@ def default_of(args: Args, name: str) -> Any:
 
 
 @cache
-def flag_list() -> FlagList:
+def flag_list() -> FlagParser:
     """Every flag of the installed megatron-core, or of the list slime ships. Raises ConfigError."""
     from slime_trainer_megatron.arguments.fields import known_fields
 
     return flags_of(known_fields())
 
 
-def flags_of(fields: FieldList) -> FlagList:
+def shown(name: str, value: Any) -> str:
+    """What would be typed for an attribute's value, for messages."""
+    from slime_core.config.flag_parser import off_names, words
+
+    flag = flag_list().by_name[name]
+    return flag.option_strings[0] if value is False and not off_names(flag) else " ".join(words(flag, value))
+
+
+def flags_of(fields: FieldList) -> FlagParser:
     """The fields as flags, and the names of `flag_names`, without what is a setting of slime's own."""
-    from slime_core.config.passthrough import FlagList
+    from slime_core.config import FlagParser
     from slime_core.config.spec import flag_specs
     from slime_trainer_megatron.arguments.flag_names import without_field
 
-    flags = [_field_flag(field) for field in fields.fields.values()]
-    flags += [_named_flag(name, named) for name, named in without_field().items()]
-    return FlagList(tuple(flag for flag in flags if flag.attribute not in flag_specs()), fields.version)
+    parser = FlagParser(fields.version)
+    for name, field in fields.fields.items():
+        if name not in flag_specs():
+            _add_field(parser, field)
+    for name, named in without_field().items():
+        if name.replace("-", "_") not in flag_specs():
+            _add_named(parser, name, named)
+    return parser
 
 
-def _field_flag(field: ConfigField) -> ForeignFlag:
-    from slime_core.config.passthrough import ForeignFlag
+def _add_field(parser: FlagParser, field: ConfigField) -> None:
+    from slime_core.config.flag_parser import OneOrMore, Switch
     from slime_trainer_megatron.arguments.flag_names import ALIASES
+    from slime_trainer_megatron.arguments.values import layers_of
 
     own, others = field.name.replace("_", "-"), [name for name, target in ALIASES.items() if target == field.name]
     is_off = field.kind == "bool" and field.default is True
     names = [*(() if is_off else field.names), own, *others]
-    off: list[str] = []
-    kind: ForeignKind = "any"
+    shape: dict[str, Any] = {"choices": field.choices or None, "type": {"int": int, "float": float}.get(field.kind)}
+    if field.shape == "list":
+        shape["nargs"] = "+"
+    elif field.shape == "either":
+        shape |= {"nargs": "+", "action": OneOrMore, "metavar": "VALUE", "type": layers_of(shape["type"])}
     if field.kind == "bool":
-        kind = "toggle"
         off = [*(field.names if is_off else ()), *(f"{word}-{name}" for name in names for word in ("no", "disable"))]
-    elif field.shape != "either":
-        kind = field.kind
-    return ForeignFlag(
-        names[0],
-        kind,
-        is_list=field.shape == "list",
-        aliases=tuple(names[1:]),
-        off=tuple(off),
-        stored_as=field.name,
-        choices=field.choices,
-        default=field.default,
-        help=_field_help(field),
-    )
+        shape = {"action": Switch, "off": [f"--{name}" for name in off]}
+    text = _field_help(field).replace("%", "%%")
+    parser.add_argument(*(f"--{name}" for name in names), dest=field.name, default=field.default, help=text, **shape)
 
 
 def _field_help(field: ConfigField) -> str:
@@ -119,8 +125,8 @@ def _field_help(field: ConfigField) -> str:
     return field.help + note
 
 
-def _named_flag(name: str, named: Named) -> ForeignFlag:
-    from slime_core.config.passthrough import ForeignFlag
+def _add_named(parser: FlagParser, name: str, named: Named) -> None:
+    from slime_core.config.flag_parser import Switch
     from slime_trainer_megatron.arguments.flag_names import GRANTED, REFUSED, STATED
 
     text = named.text
@@ -130,10 +136,11 @@ def _named_flag(name: str, named: Named) -> ForeignFlag:
         text = f"Without effect: {text}."
     elif name in REFUSED:
         text = f"Refused: {text}."
-    off = (f"no-{name}",) if named.kind == "toggle" else ()
-    return ForeignFlag(
-        name, named.kind, named.is_list, off=off, choices=named.choices, default=named.default, help=text
-    )
+    shape: dict[str, Any] = {"choices": named.choices or None, "type": {"int": int, "float": float}.get(named.kind)}
+    shape["nargs"] = "+" if named.is_list else None
+    if named.kind in ("switch", "toggle"):
+        shape = {"action": Switch, "off": [f"--no-{name}"] if named.kind == "toggle" else []}
+    parser.add_argument(f"--{name}", default=named.default, help=text, **shape)
 
 
 def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
@@ -147,19 +154,16 @@ def check_flags(args: Args, given: Mapping[str, Entry]) -> Sequence[str]:
         One warning for those without effect; nothing when another trainer is chosen, which takes none of them.
 
     Raises:
-        ConfigError: Flags that slime sets by itself or refuses, with all of them in one message, or values that a
-            field cannot have.
+        ConfigError: Flags that slime sets by itself or refuses, with all of them in one message.
     """
     from slime_core.errors import ConfigError
-    from slime_trainer_megatron.arguments.values import check_values
 
     if args.train_backend not in USED_BY:
         return []
-    check_values({name: entry.value for name, entry in given.items()}, {n: str(e.origin) for n, e in given.items()})
     refused: list[str] = []
     idle: list[str] = []
     for name, entry in given.items():
-        cited = f"{flag_list().by_name[name].show(entry.value)} ({entry.origin})"
+        cited = f"{shown(name, entry.value)} ({entry.origin})"
         for is_refused, reason in _reasons(name, entry.value):
             (refused if is_refused else idle).append(f"{cited}: {reason}")
     if refused:

@@ -1,0 +1,405 @@
+"""The life of one server or router: watched, out, brought back, lost. One state machine, four kinds of what is watched.
+
+    WATCHED --(its process ended | it hangs | other weights | somebody else took it out)--> OUT
+    OUT --(ours: restarted | not ours: it answers again)--> caught up, version checked --> WATCHED
+     '--(its restarts, or the patience with it, are used up)--> LOST
+
+`supervisor` runs one `Watch` for each. Without `--use-fault-tolerance` nothing is restarted: what is ours and ends is
+only told of, and what is not ours is waited for, for a minute. What a reader would get wrong: a restarted server serves
+the checkpoint it was started with, so nothing may reach it before it was caught up, and the update lock is held from
+the catching up until it is READY, or a weight update could pass it by in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import tenacity
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, stop_never
+
+from slime_core.errors import EngineError, WeightSyncError
+from slime_engine_sglang.api.router import Router
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.worker import Worker, WorkerState
+from slime_engine_sglang.heartbeat import Heartbeat
+from slime_engine_sglang.incidents import Incidents
+from slime_engine_sglang.supervised import Policy, Process, RouterLike, Supervised
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+"""Between two looks at whether a process still lives."""
+COMEBACK_S = 60.0
+"""An external server that is silent is waited for so long without `--use-fault-tolerance`."""
+UPDATE_WAIT_S = 1800.0
+"""Longest wait for a weight update that is under way."""
+_POLL_S = 0.05
+_GO_ON = "Start it again, and repeat the command with --load to go on from the last commit"
+
+
+class WeightsNotKept(WeightSyncError):
+    """A server lacks weights that nobody has any more; asking again will not help."""
+
+
+class Told(NamedTuple):
+    """Names of events; empty: it is not told."""
+
+    out: str
+    failed: str
+    back: str
+    lost: str
+
+
+class Watch(ABC):
+    """The machine; subclasses say what is looked at, and what brings it back."""
+
+    told: Told
+    pause: Any = tenacity.wait_exponential(multiplier=1.0, max=60.0)
+    """Between two attempts to bring it back."""
+
+    def __init__(self, name: str, process: Process | None, policy: Policy, incidents: Incidents) -> None:
+        """`process`: what is restarted; None: it is not ours."""
+        self.name, self.process, self.policy = name, process, policy
+        self.wake = asyncio.Event()
+        """Set when something about it changed: look whether it is out."""
+        self._incidents = incidents
+        self._restarts_left = policy.max_restarts
+
+    async def run(self) -> None:
+        """Until it is lost; cancel it to stop."""
+        while True:
+            reason = await self._failure()
+            began = await self.out(reason)
+            if not await self._comes_back(began):
+                return
+
+    async def _failure(self) -> str:
+        """What was found to be wrong with it."""
+        next_look = time.monotonic() + max(self.policy.first_wait, self.policy.interval)
+        while True:
+            if reason := self.problem():
+                return reason
+            if self.policy.tolerant and (self.is_urgent() or time.monotonic() >= next_look):
+                if reason := await self.look():
+                    return reason
+                next_look = time.monotonic() + self.policy.interval
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await self.wake.wait()
+            except TimeoutError:
+                continue
+            self.wake.clear()
+
+    async def _comes_back(self, began: float) -> bool:
+        patience: Any = stop_after_delay(COMEBACK_S)
+        if self.policy.tolerant:
+            patience = stop_never if self.process is None else stop_after_attempt(self._restarts_left)
+        elif self.process is not None:
+            return False
+        error: Exception | None = None
+        if self.process is None or self._restarts_left:
+            attempts = AsyncRetrying(
+                stop=patience, wait=self.pause, retry=retry_if_exception(_may_pass), after=self._failed, reraise=True
+            )
+            try:
+                await attempts(self.again)
+            except (EngineError, WeightSyncError) as last:
+                error = last
+            else:
+                self.tell(self.told.back, seconds=time.monotonic() - began)
+                return True
+        await self.lose(error)
+        return False
+
+    def tell(self, event: str, reason: str = "", seconds: float | None = None) -> None:
+        """Of this one."""
+        if event:
+            self._incidents.tell(event, self.name, self.url, reason, seconds)
+
+    def _failed(self, state: tenacity.RetryCallState) -> None:
+        assert state.outcome is not None
+        self.failed(str(state.outcome.exception()))
+
+    def failed(self, reason: str) -> None:
+        """An attempt to bring it back was of no use."""
+        self.tell(self.told.failed, reason)
+
+    async def restart(self, process: Process) -> None:
+        """One of its restarts. Raises EngineError."""
+        self._restarts_left -= 1
+        await process.restart()
+
+    def is_urgent(self) -> bool:
+        """Whether somebody who could not reach it has asked for a look."""
+        return False
+
+    # -- what a kind says ----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where it answers."""
+
+    def problem(self) -> str:
+        """What is wrong with it, as far as that is known without asking it."""
+        return "" if self.process is None or self.process.alive else self.process.last_words()
+
+    @abstractmethod
+    async def look(self) -> str:
+        """Ask it; what is wrong with it."""
+
+    async def out(self, reason: str) -> float:
+        """It failed; since when, by `time.monotonic()`."""
+        self.tell(self.told.out, reason)
+        return time.monotonic()
+
+    @abstractmethod
+    async def again(self) -> None:
+        """One attempt to bring it back. Raises EngineError, WeightSyncError."""
+
+    async def lose(self, error: Exception | None) -> None:
+        """It stays out. `error`: of the last attempt."""
+        self.tell(self.told.lost, "its restarts are used up (--rollout-max-engine-restarts)")
+        if self.process is not None:
+            await asyncio.to_thread(self.process.kill)
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, EngineError | WeightSyncError) and not isinstance(error, WeightsNotKept)
+
+
+class WorkerWatch(Watch):
+    """A server that answers requests for tokens: ours, or another's."""
+
+    told = Told("", "restart_failed", "restarted", "lost")  # listeners of the pool tell "quarantined"
+
+    def __init__(
+        self, model: Supervised, worker: Worker, router: Router | None, heartbeat: Heartbeat, policy: Policy,
+        incidents: Incidents,
+    ) -> None:  # fmt: skip
+        super().__init__(model.name_of(worker), model.servers.get(worker), policy, incidents)
+        self._model, self._worker, self._router, self._heartbeat = model, worker, router, heartbeat
+        if self.process is None:
+            self.told = Told("", "", "readmitted", "lost")
+            self.pause = tenacity.wait_fixed(policy.interval if policy.tolerant else TICK_S)
+
+    @property
+    def url(self) -> str:
+        """The worker's."""
+        return self._worker.url
+
+    def problem(self) -> str:
+        """That somebody took it out, or that its process has ended."""
+        if self._worker.state is WorkerState.QUARANTINED:
+            return self._worker.reason or "taken out"
+        return super().problem()
+
+    async def look(self) -> str:
+        """Whether it answers, generates, and serves the weights it should."""
+        pool, process = self._model.pool, self.process
+        finding = await self._heartbeat.look(pool, self._worker, lambda: process is None or process.alive)
+        if not finding.lying:
+            return finding.reason
+        # An update may have passed between its answer and now, so it is asked again while none can.
+        if not pool.update_lock.acquire(blocking=False):
+            return ""
+        try:
+            return (await self._heartbeat.weights(pool, self._worker, locked=True)).reason
+        finally:
+            pool.update_lock.release()
+
+    async def out(self, reason: str) -> float:
+        """Nothing new goes there; the router forgets it, and one that does not answer has nobody to send there."""
+        if self._worker.state is WorkerState.READY:
+            self._model.pool.set_state(self._worker, WorkerState.QUARANTINED, super().problem() or reason)
+        if self._router is not None:
+            try:
+                await self._router.remove_worker(self._worker.url)
+            except EngineError as error:
+                self.tell("router_refused", str(error))
+        return self._worker.since
+
+    async def again(self) -> None:
+        """Restart it, or find out whether it answers again; then `readmit` it."""
+        pool, worker = self._model.pool, self._worker
+        await self._unpaused()
+        if self.process is None:
+            await self._heartbeat.wake(pool, worker)
+            finding = await self._heartbeat.look(pool, worker)
+            if finding.reason and not finding.lying:
+                raise EngineError(f"{worker.url} {finding.reason}")
+        else:
+            await self.restart(self.process)
+            worker.url, worker.weight_version = self.process.url, None
+            self._heartbeat.forget(worker)
+        await self.readmit()
+
+    async def readmit(self) -> None:
+        """Bring it to the current version, check that, and let requests go to it.
+
+        Raises:
+            EngineError, WeightSyncError: It did not take the weights, or serves others; it stays out.
+        """
+        pool, worker, catch_up = self._model.pool, self._worker, self._model.catch_up
+        await self._unpaused()
+        async with _held(pool.update_lock, "the weight update that is under way"):
+            finding = await self._heartbeat.weights(pool, worker, locked=True)
+            unsure = self.policy.tolerant or finding.lying or worker.weight_version != pool.version_wanted
+            if catch_up is not None and pool.version_wanted is not None and unsure:
+                if finding.reason and not finding.lying:
+                    raise EngineError(f"{worker.url} {finding.reason}")
+                await catch_up(worker)
+                self._heartbeat.forget(worker)
+                finding = await self._heartbeat.weights(pool, worker, locked=True)
+            if finding.reason:
+                raise WeightSyncError(f"{worker.url} {finding.reason}")
+            worker.weight_version = pool.version_wanted
+            pool.set_state(worker, WorkerState.READY)
+        if self._router is not None:
+            try:
+                await self._router.add_worker(worker)
+            except EngineError as error:  # the watch on the router adds it later; until then it is asked directly
+                self.tell("router_refused", str(error))
+
+    async def _unpaused(self) -> None:
+        """The trainer may have the memory that a server would take, and one that comes back now would not be paused."""
+        while self._model.pool.paused:
+            await asyncio.sleep(_POLL_S)
+
+    def failed(self, reason: str) -> None:
+        """The reason is shown to whoever finds no server."""
+        if self.process is not None:
+            self._model.pool.set_state(self._worker, WorkerState.QUARANTINED, reason)
+            super().failed(reason)
+        else:
+            logger.debug("%s stays out: %s", self.url, reason)
+
+    async def lose(self, error: Exception | None) -> None:
+        """Whoever waits for it goes on without it."""
+        if self.process is not None:
+            used_up = f"out for good after {self.policy.max_restarts} restarts (--rollout-max-engine-restarts)"
+            reason = f"{used_up}: {self._worker.reason}"
+        elif isinstance(error, WeightsNotKept):
+            reason = f"{error}. {_GO_ON}"
+        else:
+            reason = f"is gone: it has not come back within {COMEBACK_S:.0f} s ({self._worker.reason}). {_GO_ON}"
+        self._model.pool.set_state(self._worker, WorkerState.LOST, reason)
+        self.tell(self.told.lost, reason)
+        if self.process is not None:
+            await asyncio.to_thread(self.process.kill)
+
+
+class CompanionWatch(Watch):
+    """A server that answers no request for tokens and without which others do not work: encoders, further nodes.
+
+    Nobody is quarantined for it: a server whose companion is gone fails its requests or its own heartbeat.
+    """
+
+    told = Told("companion_failed", "restart_failed", "restarted", "lost")
+    process: Process
+
+    def __init__(self, process: Process, http: Http, policy: Policy, incidents: Incidents) -> None:
+        super().__init__(process.name, process, policy, incidents)
+        self._http = http
+
+    @property
+    def url(self) -> str:
+        """Its process's."""
+        return self.process.url
+
+    async def look(self) -> str:
+        """It holds no trained weights that could be wrong, so ready is all it has to be."""
+        timeout = self.policy.timeout
+        try:
+            await self._http.send("GET", self.url, "/health", timeout=timeout)
+        except EngineError as error:
+            return f"{error}; asked for {timeout:g} s (--rollout-health-check-timeout)"
+        return ""
+
+    async def again(self) -> None:
+        """Restart it."""
+        await self.restart(self.process)
+
+
+class RouterWatch(Watch):
+    """A router that we launched. While it is away requests go to the servers directly, so nothing waits for it.
+
+    One that was down missed who came and went, so its list of workers is compared at every look, and not kept by
+    counting.
+    """
+
+    told = Told("router_failed", "router_restart_failed", "router_restarted", "router_lost")
+    process: RouterLike
+
+    def __init__(
+        self, model: Supervised, process: RouterLike, router: Router, policy: Policy, incidents: Incidents
+    ) -> None:
+        super().__init__(process.name, process, policy, incidents)
+        self._pool, self._router = model.pool, router
+        self.hurry = False
+        """Somebody could not reach it."""
+
+    @property
+    def url(self) -> str:
+        """The same for the whole run."""
+        return self._router.url
+
+    def is_urgent(self) -> bool:
+        """Asked once for each time that somebody could not reach it."""
+        urgent, self.hurry = self.hurry, False
+        return urgent
+
+    async def look(self) -> str:
+        """Makes its workers the pool's when nothing is wrong with it."""
+        timeout = self.policy.timeout
+        try:
+            async with asyncio.timeout(timeout):
+                listed = await self._router.list_workers()
+        except TimeoutError:
+            return f"no answer within {timeout:g} s (--rollout-health-check-timeout)"
+        except EngineError as error:
+            return str(error)
+        await self._correct(set(listed or ()))
+        return ""
+
+    async def _correct(self, listed: set[str]) -> None:
+        ready = {worker.url: worker for worker in self._pool.ready}
+        try:
+            for url in listed - ready.keys():
+                await self._router.remove_worker(url)
+            for url in ready.keys() - listed:
+                await self._router.add_worker(ready[url])
+        except EngineError as error:  # the next look tries again; until then that server is asked directly
+            self.tell("router_refused", str(error))
+
+    async def again(self) -> None:
+        """Restart it, and tell it of every ready server."""
+        self.process.start_with([worker.url for worker in self._pool.ready])
+        await self.restart(self.process)
+        await self._correct(set())
+
+    async def lose(self, error: Exception | None) -> None:
+        """The run goes on without it."""
+        reason = "its restarts are used up (--rollout-max-engine-restarts); requests go to the servers directly"
+        self.tell(self.told.lost, reason)
+
+
+@asynccontextmanager
+async def _held(lock: threading.Lock, name: str) -> AsyncIterator[None]:
+    """The lock, waited for without blocking the event loop. Raises EngineError after UPDATE_WAIT_S."""
+    deadline = time.monotonic() + UPDATE_WAIT_S
+    while not lock.acquire(blocking=False):
+        if time.monotonic() > deadline:
+            raise EngineError(f"waited {UPDATE_WAIT_S:.0f} s for {name}")
+        await asyncio.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        lock.release()
