@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_core import loop, loop_async
+from slime_core import loop
 from slime_core.config import load_settings
 from slime_core.engines.scripted import CharTokenizer
 from slime_core.rollout import async_stage
@@ -227,7 +227,7 @@ class _World:
         if not self.args.async_training:
             self.stage.start()
             try:
-                loop.train(self.args, loop.Stages(self, self, self, self), 0)  # type: ignore[arg-type]
+                loop.now(loop.train(self.args, loop.Stages(self, self, self, self), 0))  # type: ignore[arg-type]
             finally:
                 self.stage.stop()
         elif self.simulated is None:
@@ -238,7 +238,7 @@ class _World:
 
 
 class _Async:
-    """The stages of `loop_async`: a world's, while other things go on."""
+    """The stages of `--async`: a world's, while other things go on."""
 
     def __init__(self, world: _World) -> None:
         self._world = world
@@ -248,7 +248,7 @@ class _Async:
         rollout = async_stage.build_async_rollout(world.args, world.stage)
         try:
             await rollout.start()
-            await loop_async.train(world.args, loop_async.AsyncStages(rollout, self, self, self), 0)  # type: ignore[arg-type]
+            await loop.train(world.args, loop.Stages(rollout, self, self, self), 0)  # type: ignore[arg-type]
         finally:
             await rollout.stop()
 

@@ -32,7 +32,7 @@ from slime_engine_sglang.engine import SglangEngine
 
 from slime_core.config import load_settings
 from slime_core.engines.embedded.engine import EmbeddedEngine
-from slime_core.quickstart.model import write_random_model
+from slime_core.models.tiny import write_random_model
 
 HEADER = (
     "engine",

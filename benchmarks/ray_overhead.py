@@ -78,7 +78,9 @@ def cpu_below(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default=str(HERE.parent / "slime_core/quickstart/templates/demo.yaml"))
+    parser.add_argument(
+        "--config", default=str(HERE.parent / "plugins/commands/init/slime_command_init/templates/demo.yaml")
+    )
     parser.add_argument("--rollouts", type=int, default=4, help="per run; 3 at least")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--ray-address", help="join this cluster instead of starting one per run")

@@ -121,8 +121,9 @@ def compare(others: dict[str, list[str]], repeats: int) -> None:
 
 def write_inputs(directory: Path) -> list[str]:
     """Model and problems of the quick start, without its warm-up; the flags that name them."""
-    from slime_core.quickstart import task
-    from slime_core.quickstart.model import write_random_model
+    from slime_command_init import task
+
+    from slime_core.models.tiny import write_random_model
 
     train, held_out = task.split_problems()
     flags = ["--hf-checkpoint", str(directory / "model")]
@@ -187,7 +188,9 @@ def imports(repeats: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default=str(HERE.parent / "slime_core/quickstart/templates/demo.yaml"))
+    parser.add_argument(
+        "--config", default=str(HERE.parent / "plugins/commands/init/slime_command_init/templates/demo.yaml")
+    )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     light_commands(options.repeats)

@@ -27,7 +27,7 @@ from _table import spread, table
 
 from slime_core.config import load_settings
 from slime_core.models.hf_io import copy_assets, write_weights
-from slime_core.quickstart.model import write_random_model
+from slime_core.models.tiny import write_random_model
 
 Weights = dict[str, torch.Tensor]
 Update = Callable[[Weights, int], Awaitable[object]]

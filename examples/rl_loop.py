@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from slime_command_init.prepare import prepare
 
 from slime_core import AdvantageInputs, EstimatorBase, Group, LossInputs, RewardInputs, Sample, SampleStatus, TrainBatch
 from slime_core.config import load_settings
@@ -31,7 +32,6 @@ from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.ops import per_token_weights, weighted_sum
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import MicroBatchOutput
-from slime_core.quickstart.prepare import prepare
 from slime_core.rollout.generate import sampling_seed
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 

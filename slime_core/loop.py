@@ -5,57 +5,94 @@
             -> weight sync                                      stages.weights  (slime_core/weights/sync.py)
             -> metrics, checkpoint                              stages.journal  (slime_core/launch/journal.py)
 
-A launcher (`slime_core/launch`) builds the stages and decides where each one lives; the loop cannot tell. `step`
-counts finished rollouts: metrics of rollout r are logged at step r + 1, an evaluation before training at step 0.
-With `--offload`, learner and weights also see to it that either the trainer or the engines have the devices' memory
-(`slime_core/launch/offload.py`).
+A launcher (`slime_core/launch`) builds the stages and decides where each one lives; the loop cannot tell. A verb of a
+stage does its work while it is called, or answers an awaitable. Synchronous training is the first, with nothing ahead;
+with `--async` what is not awaited goes on::
+
+    rollout   | r=0 |   r=1   |   r=2   |         generate(r) answers the batch of r; what comes next is generated
+    train           |  r=0  |wait|  r=1  |        wait: `perf/trainer_wait_time`
+    push                    ^            ^        every --update-weights-interval rollouts, after before_push()
+    evaluate                |----- r=0 ------|    with --eval-in-background: starts after a push, and the next push
+                                                  waits for its end, so that it sees one weight version
+    save                    ^            ^        after before_save(), so that the commit has what is generated ahead
+
+What `before_push` and `before_save` wait for is the rollout's business: one rollout ahead is waited for, so that no
+rollout is of two versions; where generation never stops nothing is. `step` counts finished rollouts: metrics of rollout
+r are logged at step r + 1, an evaluation before training at step 0. What a reader would get wrong: metrics of an
+evaluation in the background are logged by themselves, later, under the step it belongs to.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from slime_core.errors import RolloutInterrupted
 from slime_core.protocols import Args
 from slime_core.types import TrainBatch
 
+T = TypeVar("T")
+Metrics: TypeAlias = "dict[str, float] | Awaitable[dict[str, float]]"
+Done: TypeAlias = "Awaitable[None] | None"
+logger = logging.getLogger(__name__)
+
 
 class Rollout(Protocol):
-    """The generation side."""
+    """The generation side. Its verbs but `start` and `stop` raise RolloutInterrupted when the run is to end."""
+
+    def start(self) -> Done:
+        """Bring the engines up; nothing is generated yet."""
 
     def generate(self, rollout_id: int) -> Any:
-        """-> object with `.batch: TrainBatch` and `.metrics`. Raises RolloutInterrupted when the run is to end."""
+        """-> object with `.batch: TrainBatch` and `.metrics`; generation of what comes after may go on."""
 
-    def evaluate(self, rollout_id: int) -> dict[str, float]:
-        """`eval/...` metrics. Raises RolloutInterrupted when the run is to end."""
+    def before_push(self) -> Done:
+        """Wait until the engines may take new weights."""
+
+    def before_save(self) -> Done:
+        """Wait until what has been generated ahead can be part of a commit."""
+
+    def evaluate(self, rollout_id: int) -> Metrics:
+        """`eval/...` metrics."""
+
+    def stop(self) -> Done:
+        """Interrupt what is generated, and free the engines; safe to call twice."""
 
 
 class Learning(Protocol):
     """The training side."""
 
-    def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
+    def train(self, rollout_id: int, batch: TrainBatch) -> Metrics:
         """All optimizer steps of one rollout."""
 
 
 class Weights(Protocol):
     """Trained parameters -> engines."""
 
-    def push(self) -> dict[str, float]:
+    def push(self) -> Metrics:
         """Make the engines serve the newest weights."""
 
 
 class Journal(Protocol):
     """What is recorded: metrics, checkpoints, hooks."""
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def log(self, step: int, metrics: dict[str, float]) -> Done:
         """Record metrics under `step` finished rollouts."""
 
-    def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:
+    def step_end(self, rollout_id: int, metrics: dict[str, float]) -> Done:
         """A rollout has been trained on."""
 
-    def save(self, rollout_id: int) -> None:
+    def save(self, rollout_id: int) -> Done:
         """Commit a checkpoint."""
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass
@@ -66,52 +103,75 @@ class Stages:
     learner: Learning
     weights: Weights
     journal: Journal
+    stop: Callable[[], bool] = _never
+    """Whether the run is to end early, with a commit; looked at after each rollout."""
     unfinished: list[int] = field(default_factory=list)
-    """Step of an evaluation that the run's end interrupted; none or one. The commit remembers it, and a resumed run
-    gives it in here to have it done first."""
+    """Step of the evaluation that a commit made at this moment would miss; none or one. The commit remembers it, and a
+    resumed run gives it in here to have it done first."""
 
 
-def train(args: Args, stages: Stages, start: int) -> int:
+def now(work: Coroutine[Any, Any, T]) -> T:
+    """What `train` returns over stages that work while they are called: no event loop is needed for that."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+    work.close()
+    raise RuntimeError("a stage answered with something to wait for, and no event loop turns")
+
+
+async def answer(found: Any) -> Any:
+    """What a verb answers, once it is there."""
+    return await found if inspect.isawaitable(found) else found
+
+
+async def train(args: Args, stages: Stages, start: int) -> int:
     """Run rollouts `start` to `args.num_rollout`; returns how many are done, fewer when the run was to end early."""
-    stages.weights.push()
+    evaluations = _Evaluations(args, stages)
+    try:
+        return await _train(args, stages, evaluations, start)
+    finally:
+        await evaluations.cancel()
+
+
+async def _train(args: Args, stages: Stages, evaluations: _Evaluations, start: int) -> int:
+    saved = None
+    await answer(stages.weights.push())
     if start == 0 and args.eval_interval and not args.skip_eval_before_train:
         stages.unfinished[:] = [0]
     for step in list(stages.unfinished):
-        metrics = _evaluate(stages, step)
-        if stages.unfinished:
+        metrics = await evaluations.run(step)
+        if evaluations.interrupted:
             return start
-        stages.journal.log(step, metrics)
-    saved = None
+        await answer(stages.journal.log(step, metrics))
     for rollout_id in range(start, args.num_rollout):
+        clock = _Clock()
         try:
-            rollout = stages.rollout.generate(rollout_id)
+            rollout = await clock.waits(stages.rollout.generate, rollout_id)
         except RolloutInterrupted as interrupted:
             # What is given back changes the data cursor, so the commit of the last step is made again.
             if rollout_id > 0 and (interrupted.drew or saved != rollout_id - 1):
-                stages.journal.save(rollout_id - 1)
+                await _save(stages, evaluations, rollout_id - 1)
             return rollout_id
-        metrics = {**rollout.metrics, **stages.learner.train(rollout_id, rollout.batch)}
-        metrics |= stages.weights.push()
+        metrics = {**rollout.metrics, **await clock.works(stages.learner.train, rollout_id, rollout.batch)}
+        if is_due(args.update_weights_interval, rollout_id, args.num_rollout):
+            await clock.waits(evaluations.ended)
+            await clock.waits(stages.rollout.before_push)
+            metrics |= await clock.works(stages.weights.push)
         if is_due(args.eval_interval, rollout_id, args.num_rollout):
-            metrics |= _evaluate(stages, rollout_id + 1)
-        stages.journal.step_end(rollout_id, metrics)
-        if stages.unfinished or saves_after(args, rollout_id):
-            stages.journal.save(rollout_id)
+            metrics |= await evaluations.run(rollout_id + 1)
+        if args.async_training:
+            metrics |= clock.metrics()
+        await answer(stages.journal.step_end(rollout_id, metrics))
+        stops = stages.stop() or evaluations.interrupted
+        if stops or saves_after(args, rollout_id):
+            await _save(stages, evaluations, rollout_id)
             saved = rollout_id
-        if stages.unfinished:
+        if stops:
             return rollout_id + 1
+    await evaluations.ended()
     return int(max(start, args.num_rollout))
-
-
-def _evaluate(stages: Stages, step: int) -> dict[str, float]:
-    """Metrics of the weights after `step` rollouts; when the run is to end none, and `stages.unfinished` says so."""
-    stages.unfinished[:] = [step]
-    try:
-        metrics = stages.rollout.evaluate(max(step - 1, 0))
-    except RolloutInterrupted:
-        return {}
-    stages.unfinished.clear()
-    return metrics
 
 
 def is_due(interval: int | None, rollout_id: int, num_rollout: int) -> bool:
@@ -122,3 +182,99 @@ def is_due(interval: int | None, rollout_id: int, num_rollout: int) -> bool:
 def saves_after(args: Args, rollout_id: int) -> bool:
     """Every `--save-interval` rollouts, and after the last one in any case: nobody trains weights to lose them."""
     return rollout_id + 1 == args.num_rollout or is_due(args.save_interval, rollout_id, args.num_rollout)
+
+
+async def _save(stages: Stages, evaluations: _Evaluations, rollout_id: int) -> None:
+    """Commit. An evaluation of these weights may go on; one of older weights could not be done again, so it ends."""
+    if stages.unfinished != [rollout_id + 1]:
+        await evaluations.ended()
+        evaluations.give_up_older()
+    await answer(stages.rollout.before_save())
+    await answer(stages.journal.save(rollout_id))
+
+
+class _Clock:
+    """What the trainer did with the time of one rollout."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._waited = self._worked = 0.0
+
+    async def waits(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+        """For a batch, or until the engines can take weights."""
+        started = time.perf_counter()
+        result = await answer(verb(*arguments))
+        self._waited += time.perf_counter() - started
+        return result
+
+    async def works(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+        """Trains, or hands over weights."""
+        started = time.perf_counter()
+        result = await answer(verb(*arguments))
+        self._worked += time.perf_counter() - started
+        return result
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds waited, and the part of all time without work; an evaluation in the foreground is such a time."""
+        idle = 1.0 - self._worked / (time.perf_counter() - self._started)
+        return {"perf/trainer_wait_time": self._waited, "perf/trainer_idle_fraction": idle}
+
+
+class _Evaluations:
+    """One at a time, in the foreground or beside the training."""
+
+    def __init__(self, args: Args, stages: Stages) -> None:
+        self._background = args.async_training and args.eval_in_background
+        self._stages = stages
+        self._task: asyncio.Task[None] | None = None
+        self.interrupted = False
+        """One was ended before it was done, since the run is to end; it stays in `stages.unfinished`."""
+
+    async def run(self, step: int) -> dict[str, float]:
+        """The metrics of the weights that are served; in the background none, since they are logged when known.
+
+        None, too, where the evaluation is interrupted.
+        """
+        await self.ended()
+        self.give_up_older()
+        self._stages.unfinished[:] = [step]
+        if not self._background:
+            metrics = await self._metrics(step)
+            if not self.interrupted:
+                self._stages.unfinished.clear()
+            return metrics
+        self._task = asyncio.create_task(self._evaluate(step))
+        return {}
+
+    async def _metrics(self, step: int) -> dict[str, float]:
+        try:
+            metrics: dict[str, float] = await answer(self._stages.rollout.evaluate(max(step - 1, 0)))
+            return metrics
+        except RolloutInterrupted:
+            self.interrupted = True
+            return {}
+
+    async def _evaluate(self, step: int) -> None:
+        metrics = await self._metrics(step)
+        if not self.interrupted:
+            await answer(self._stages.journal.log(step, metrics))
+            self._stages.unfinished.clear()
+
+    async def ended(self) -> None:
+        """Wait for the one in the background, and raise what it raised."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+            task, self._task = self._task, None
+            task.result()
+
+    def give_up_older(self) -> None:
+        """One that was interrupted cannot be done again once the run has gone on: say so. Called when none runs."""
+        if self.interrupted and self._stages.unfinished:
+            step = self._stages.unfinished.pop()
+            logger.warning("the evaluation of step %d was interrupted: no metrics of it, nothing has its weights", step)
+
+    async def cancel(self) -> None:
+        """The run ends: nobody waits for metrics any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

@@ -133,8 +133,9 @@ class TinyRun:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     """A random 330k-parameter model, 200 sums, and a reward in a file."""
-    from slime_core.quickstart import task
-    from slime_core.quickstart.model import write_random_model
+    from slime_command_init import task
+
+    from slime_core.models.tiny import write_random_model
 
     root = tmp_path_factory.mktemp("tiny")
     write_random_model(root / "model", seed=0)

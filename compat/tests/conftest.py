@@ -13,7 +13,7 @@ import pytest
 from slime.rollout import rm_hub
 from slime.utils.misc import SingletonMeta
 
-from slime_core.quickstart.model import write_tokenizer
+from slime_core.models.tiny import write_tokenizer
 
 
 class Engine(ThreadingHTTPServer):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any, TypeAlias
 
-from slime_core.quickstart.warmup import PHASES, Recipe, make_missing_model, write_missing
+from slime_command_init.warmup import PHASES, Recipe, make_missing_model, write_missing
 
 Problem: TypeAlias = tuple[int, str, int]
 

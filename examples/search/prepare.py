@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from slime_core.quickstart.warmup import PHASES, Recipe, make_missing_model, write_jsonl, write_missing
+from slime_command_init.warmup import PHASES, Recipe, make_missing_model, write_jsonl, write_missing
 
 Fact: TypeAlias = tuple[str, str]
 """Name and number."""

@@ -47,7 +47,6 @@ class Own(NamedTuple):
 
 
 COMMANDS: tuple[Own, ...] = (
-    Own("init", "write a run file to begin with; without arguments, list the templates", False),
     Own("train", "reinforcement learning: rollouts, rewards, optimizer steps", True),
     Own("check", "find what is wrong with a run before it starts", True),
     Own("rollout", "generate and score samples without training", True),

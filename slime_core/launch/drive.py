@@ -7,10 +7,11 @@ survives; only the last end is the run's.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, w
 from slime_core.observability.timeline import timed_stages
 from slime_core.observability.trackers.jsonl import cut_after
 from slime_core.protocols import Args
+from slime_core.types import TrainBatch
 from slime_core.weights.sync import WeightReceiver, WeightSync
 
 
@@ -43,14 +45,16 @@ class RunParts:
     stage: Any
     """Has `save`, `load`, `interrupt` and `stop` (`RolloutStage`)."""
     rollout: Any
-    """What the loop generates with; `start` brings it up. With `--async` an `AsyncRollout`."""
+    """What the loop generates with."""
     learner: Any
     weights: Any
     """Has `version` besides what the loop needs (`WeightSync`)."""
+    together: Callable[..., AbstractContextManager[None]] = lambda do, **_: nullcontext()
+    """`follow.Leader.together`, where other training processes do the same."""
     unpushed: bool = False
     """Weights have been trained that no engine serves: with `--update-weights-interval`, or amid a step."""
     unfinished: list[int] = field(default_factory=list)
-    """See `loop_async.AsyncStages`."""
+    """See `loop.Stages`."""
     survives: tuple[type[Exception], ...] = ()
     """Errors of the loop after which the generation side is kept, for `recover`."""
     recover: Callable[[Exception, Journal], int] | None = None
@@ -98,14 +102,9 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
 
 def _to_the_end(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
     """Run the loop, again from the last commit after what `parts` survives; returns how many rollouts are done."""
-    run_loop = _run_loop
-    if args.async_training:
-        from slime_core.launch.inline_async import run_loop_async
-
-        run_loop = run_loop_async
     while True:
         try:
-            return run_loop(args, parts, journal, start)
+            return _run_loop(args, parts, journal, start)
         except parts.survives as error:
             assert parts.recover is not None
             start = parts.recover(error, journal)
@@ -114,18 +113,61 @@ def _to_the_end(args: Args, parts: RunParts, journal: Journal, start: int) -> in
 
 
 def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
-    """Run the synchronous loop to its end, an early one included; returns how many rollouts are done."""
+    """Run the loop to its end, an early one included; returns how many rollouts are done."""
     make_room(args, parts.trainers)
-    parts.rollout.start()
-    with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
-        draining.on_ask(parts.stage.interrupt)
-        stages = loop.Stages(parts.rollout, parts.learner, parts.weights, journal, parts.unfinished)
-        stages = offloading(args, stages, parts.trainers)
-        try:
-            return loop.train(args, timed_stages(stages, args, start), start)
-        except parts.survives as error:
-            draining.check_goes_on(error)
-            raise
+    training = _Training(parts)
+    stages = loop.Stages(parts.rollout, training, training, journal, unfinished=parts.unfinished)
+    stages = offloading(args, stages, parts.trainers)
+    if not args.async_training:
+        return loop.now(_loop(args, parts, stages, start))
+    from slime_core.launch.trainer_thread import TrainerThread
+
+    thread = TrainerThread()
+    try:
+        with asyncio.Runner() as runner:
+            return runner.run(_loop(args, parts, thread.stages(stages), start))
+    finally:
+        thread.close()
+
+
+async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int) -> int:
+    """From the start of the engines to their end, which an error that the run survives leaves out."""
+    survived: BaseException | None = None
+    try:
+        await loop.answer(stages.rollout.start())
+        with drain.Drain(args.drain_timeout, quiet=is_rank()) as draining:
+            draining.on_ask(parts.stage.interrupt)
+            stages = replace(stages, stop=lambda: draining.asked)
+            try:
+                return await loop.train(args, timed_stages(stages, args, start), start)
+            except parts.survives as error:
+                draining.check_goes_on(error)
+                survived = error
+                raise
+    finally:
+        if survived is None:
+            await loop.answer(stages.rollout.stop())
+
+
+class _Training:
+    """Learner and weights of the loop: together with all training processes, and `unpushed` known."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+
+    def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
+        """All optimizer steps of one rollout."""
+        with self._parts.together("train", rollout_id=rollout_id, batch=batch):
+            metrics: dict[str, float] = self._parts.learner.train(rollout_id, batch)
+        self._parts.unpushed = True
+        return metrics
+
+    def push(self) -> dict[str, float]:
+        """Make the engines serve the newest weights."""
+        with self._parts.together("push"):
+            metrics: dict[str, float] = self._parts.weights.push()
+        self._parts.unpushed = False
+        return metrics
 
 
 def begin_run_dir(run: Prepared, commit: Path | None) -> None:

@@ -10,25 +10,22 @@ import os
 import sys
 import time
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slime_core import loop
 from slime_core.config import Settings
 from slime_core.config.schema import Given
 from slime_core.errors import ConfigError
 from slime_core.launch import drain
-from slime_core.launch.data_parallel import FollowingJournal, ReceivingRollout, SendingRollout, save_together
 from slime_core.launch.drive import RunParts, begin_run_dir, build_learner, build_weights, drive, rollouts_of
 from slime_core.launch.lock import sole_writer
-from slime_core.launch.offload import make_room, offloading
 from slime_core.launch.preflight import run_preflight
 from slime_core.launch.prepare import Prepared, prepare
 from slime_core.launch.process import is_leader, num_processes
 from slime_core.launch.rank_errors import report
 from slime_core.launch.ranks import is_rank, rollouts_told, start_ranks
-from slime_core.launch.resume import commit_to_resume, first_rollout, named_commit, unfinished_evaluations
+from slime_core.launch.resume import commit_to_resume, named_commit
 from slime_core.launch.rollout_factory import build_data_source
 from slime_core.launch.trainers import Trainers
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
@@ -76,7 +73,7 @@ def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]
     with waiting("the trainer and its models", deadline=None, then="as long as it takes to read them"):
         trainers = run.parts.build_trainers(args)
     try:
-        return _drive(run, trainers, stage, commit, started) if stage else _follow(run, trainers, commit)
+        return _drive(run, trainers, stage, commit, started) if stage else _follow(run, trainers)
     except Exception as error:
         if is_rank():
             report(error)
@@ -94,29 +91,30 @@ def _drive(
         from slime_core.rollout.async_stage import build_async_rollout
 
         rollout = build_async_rollout(run.args, stage)
-    elif num_processes() > 1:
-        rollout = SendingRollout(stage, trainers.actor, run.args.distributed_timeout_minutes)
-    parts = RunParts(trainers, partial(save_together, trainers), stage, rollout, build_learner(run, trainers), weights)
-    return drive(run, parts, commit, started)
+    parts = RunParts(trainers, trainers.save, stage, rollout, build_learner(run, trainers), weights)
+    if num_processes() == 1:
+        return drive(run, parts, commit, started)
+    from slime_core.launch.follow import Leader, LedTrainers
+
+    leader = Leader(trainers.actor, run.args.distributed_timeout_minutes)
+    led = LedTrainers(leader, trainers)
+    try:
+        summary = drive(
+            run, replace(parts, trainers=led, save_trainers=led.save, together=leader.together), commit, started
+        )
+    except Exception as error:
+        if is_rank():
+            report(error)
+        leader.end(error)
+        raise
+    leader.end()
+    return summary
 
 
-def _follow(run: Prepared, trainers: Trainers, commit: Path | None) -> dict[str, Any]:
-    """A process other than rank 0: same loop, received batches, nothing recorded; with `--async`, what rank 0 says."""
-    args = run.args
-    if commit is not None:
-        trainers.load(commit)
-    weights, journal = FollowingWeights(args, trainers.actor), FollowingJournal(trainers)
-    learner = build_learner(run, trainers)
+def _follow(run: Prepared, trainers: Trainers) -> dict[str, Any]:
+    """A process other than rank 0: what rank 0 says, with nothing recorded."""
+    from slime_core.launch.follow import Follower
+
     with drain.outliving():
-        if args.async_training:
-            from slime_core.launch import inline_async
-
-            inline_async.Follower(trainers, learner, weights, journal).run()
-            return {}
-        rollout = ReceivingRollout(trainers.actor)
-        make_room(args, trainers)
-        rollout.start()
-        unfinished = [] if commit is None or args.finetune else unfinished_evaluations(commit)
-        stages = offloading(args, loop.Stages(rollout, learner, weights, journal, unfinished), trainers)
-        loop.train(args, stages, first_rollout(args, commit))
+        Follower(trainers, build_learner(run, trainers), FollowingWeights(run.args, trainers.actor)).run()
     return {}

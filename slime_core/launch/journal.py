@@ -1,6 +1,6 @@
 """What a run leaves behind: metrics through the hooks, checkpoints, and `summary.json`.
 
-Rank 0 has a `Journal`; the other data-parallel ranks have `data_parallel.FollowingJournal`.
+Rank 0 has it; the other training processes record nothing (`launch.follow`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from slime_core.config import Settings
 from slime_core.launch.components import Components
-from slime_core.loop import Learning, Stages, Weights
+from slime_core.loop import Stages
 from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
 from slime_core.types import TrainBatch
 
@@ -136,14 +136,14 @@ class _Turns:
 class _OffloadedLearner:
     """`loop.Learning` that has the devices while it trains."""
 
-    def __init__(self, learner: Learning, turns: _Turns) -> None:
+    def __init__(self, learner: Any, turns: _Turns) -> None:
         self._learner = learner
         self._turns = turns
 
     def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
         """All optimizer steps of one rollout."""
         self._turns.begin_training()
-        metrics = self._learner.train(rollout_id, batch)
+        metrics: dict[str, float] = self._learner.train(rollout_id, batch)
         self._turns.end_training()
         return metrics
 
@@ -151,13 +151,13 @@ class _OffloadedLearner:
 class _OffloadedWeights:
     """`loop.Weights` after which the engines have the devices."""
 
-    def __init__(self, weights: Weights, turns: _Turns) -> None:
+    def __init__(self, weights: Any, turns: _Turns) -> None:
         self._weights = weights
         self._turns = turns
 
     def push(self) -> dict[str, float]:
         """Make the engines serve the newest weights; `perf/offload_time` and `perf/onload_time` of the whole step."""
         self._turns.take_again(WEIGHTS)
-        metrics = self._weights.push()
+        metrics: dict[str, float] = self._weights.push()
         self._turns.take_again(REST)
         return metrics | self._turns.take_metrics()

@@ -54,7 +54,9 @@ def report(error: Exception) -> None:
         "text": str(error),
         "traceback": None if isinstance(error, SlimeError) else shown,
     }
-    Path(path).write_text(json.dumps(found), encoding="utf-8")
+    part = Path(f"{path}.part")
+    part.write_text(json.dumps(found), encoding="utf-8")
+    part.replace(path)  # the agent may read it at this moment, since another rank has failed
 
 
 @dataclass(frozen=True)

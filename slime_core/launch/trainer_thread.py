@@ -1,9 +1,14 @@
 """One thread for everything that the trainer does in an asynchronous run: training, weight updates, checkpoints.
 
-`inline_async` awaits its calls. Collective calls of several trainer processes must come in one order, and one thread
-has one; for the same reason the thread itself says to the other processes that this one is at work, while it has
-nothing to do. What a reader would get wrong: a call cannot be interrupted. `close` waits for the one that runs, up to
-a deadline, and then leaves its thread to end with the process.
+::
+
+    main thread      loop.train (a coroutine)
+    trainer thread   Learner.train, WeightSync.push, Journal      one call at a time
+    stage threads    RolloutStage.generate_groups, evaluate       wait for the loop thread
+    loop thread      engine, generate functions, rewards          takes turns (`rollout.loop_thread`)
+
+`launch.drive` puts the stages of the loop into it. What a reader would get wrong: a call cannot be interrupted. `close`
+waits for the one that runs, up to a deadline, and then leaves its thread to end with the process.
 """
 
 from __future__ import annotations
@@ -11,13 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from slime_core.errors import RolloutError
+from slime_core.launch.device import current_device, use_device
+from slime_core.loop import Stages
+from slime_core.types import TrainBatch
 from slime_core.waits import waiting
 
 T = TypeVar("T")
@@ -28,31 +35,21 @@ CLOSE_DEADLINE = 30.0
 
 
 class TrainerThread:
-    """Calls in the order in which they come.
+    """Calls in the order in which they come."""
 
-    Args:
-        idle: Called in the thread every `period` seconds in which there is nothing to do.
-        period: In seconds; None: `idle` is never called.
-    """
-
-    def __init__(self, idle: Callable[[], None] | None = None, period: float | None = None) -> None:
-        self._idle = idle
-        self._period = period if idle is not None else None
+    def __init__(self) -> None:
         self._queue: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = queue.Queue()
-        self._problem: Exception | None = None
-        """What `idle` raised; nothing is called after that."""
-        self.failed = False
-        """A call has raised, or may not have ended: other processes may be in the middle of it."""
-        self._device = _current_device()
+        self._device = current_device()
         self._thread = threading.Thread(target=self._work, name="slime-trainer", daemon=True)
         self._thread.start()
 
-    async def call(self, what: str, fn: Callable[[], T]) -> T:
-        """What `fn` returns in the thread.
+    def stages(self, stages: Stages) -> Stages:
+        """The same, of which learner, weights and journal work in this thread while the loop goes on."""
+        beside = _Beside(self, stages)
+        return replace(stages, learner=beside, weights=beside, journal=beside)
 
-        Raises:
-            RolloutError: The other processes could not be told that this one is at work.
-        """
+    async def call(self, what: str, fn: Callable[[], T]) -> T:
+        """What `fn` returns in the thread."""
         future: Future[T] = Future()
         self._queue.put((future, fn))
         with waiting(what, deadline=None, then="its own deadline: --train-timeout, --weight-push-timeout, ..."):
@@ -63,47 +60,51 @@ class TrainerThread:
         self._queue.put(None)
         self._thread.join(CLOSE_DEADLINE)
         if self._thread.is_alive():
-            self.failed = True
             logger.warning("the trainer's call did not end within %.0f s; left alone", CLOSE_DEADLINE)
 
     def _work(self) -> None:
-        _use_device(self._device)
-        while (item := self._next()) is not None:
+        use_device(self._device)
+        while (item := self._queue.get(timeout=None)) is not None:
             future, fn = item
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                if self._problem is not None:
-                    raise RolloutError(f"another training process has ended, or hangs: {self._problem}")
                 result = fn()
             except BaseException as error:
-                self.failed = True
                 future.set_exception(error)
             else:
                 future.set_result(result)
             del item, future, fn
 
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """The next call; None: the thread is to end."""
-        while True:
-            try:
-                return self._queue.get(timeout=self._period if self._problem is None else None)
-            except queue.Empty:
-                assert self._idle is not None
-                try:
-                    self._idle()
-                except Exception as error:
-                    self._problem = error
 
+class _Beside:
+    """Learner, weights and journal, in the thread."""
 
-def _current_device() -> int | None:
-    """CUDA's device in this thread, if a trainer uses one: another thread would begin with device 0."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None
-    return int(torch.cuda.current_device())
+    def __init__(self, thread: TrainerThread, stages: Stages) -> None:
+        self._call, self._stages = thread.call, stages
 
+    async def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
+        """All optimizer steps of one rollout."""
+        learner: Any = self._stages.learner
+        found: dict[str, float] = await self._call(
+            f"training on rollout {rollout_id}", lambda: learner.train(rollout_id, batch)
+        )
+        return found
 
-def _use_device(device: int | None) -> None:
-    if device is not None:
-        sys.modules["torch"].cuda.set_device(device)
+    async def push(self) -> dict[str, float]:
+        """Make the engines serve the newest weights."""
+        weights: Any = self._stages.weights
+        found: dict[str, float] = await self._call("the weight update", weights.push)
+        return found
+
+    async def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Record metrics under `step` finished rollouts."""
+        await self._call("the journal", lambda: self._stages.journal.log(step, metrics))
+
+    async def step_end(self, rollout_id: int, metrics: dict[str, float]) -> None:
+        """A rollout has been trained on."""
+        await self._call("the journal", lambda: self._stages.journal.step_end(rollout_id, metrics))
+
+    async def save(self, rollout_id: int) -> None:
+        """Commit a checkpoint."""
+        await self._call(f"the commit of rollout {rollout_id}", lambda: self._stages.journal.save(rollout_id))

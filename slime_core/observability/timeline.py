@@ -49,7 +49,7 @@ SETTINGS = (
 )  # fmt: skip
 """What a prediction for the same settings needs."""
 _SPANS: Mapping[str, Mapping[str, str]] = {
-    "rollout": {"generate": "rollout", "take": "rollout", "evaluate": "eval"},
+    "rollout": {"generate": "rollout", "evaluate": "eval"},
     "learner": {"train": "train"},
     "weights": {"push": "push"},
     "journal": {"save": "save"},
@@ -176,7 +176,7 @@ def read_timeline(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def timed_stages(stages: Any, args: Args, start: int) -> Any:
-    """`loop.Stages` or `loop_async.AsyncStages` whose verbs are recorded; the same with `--no-trace`.
+    """`loop.Stages` whose verbs are recorded; the same with `--no-trace`.
 
     Args:
         stages: Of the loop.

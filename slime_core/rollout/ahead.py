@@ -1,9 +1,9 @@
 """`OneStepAhead`: the next rollout is generated while the trainer trains on the last one (`--async-mode one-step`).
 
-`loop_async.train` calls it; it works with every rollout function, since each rollout is one call, as in a run without
+`loop.train` calls it; it works with every rollout function, since each rollout is one call, as in a run without
 `--async`. With `--update-weights-interval 1`, and v the weight version that generates::
 
-    take(r)          before_push        take(r+1)
+    generate(r)      before_push        generate(r+1)
     |                |                  |
     |-- generate r+1 (v) --|            |-- generate r+2 (v+1) ...
     |-- train r ----------|wait| push |-- train r+1: one version behind
@@ -84,7 +84,7 @@ class _Generated:
 
 
 class OneStepAhead:
-    """An `AsyncRollout` over any stage: at most one rollout is generated or waits."""
+    """A rollout of the loop over any stage: at most one rollout is generated or waits."""
 
     def __init__(self, args: Args, stage: GeneratingStage) -> None:
         self.args = args
@@ -100,7 +100,7 @@ class OneStepAhead:
         """Bring the engine up."""
         await self._stage.start()
 
-    async def take(self, rollout_id: int) -> AheadResult:
+    async def generate(self, rollout_id: int) -> AheadResult:
         """The batch of a rollout; the next one begins.
 
         Raises:
@@ -170,7 +170,7 @@ class OneStepAhead:
         return _Generated(rollout_id, groups, metrics, version, time.perf_counter() - started)
 
     async def _landed(self) -> None:
-        """Wait for the rollout in flight; one that was interrupted stays in flight for `take` to tell."""
+        """Wait for the rollout in flight; one that was interrupted stays in flight for `generate` to tell."""
         flight = self._flight
         if flight is None:
             return

@@ -1,4 +1,4 @@
-"""A rollout stage as `loop_async` wants it: `build_async_rollout` picks by `--async-mode` what drives it.
+"""A rollout stage that generates ahead: `build_async_rollout` picks by `--async-mode` what drives it.
 
 The inline launcher calls it in the process that generates, a Ray launcher in the rollout actor. What a reader would
 get wrong: the stage is the plain one of runs without `--async`; only its event loop turns in a thread of its own
@@ -8,7 +8,7 @@ get wrong: the stage is the plain one of runs without `--async`; only its event 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from slime_core.protocols import Args
 from slime_core.rollout.ahead import OneStepAhead
@@ -19,31 +19,6 @@ from slime_core.rollout.stage import RolloutStage
 from slime_core.types import Group, TrainBatch
 
 T = TypeVar("T")
-
-
-class AsyncRollout(Protocol):
-    """See `loop_async.AsyncRollout`, which is the same."""
-
-    async def start(self) -> None:
-        """Bring the engines up; nothing is generated yet."""
-
-    async def take(self, rollout_id: int) -> Any:
-        """The rollout's batch and metrics; generation goes on."""
-
-    async def before_push(self) -> None:
-        """Wait until the engines may take new weights."""
-
-    async def before_save(self) -> None:
-        """Wait until what has been generated ahead can be part of a commit."""
-
-    async def evaluate(self, rollout_id: int) -> dict[str, float]:
-        """`eval/...` metrics."""
-
-    async def abandon(self) -> None:
-        """End what is generated, for good, and leave the engines to another one over the same stage."""
-
-    async def stop(self) -> None:
-        """Interrupt what is generated, and free the engines; safe to call twice."""
 
 
 class ThreadedStage:
@@ -105,19 +80,21 @@ class ThreadedStage:
         await self._loop.in_thread(self.stage.stop)
 
 
-def _one_step(args: Args, stage: RolloutStage) -> AsyncRollout:
+def _one_step(args: Args, stage: RolloutStage) -> AheadRollout:
     return OneStepAhead(args, ThreadedStage(stage))
 
 
-def _full(args: Args, stage: RolloutStage) -> AsyncRollout:
+def _full(args: Args, stage: RolloutStage) -> AheadRollout:
     stage.never_stops = True
     return ContinuousRollout(args, ThreadedStage(stage))
 
 
-MODES: dict[str, Callable[[Any, RolloutStage], AsyncRollout]] = {"one-step": _one_step, "full": _full}
+AheadRollout: TypeAlias = OneStepAhead | ContinuousRollout
+"""A rollout of the loop whose verbs are awaited."""
+MODES: dict[str, Callable[[Any, RolloutStage], AheadRollout]] = {"one-step": _one_step, "full": _full}
 """`--async-mode` -> what drives the stage."""
 
 
-def build_async_rollout(args: Args, stage: RolloutStage) -> AsyncRollout:
-    """What `loop_async.train` generates with. `stage` has a `LoopThread` as its runner and has not been started."""
+def build_async_rollout(args: Args, stage: RolloutStage) -> AheadRollout:
+    """What `loop.train` generates with. `stage` has a `LoopThread` as its runner and has not been started."""
     return MODES[args.async_mode](args, stage)

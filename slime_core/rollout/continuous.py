@@ -1,10 +1,10 @@
 """`ContinuousRollout`: generation never stops, rollouts are taken out of it (`--async-mode full`).
 
-`loop_async.train` calls it; `async_stage.build_async_rollout` builds it over a rollout stage whose event loop turns
+`loop.train` calls it; `async_stage.build_async_rollout` builds it over a rollout stage whose event loop turns
 in a thread of its own. Weights are pushed while groups are in flight::
 
     in flight   ...==g3=====v1|v2=====g9====...        one response, tokens of two versions
-    take(r)         |rollout_batch_size oldest|
+    generate(r)     |rollout_batch_size oldest|
     train, push               |---- r ----|push|
 
 so tokens of one response may be of several weight versions, each of which the sample records, and every estimator's
@@ -72,7 +72,7 @@ class ProducingStage(Protocol):
 
 
 class ContinuousRollout:
-    """An `AsyncRollout` that takes rollouts out of a generation that never stops."""
+    """A rollout of the loop that takes rollouts out of a generation that never stops."""
 
     def __init__(self, args: Args, stage: ProducingStage) -> None:
         self.args = args
@@ -85,7 +85,7 @@ class ContinuousRollout:
         stage.open_groups.register(OWNER, self)
 
     async def start(self) -> None:
-        """Bring the engine up; generation begins with the first `take`. Raises CheckpointError (see flights)."""
+        """Bring the engine up; generation begins with the first `generate`. Raises CheckpointError (see flights)."""
         if self.args.deterministic_mode:
             logger.info("--async-mode full: the engine is not held for reproducible steps, as it is without --async")
         await self._stage.start()
@@ -93,7 +93,7 @@ class ContinuousRollout:
         self._producer.restore_open_groups(self._restored)
         self._restored = []
 
-    async def take(self, rollout_id: int) -> RolloutResult:
+    async def generate(self, rollout_id: int) -> RolloutResult:
         """The oldest groups that may be trained on, as the batch of a rollout; generation goes on.
 
         Raises:

@@ -177,6 +177,12 @@ class RolloutStage:
         groups, metrics = self.generate_groups(rollout_id)
         return RolloutResult(self.make_batch(rollout_id, groups, self.weight_version), metrics)
 
+    def before_push(self) -> None:
+        """Nothing is generated ahead."""
+
+    def before_save(self) -> None:
+        """Nothing is generated ahead."""
+
     def make_batch(self, rollout_id: int, groups: list[Group], weight_version: int) -> TrainBatch:
         """Groups as the trainer gets them; `weight_version` is the one they will update."""
         self.ledger.training(rollout_id, groups, weight_version)

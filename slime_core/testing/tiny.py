@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 @functools.cache
 def tiny_model() -> Path:
     """A HF-layout directory with tokenizer, chat template and 330k random parameters; the same ones every time."""
-    from slime_core.quickstart.model import write_random_model
+    from slime_core.models.tiny import write_random_model
 
     kept = tempfile.TemporaryDirectory(prefix="slime-tiny-model-")
     _KEPT.append(kept)
@@ -57,10 +58,8 @@ def tiny_moe_model(*, dense_layer: bool = True) -> Path:
 
 def write_rows(path: Path, count: int) -> Path:
     """`count` rows of a question under `input` and its answer under `label`; the path."""
-    from slime_core.quickstart import task
-
-    problems, _ = task.split_problems()
-    rows = task.rl_rows(problems[:count], "input", "label")
+    problems = random.Random(0).sample([(a, b) for a in range(10, 100) for b in range(10, 100)], count)
+    rows = [{"input": f"{a}+{b}=?", "label": str(a + b)} for a, b in problems]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -141,6 +141,18 @@ def test_there_is_one_pool() -> None:
     assert _callers("needs_nothing") == _callers("mask_older") == _callers("FinishedGroups") == {"rollout/pool.py"}
 
 
+def test_there_is_one_loop_and_one_follower() -> None:
+    over_rollouts = {
+        file
+        for path, file in files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.For) and ast.unparse(node.iter) == "range(start, args.num_rollout)"
+    }
+    assert over_rollouts == {"loop.py"}
+    assert _callers("is_due") == {"loop.py", "launch/rollout_only.py"}  # which trains nothing
+    assert _callers("Follower") == {"launch/inline.py"}
+
+
 @pytest.mark.slow
 def test_a_mistake_at_each_seam_is_found(tmp_path: Path) -> None:
     file = tmp_path / "mistakes.py"

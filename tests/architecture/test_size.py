@@ -13,13 +13,13 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 335, "code_lines": 29_900, "public_names": 1_560, "kinds": 21}
-DEMO_CEILING = 254
+CEILINGS = {"modules": 330, "code_lines": 29_700, "public_names": 1_520, "kinds": 21}
+DEMO_CEILING = 253
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
     "slime_weight_transport_delta",
-    "slime_core.loop_async",
-    "slime_core.launch.inline_async",
+    "slime_core.launch.follow",
+    "slime_core.launch.trainer_thread",
     "slime_core.rollout.producer",
     "slime_command_models",
     "slime_core.trainers.embedded.lora",

@@ -10,8 +10,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from slime_command_init.command import TEMPLATES
 
-from slime_core.cli.init import TEMPLATES
 from slime_core.cli.main import main
 from slime_core.config import load_settings
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime_core.quickstart.model import write_random_model
+from slime_core.models.tiny import write_random_model
 from tests.backends.whole_runs import Run, hold, metrics, release, running, samples
 from tests.conftest import SLIME, TinyRun
 

@@ -176,7 +176,7 @@ def test_inputs_that_a_recipe_makes_are_made_elsewhere(slime: Slime, tmp_path: P
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
     done = slime(
         "check",
-        "slime_core/quickstart/templates/demo.yaml",
+        "plugins/commands/init/slime_command_init/templates/demo.yaml",
         "--hf-checkpoint",
         model,
         "--prompt-data",

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from slime_command_init import warmup
 
 from slime_core.config import load_settings
 from slime_core.launch import run
 from slime_core.plugins.resolve import resolve
-from slime_core.quickstart import warmup
 
 ROOT = Path(__file__).parents[2]
 

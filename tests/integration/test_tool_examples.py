@@ -8,17 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_command_init.warmup import PHASES, STAMP, Recipe, make_missing_model
 from slime_sandbox_local import isolation_here
 
 from slime_core.config import load_settings
 from slime_core.data.dumps import read_samples
 from slime_core.launch import run
 from slime_core.plugins.resolve import resolve
-from slime_core.quickstart.warmup import PHASES, STAMP, Recipe, make_missing_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
-    "tools": ("slime_core/quickstart/templates/tools.yaml", "calculator", "calculator"),
+    "tools": ("plugins/commands/init/slime_command_init/templates/tools.yaml", "calculator", "calculator"),
     "code_sandbox": ("examples/code_sandbox/train.yaml", "examples/code_sandbox/prepare.py", "python"),
     "search": ("examples/search/train.yaml", "examples/search/prepare.py", "search"),
 }

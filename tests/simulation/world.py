@@ -25,7 +25,7 @@ from typing import Any
 from slime_command_inspect.ledger_history import read_history
 from slime_command_inspect.ledger_verify import verify
 
-from slime_core import loop, loop_async
+from slime_core import loop
 from slime_core.checkpoint.store import read_state
 from slime_core.data.prompts import DatasetSource
 from slime_core.engines.scripted import CharTokenizer
@@ -255,8 +255,9 @@ class World:
             return done
         try:
             self.stage.start()
-            stages = loop.Stages(self.stage, self.learner, self.weights, SimulatedJournal(self), self.unfinished)
-            done = loop.train(self.args, stages, start)
+            journal = SimulatedJournal(self)
+            stages = loop.Stages(self.stage, self.learner, self.weights, journal, lambda: self.drained, self.unfinished)
+            done = loop.now(loop.train(self.args, stages, start))
             self._check_rest()
         finally:
             if not self.dead:
@@ -267,11 +268,11 @@ class World:
         rollout = async_stage.build_async_rollout(self.args, self.stage)
         try:
             await rollout.start()
-            stages = loop_async.AsyncStages(
+            stages = loop.Stages(
                 rollout, AsyncLearner(self), AsyncWeights(self), AsyncJournal(self), lambda: self.drained,
                 self.unfinished,
             )  # fmt: skip
-            done = await loop_async.train(self.args, stages, start)
+            done = await loop.train(self.args, stages, start)
         finally:
             if not self.dead:
                 await rollout.stop()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.quickstart.model import write_tokenizer
+from slime_core.models.tiny import write_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -45,12 +45,13 @@ def order(**switches: bool) -> tuple[list[str], list[dict[str, float]]]:
     )
     args = SimpleNamespace(
         **{"offload_train": False, "offload_rollout": False, **switches},
-        num_rollout=2, eval_interval=2, save_interval=1, skip_eval_before_train=True,
+        num_rollout=2, eval_interval=2, save_interval=1, skip_eval_before_train=True, update_weights_interval=1,
+        async_training=False,
     )  # fmt: skip
     stages = loop.Stages(rollout, Recorder(calls, "learner"), Recorder(calls, "weights"), journal)
     make_room(args, trainers)
-    assert loop.train(args, offloading(args, stages, trainers), 0) == 2
-    return calls, logged
+    assert loop.now(loop.train(args, offloading(args, stages, trainers), 0)) == 2
+    return [call for call in calls if ".before_" not in call], logged
 
 
 def test_each_side_gives_its_memory_up_while_the_other_works() -> None:

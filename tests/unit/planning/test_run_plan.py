@@ -144,8 +144,9 @@ def test_offloading_lowers_the_peak_of_shared_devices(tiny: TinyRun, capsys: pyt
 
 
 def test_a_model_that_a_recipe_makes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    demo = "plugins/commands/init/slime_command_init/templates/demo.yaml"
     shown = said(
-        capsys, "--config", "slime_core/quickstart/templates/demo.yaml", "--device", "cpu", "--run-dir", str(tmp_path),
+        capsys, "--config", demo, "--device", "cpu", "--run-dir", str(tmp_path),
         "--hf-checkpoint", str(tmp_path / "model"), "--prompt-data", str(tmp_path / "train.jsonl"),
     )  # fmt: skip
     assert "note: no memory estimate; --prepare-path makes the model" in shown

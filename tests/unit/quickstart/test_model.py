@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from slime_core.quickstart.model import write_random_model
+from slime_core.models.tiny import write_random_model
 
 
 def test_transformers_opens_the_model(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load, load_file
+from slime_command_init import prepare as recipe
+from slime_command_init import task, warmup
 
 from slime_core.config import load_settings
-from slime_core.quickstart import prepare as recipe
-from slime_core.quickstart import task, warmup
-from slime_core.quickstart.model import write_random_model
+from slime_core.models.tiny import write_random_model
 
-DEMO = Path(__file__).parents[3] / "slime_core/quickstart/templates/demo.yaml"
+DEMO = Path(__file__).parents[3] / "plugins/commands/init/slime_command_init/templates/demo.yaml"
 
 
 @pytest.fixture

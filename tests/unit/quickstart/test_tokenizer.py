@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.quickstart.model import SPECIAL_TOKENS, write_tokenizer
+from slime_core.models.tiny import SPECIAL_TOKENS, write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -89,11 +89,11 @@ def test_taking_a_rollout_begins_the_next_and_only_that() -> None:
         await turns()
         assert stage.said == ["start"]
         stage.let(0, 1)
-        first = await ahead.take(0)
+        first = await ahead.generate(0)
         await turns()
         assert batch(first)[0] == 0
         assert stage.said == ["start", "generate 0", "generate 1"]
-        assert batch(await ahead.take(1))[0] == 1
+        assert batch(await ahead.generate(1))[0] == 1
         await turns()
         assert stage.said[-1] == "generate 2"
         await ahead.stop()
@@ -106,7 +106,7 @@ def test_the_last_rollout_begins_no_other() -> None:
         stage = Stage()
         ahead = OneStepAhead(settings(num_rollout=1), stage)
         stage.let(0)
-        await ahead.take(0)
+        await ahead.generate(0)
         await turns()
         assert stage.said == ["generate 0"]
         await ahead.before_push()
@@ -121,7 +121,7 @@ def test_pushes_and_commits_wait_for_the_rollout_in_flight(verb: str) -> None:
         stage = Stage()
         ahead = OneStepAhead(settings(), stage)
         stage.let(0)
-        await ahead.take(0)
+        await ahead.generate(0)
         waiting = asyncio.create_task(getattr(ahead, verb)())
         await turns()
         assert not waiting.done()
@@ -137,10 +137,10 @@ def test_a_rollout_trained_after_a_push_is_one_version_old() -> None:
         stage = Stage()
         ahead = OneStepAhead(settings(), stage)
         stage.let(0, 1)
-        first = await ahead.take(0)
+        first = await ahead.generate(0)
         await ahead.before_push()
         stage.weight_version = 2
-        second = await ahead.take(1)
+        second = await ahead.generate(1)
         assert (first.metrics["rollout/staleness/max"], second.metrics["rollout/staleness/max"]) == (0.0, 1.0)
         assert second.metrics["rollout/staleness/hist_1"] == 1.0
         assert batch(second)[2] == 2
@@ -155,7 +155,7 @@ def test_a_commit_holds_the_waiting_rollout_and_a_resumed_run_trains_on_it() -> 
         stage = Stage()
         ahead = OneStepAhead(settings(), stage)
         stage.let(0, 1)
-        await ahead.take(0)
+        await ahead.generate(0)
         assert list(ahead.open_groups()) == []  # rollout 1 is being generated
         await ahead.before_save()
         held = [(name, group) for name, group in stage.open_groups.collect()]
@@ -166,7 +166,7 @@ def test_a_commit_holds_the_waiting_rollout_and_a_resumed_run_trains_on_it() -> 
         resumed.weight_version = 2
         resumed.open_groups.restore(held)
         again = OneStepAhead(settings(), resumed)
-        result = await again.take(1)
+        result = await again.generate(1)
         await turns()
         assert batch(result)[1] == [held[0][1].samples]
         assert result.metrics["rollout/x"] == 1.0
@@ -183,7 +183,7 @@ def test_a_failure_reaches_whoever_waits() -> None:
         ahead = OneStepAhead(settings(), stage)
         stage.let(0)
         stage.let(1, error=RolloutError("too many failed"))
-        await ahead.take(0)
+        await ahead.generate(0)
         with pytest.raises(RolloutError, match="too many failed"):
             await ahead.before_push()
         await ahead.stop()
@@ -197,12 +197,12 @@ def test_an_interrupted_rollout_lets_a_commit_be_made_and_ends_the_next_take() -
         ahead = OneStepAhead(settings(), stage)
         stage.let(0)
         stage.let(1, error=RolloutInterrupted())
-        await ahead.take(0)
+        await ahead.generate(0)
         await ahead.before_push()
         await ahead.before_save()
         assert list(ahead.open_groups()) == []
         with pytest.raises(RolloutInterrupted):
-            await ahead.take(1)
+            await ahead.generate(1)
         await ahead.before_save()
         await ahead.stop()
 
@@ -214,7 +214,7 @@ def test_stop_ends_the_rollout_in_flight() -> None:
         stage = Stage()
         ahead = OneStepAhead(settings(), stage)
         stage.let(0)
-        await ahead.take(0)
+        await ahead.generate(0)
         await turns()
         await ahead.stop()
         await ahead.stop()
@@ -229,7 +229,7 @@ def test_a_rollout_that_is_abandoned_leaves_the_engine_to_another_one() -> None:
         stage = Stage()
         ahead = OneStepAhead(settings(), stage)
         stage.let(0)
-        await ahead.take(0)
+        await ahead.generate(0)
         await turns()
         await ahead.abandon()
         assert stage.release[1].cancelled()
@@ -240,7 +240,7 @@ def test_a_rollout_that_is_abandoned_leaves_the_engine_to_another_one() -> None:
         stage.release.clear()
         another = OneStepAhead(settings(), stage)
         stage.let(0)
-        assert batch(await another.take(0))[0] == 0
+        assert batch(await another.generate(0))[0] == 0
         await another.stop()
 
     run(test())
@@ -251,11 +251,11 @@ def test_over_the_limit_tokens_are_masked_or_the_run_ends() -> None:
         stage = Stage()
         ahead = OneStepAhead(settings(max_staleness=1, **changes), stage)
         stage.let(0, 1)
-        await ahead.take(0)
+        await ahead.generate(0)
         await ahead.before_push()
         stage.weight_version = 4
         try:
-            return await ahead.take(1)
+            return await ahead.generate(1)
         finally:
             await ahead.stop()
 

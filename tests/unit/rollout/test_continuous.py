@@ -66,7 +66,7 @@ async def test_a_rollout_is_concluded_and_becomes_a_batch_for_the_weights_that_t
     await rollout.start()
     assert not world.began  # before the first weights are pushed
     world.version = 3
-    result = await rollout.take(0)
+    result = await rollout.generate(0)
     assert result.batch == (0, 3)
     assert result.metrics["rollout/staleness/max"] == 0
     await rollout.before_push()
@@ -81,7 +81,7 @@ async def test_a_commit_gets_its_groups_and_gives_them_back() -> None:
     world = World(_args())
     rollout, stage = _continuous(world)
     await rollout.start()
-    await rollout.take(0)
+    await rollout.generate(0)
     await turns()
     stored = [from_line(to_line(name, group, None)) for name, group in stage.open_groups.collect()]
     assert {name for name, _ in stored} == {OWNER}
@@ -93,7 +93,7 @@ async def test_a_commit_gets_its_groups_and_gives_them_back() -> None:
     stage.open_groups.restore(stored)
     assert [group.group_index for _, group in stage.open_groups.collect()] == held  # before it has started, too
     await again.start()
-    await again.take(1)
+    await again.generate(1)
     assert stage.calls[-1][2] == held[:2]
     await again.stop()
 
@@ -103,7 +103,7 @@ async def test_stop_ends_a_take_that_waits() -> None:
     world.hold = True
     rollout, stage = _continuous(world)
     await rollout.start()
-    taking = asyncio.create_task(rollout.take(0))
+    taking = asyncio.create_task(rollout.generate(0))
     await turns()
     await rollout.stop()
     with pytest.raises(RolloutError, match="stopped"):
@@ -116,7 +116,7 @@ async def test_a_cancelled_take_leaves_the_groups_where_they_are() -> None:
     world.hold = True
     rollout, stage = _continuous(world)
     await rollout.start()
-    taking = asyncio.create_task(rollout.take(0))
+    taking = asyncio.create_task(rollout.generate(0))
     await turns()
     await world.open(1)
     taking.cancel()
@@ -131,7 +131,7 @@ async def test_generation_that_is_abandoned_leaves_the_engine_up() -> None:
     world.hold = True
     rollout, stage = _continuous(world)
     await rollout.start()
-    taking = asyncio.create_task(rollout.take(0))
+    taking = asyncio.create_task(rollout.generate(0))
     await turns()
     assert world.producer.pool.flights
     await rollout.abandon()

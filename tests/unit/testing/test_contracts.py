@@ -375,7 +375,7 @@ def test_the_good_ones_of_this_file_pass(tmp_path: Path) -> None:
 
 def test_every_suite_has_bad_components() -> None:
     from slime_core.plugins.hooks import hook_flags
-    from slime_core.plugins.kinds import KINDS
+    from slime_core.plugins.kinds import KINDS, function_flags
 
     tried = {contract.kind for contract, *_ in BAD_COMPONENTS.values()}
     assert {hook for hook in hook_flags() if "megatron" not in hook} <= tried
@@ -390,7 +390,7 @@ def test_every_suite_has_bad_components() -> None:
         "functions",
         "megatron_model_providers",
     }
-    assert (tried | elsewhere) - set(hook_flags()) == set(KINDS)
+    assert (tried | elsewhere) - set(hook_flags()) == {*KINDS, *function_flags()}
 
 
 def test_a_strangers_suite_is_found_and_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The stages as the driver's loop sees them: each passes its calls on to actors.
 
-`loop.train` runs over `RemoteRollout`, `RemoteLearner` and `RemoteWeights`, `loop_async.train` over the same with
+`loop.train` runs over `RemoteRollout`, `RemoteLearner` and `RemoteWeights`, with `--async` over the same with
 `RemoteAsyncRollout`; journal, hooks and run directory are the driver's own. What a reader would get wrong:
 `RemoteBatch` is a reference; the batch itself goes from the rollout actor to the trainer's actors and is never here.
 """
@@ -87,6 +87,12 @@ class RemoteRollout:
         relay([self._member])
         return evaluated(metrics)
 
+    def before_push(self) -> None:
+        """Nothing is generated ahead."""
+
+    def before_save(self) -> None:
+        """Nothing is generated ahead."""
+
     def release_memory(self) -> None:
         """Have the engine give up its memory."""
         self._member.call("release_memory")
@@ -115,7 +121,7 @@ class RemoteRollout:
 
 
 class RemoteAsyncRollout:
-    """`loop_async.AsyncRollout`: the actor has what generates ahead, and this awaits it.
+    """`loop.Rollout` of `--async`: the actor has what generates ahead, and this awaits it.
 
     Args:
         member: The rollout actor.
@@ -130,7 +136,7 @@ class RemoteAsyncRollout:
         """Bring the engines up."""
         await self._call("start", WORK)
 
-    async def take(self, rollout_id: int) -> RemoteResult:
+    async def generate(self, rollout_id: int) -> RemoteResult:
         """The rollout's batch and metrics. Raises RolloutError, RolloutInterrupted."""
         batch, told, groups = self._member.submit("generate", rollout_id, num_returns=3)
         found = await awaited(self._member, told, f"rollout {rollout_id}")

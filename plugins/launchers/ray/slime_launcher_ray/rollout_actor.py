@@ -21,7 +21,7 @@ from slime_launcher_ray.shell import Shell, travels
 from slime_launcher_ray.wait import Member
 
 if TYPE_CHECKING:
-    from slime_core.rollout.async_stage import AsyncRollout
+    from slime_core.rollout.async_stage import AheadRollout
     from slime_core.rollout.loop_thread import LoopThread
     from slime_core.rollout.stage import RolloutStage
     from slime_launcher_ray.engine_restart import EngineRestart
@@ -50,7 +50,7 @@ class RolloutActor(Shell):
         super().__init__(*args)
         self._stage: RolloutStage | None = None
         self._loop: LoopThread
-        self._ahead: AsyncRollout | None = None
+        self._ahead: AheadRollout | None = None
         """With `--async`: what generates, driven by `_ahead_loop`."""
         self._ahead_loop: LoopThread
         self._samples = _Samples()
@@ -118,10 +118,11 @@ class RolloutActor(Shell):
     def generate(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, Any], list[Group] | None]:
         """One rollout: the batch, what the driver is told, and the samples if it wants them."""
         try:
+            result: Any
             if self._ahead is None:
                 result = self.stage.generate(rollout_id)
             else:
-                result = self._ahead_loop.run(self._ahead.take(rollout_id))
+                result = self._ahead_loop.run(self._ahead.generate(rollout_id))
         except RolloutInterrupted as interrupted:
             return None, {"interrupted": interrupted.drew}, None
         batch: TrainBatch = result.batch

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from typing import Any, TypeAlias
 
+from slime_command_init.warmup import PHASES, Recipe, make_missing_model, write_missing
 from slime_core.protocols import Args
-from slime_core.quickstart.warmup import PHASES, Recipe, make_missing_model, write_missing
 
 Problem: TypeAlias = tuple[int, str, int]
 

@@ -21,8 +21,8 @@ from slime_core.config import load_settings
 from slime_core.data.dataset import split_path
 from slime_core.launch import run
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
+from slime_core.models.tiny import write_random_model
 from slime_core.protocols import Args
-from slime_core.quickstart.model import write_random_model
 
 STAMP = "slime_quickstart.json"
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")

@@ -1,4 +1,4 @@
-"""The asynchronous loop: which verb comes when, over stages that only record."""
+"""The loop: which verb comes when, over stages that only record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime_core import loop_async
+from slime_core import loop
 from slime_core.errors import RolloutInterrupted
 
 
@@ -22,12 +22,12 @@ class Fakes:
         self.evaluating: asyncio.Event | None = None
         self.interrupted_at: int | None = None
         self.stops_after: int | None = None
-        self.stages = loop_async.AsyncStages(self, self, self, self, self.stop_asked)  # type: ignore[arg-type]
+        self.stages = loop.Stages(self, self, self, self, self.stop_asked)  # type: ignore[arg-type]
 
     def stop_asked(self) -> bool:
         return self.stops_after is not None and f"end {self.stops_after}" in self.said
 
-    async def take(self, rollout_id: int) -> Any:
+    async def generate(self, rollout_id: int) -> Any:
         if rollout_id == self.interrupted_at:
             raise RolloutInterrupted()
         self.said.append(f"take {rollout_id}")
@@ -72,10 +72,10 @@ class Fakes:
     def run(self, start: int = 0, **settings: Any) -> int:
         defaults = {
             "num_rollout": 2, "update_weights_interval": 1, "eval_interval": None, "skip_eval_before_train": False,
-            "save_interval": None, "eval_in_background": False,
+            "save_interval": None, "eval_in_background": False, "async_training": True,
         }  # fmt: skip
         args = SimpleNamespace(**{**defaults, **settings})
-        return asyncio.run(asyncio.wait_for(loop_async.train(args, self.stages, start), 60))
+        return asyncio.run(asyncio.wait_for(loop.train(args, self.stages, start), 60))
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ def test_an_evaluation_in_the_background_stops_the_next_push_and_nothing_else(fa
         fakes.evaluating = asyncio.Event()
         args = SimpleNamespace(
             num_rollout=3, update_weights_interval=2, eval_interval=1, skip_eval_before_train=False,
-            save_interval=None, eval_in_background=True,
+            save_interval=None, eval_in_background=True, async_training=True,
         )  # fmt: skip
-        running = asyncio.create_task(loop_async.train(args, fakes.stages, 0))
+        running = asyncio.create_task(loop.train(args, fakes.stages, 0))
         while "train 0" not in fakes.said:
             await asyncio.sleep(0)
         for _ in range(50):
@@ -149,9 +149,9 @@ def test_a_commit_remembers_the_evaluation_of_its_weights_and_waits_for_older_on
         fakes.evaluating = asyncio.Event()
         args = SimpleNamespace(
             num_rollout=4, update_weights_interval=4, eval_interval=2, skip_eval_before_train=True,
-            save_interval=1, eval_in_background=True,
+            save_interval=1, eval_in_background=True, async_training=True,
         )  # fmt: skip
-        running = asyncio.create_task(loop_async.train(args, fakes.stages, 0))
+        running = asyncio.create_task(loop.train(args, fakes.stages, 0))
         while "end 2" not in fakes.said:
             await asyncio.sleep(0)
         for _ in range(50):

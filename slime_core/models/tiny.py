@@ -1,7 +1,7 @@
-"""The demo's model before the warm-up: a random Qwen3-layout decoder of 330,496 parameters, as an HF directory.
+"""A tiny model: a random Qwen3-layout decoder of 330,496 parameters, as an HF directory.
 
-Its tokenizer is byte-level BPE of 272 tokens with a chat template; the merges are written down here. `prepare.py` calls
-both. Nothing here is special to slime; any HF-layout directory of a supported family takes its place.
+Its tokenizer is byte-level BPE of 272 tokens with a chat template; the merges are written down here. The quick start
+warms it up, contract suites and checks of components run with it.
 """
 
 from __future__ import annotations

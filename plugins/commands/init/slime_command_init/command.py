@@ -1,7 +1,7 @@
-"""`slime init TEMPLATE [FILE]`: a run file to begin with, commented, which trains as it is.
+"""`slime init`: write a run file to begin with; without arguments, list the templates.
 
-The templates are files of `slime_core/quickstart/templates`: what a template's line of the list says is its first line,
-and the command it is for is in its second, under the name `run.yaml`. Loads nothing else.
+A run file is commented and trains as it is. Templates are the files of `templates/`: what a template's line of the list
+says is its first line, and the command it is for is in its second, under the name `run.yaml`. Loads nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.protocols import Command
 
 _NAME = "run.yaml"
 """What templates call themselves, and the default of FILE."""
@@ -63,7 +64,7 @@ def _beside(namespace: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _folder() -> Traversable:
-    return resources.files("slime_core.quickstart").joinpath("templates")
+    return resources.files("slime_command_init").joinpath("templates")
 
 
 def _text(template: str) -> str:
@@ -78,3 +79,6 @@ def _command(template: str) -> str:
 def _listed() -> str:
     width = max(map(len, TEMPLATES))
     return "\n".join(f"  {name:<{width}}  {_text(name).splitlines()[0].removeprefix('# ')}" for name in TEMPLATES)
+
+
+command = Command(run, add_parser)
