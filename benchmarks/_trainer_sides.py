@@ -12,13 +12,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from _measure import PeakMemory, resident, wait_for
 from trainer import LR, make_samples, micro_batches, train_batch
 
+from slime_core.config import Args
 from slime_core.protocols import MicroBatchOutput
 
 Metrics = dict[str, float]
@@ -52,7 +52,7 @@ class Surrogate:
 def slime_trainer(job: dict[str, Any]) -> Any:
     """The embedded trainer or Megatron's, as `job["trainer"]` says."""
     layout = {"tensor_model_parallel_size": job["tensor"], "pipeline_model_parallel_size": job["pipeline"]}
-    args = SimpleNamespace(
+    args = Args(
         hf_checkpoint=job["model"], device=job["device"], dtype=job["dtype"], distributed_timeout_minutes=5, **SETTINGS
     )
     if job["trainer"] == "embedded":
@@ -61,7 +61,7 @@ def slime_trainer(job: dict[str, Any]) -> Any:
         return EmbeddedTrainer(args)
     from slime_trainer_megatron.trainer import MegatronTrainer
 
-    return MegatronTrainer(SimpleNamespace(**vars(args), **{k: v for k, v in layout.items() if v > 1}))
+    return MegatronTrainer(args.model_copy(update={k: v for k, v in layout.items() if v > 1}))
 
 
 def slime_step(trainer: Any, samples: list[tuple[list[int], int]], loss_fn: Surrogate) -> Callable[[], Metrics]:

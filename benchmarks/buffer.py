@@ -21,11 +21,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
 from _table import table
+
+from slime_core.config import Args
 
 BATCH = 64
 """Groups per call of add and take."""
@@ -39,7 +40,7 @@ BUFFERS = ("fifo", FUNCTION, "priority", "stratified", "replay", "curriculum")
 
 def settings(group_size: int) -> Any:
     """What the buffers read."""
-    return SimpleNamespace(
+    return Args(
         reward_key=None, rollout_batch_size=BATCH, n_samples_per_prompt=group_size, rollout_seed=1, use_tis=True,
         use_rollout_logprobs=False, mask_offpolicy_in_partial_rollout=False, plugins={}, buffer_filter_path="benchmark",
     )  # fmt: skip

@@ -23,11 +23,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from _measure import PeakMemory, matmul_flops_per_second, step_flops, wait_for
 from _table import spread, table
+
+from slime_core.config import Args
 
 SPEED_AIM, MEMORY_AIM = 2.0, 0.25
 MEDIUM = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 8192}
@@ -115,7 +116,7 @@ def slime_step(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> Cal
 
     settings = {"lr": LR, "lr_decay_style": "constant", "clip_grad": 1.0, "weight_decay": 0.0}
     place = {"hf_checkpoint": job["model"], "device": job["device"], "dtype": job["dtype"]}
-    trainer = EmbeddedTrainer(SimpleNamespace(**place, **settings))
+    trainer = EmbeddedTrainer(Args(**place, **settings))
     batch, total = train_batch(samples), sum(response for _, response in samples)
 
     def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

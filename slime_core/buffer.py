@@ -25,6 +25,9 @@ class BufferBase:
     drops: bool = False
     """Whether a group that was given back may go without ever being drawn again (too old, no room)."""
 
+    num_dropped: int = 0
+    """Groups that a filter function removed without returning them, over the run."""
+
     def __init__(self, args: Args) -> None:
         self.args = args
         self.rollout_id: int | None = None

@@ -8,6 +8,11 @@ error survives a trip between processes.
 """
 
 
+def name_of(component: object) -> str:
+    """How messages call a class, a function or an object: by its name, or its class's."""
+    return str(getattr(component, "__name__", type(component).__name__))
+
+
 class SlimeError(Exception):
     """Base of all errors raised by slime itself."""
 

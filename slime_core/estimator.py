@@ -24,9 +24,10 @@ from slime_core.protocols import (
     LossInputs,
     LossOutputs,
     RewardInputs,
+    with_defaults,
 )
 
-__all__ = ["AdvantageFn", "CustomAdvantages", "EstimatorBase"]
+__all__ = ["AdvantageFn", "CustomAdvantages", "EstimatorBase", "estimator_class"]
 
 AdvantageFn = Callable[[Args, dict[str, Any]], None]
 """`--custom-advantage-function-path`: sets `rollout_data["advantages"]` and `rollout_data["returns"]`."""
@@ -67,8 +68,8 @@ class EstimatorBase:
             ppo_kl,
             inputs.advantages,
             args.eps_clip,
-            getattr(args, "eps_clip_high", None),
-            getattr(args, "eps_clip_c", None),
+            args.eps_clip_high,
+            args.eps_clip_c,
         )
         return LossOutputs(loss=loss, metrics={"pg_clipfrac": clipfrac, "ppo_kl": ppo_kl.detach()})
 
@@ -96,7 +97,7 @@ class CustomAdvantages(EstimatorBase):
         self.__dict__.update(
             needs_values=inner.needs_values,
             ratio_level=inner.ratio_level,
-            needs_greedy_baseline=getattr(inner, "needs_greedy_baseline", False),
+            needs_greedy_baseline=inner.needs_greedy_baseline,
             requires=dict(inner.requires),
         )
 
@@ -132,3 +133,17 @@ class CustomAdvantages(EstimatorBase):
                 f" {expected[:8]}"
             )
         return parts
+
+
+def estimator_class(found: Any, origin: str) -> type[Any]:
+    """What `--advantage-estimator` names as a class with all of the contract: its own, else that of `EstimatorBase`.
+
+    A function computes the advantages on top of `EstimatorBase`; `origin` is how messages call it.
+    """
+    if isinstance(found, type):
+        return with_defaults(found, EstimatorBase)
+
+    def build(self: CustomAdvantages, args: Args) -> None:
+        CustomAdvantages.__init__(self, EstimatorBase(args), found, origin)
+
+    return type(CustomAdvantages.__name__, (CustomAdvantages,), {"__init__": build})

@@ -164,7 +164,7 @@ def routed_experts_after_call(
         return before
     start = int(meta_info.get("routed_experts_start_len") or 0)
     if isinstance(value, str):
-        found = RoutedExperts.of_base64(value, rows - start, _num_layers(str(getattr(args, "hf_checkpoint", ""))))
+        found = RoutedExperts.of_base64(value, rows - start, _num_layers(args.hf_checkpoint if args else ""))
     else:
         found = RoutedExperts.of(value)
     if start + len(found) != rows:

@@ -164,7 +164,7 @@ class Sample:
 
     def get_reward_value(self, args: Args) -> float:
         """The scalar reward: `reward` itself, or `reward[args.reward_key]` when a key is set."""
-        key = getattr(args, "reward_key", None)
+        key = args.reward_key
         return self.reward if not key else self.reward[key]  # type: ignore[return-value,index]
 
     # -- extending -----------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from slime_core.config import Args
 from slime_core.errors import EngineError
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -47,7 +47,7 @@ def _serve(model: str, port: int, told: Any) -> None:
     torch.set_num_threads(1)
 
     async def serve() -> None:
-        engine = EmbeddedEngine(SimpleNamespace(hf_checkpoint=model, num_threads=1), step_in_thread=True)
+        engine = EmbeddedEngine(Args(hf_checkpoint=model, num_threads=1), step_in_thread=True)
         await engine.start()
         told.send((await serve_in_loop(engine, "127.0.0.1", port))[1])
         await asyncio.Event().wait()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 
+from slime_core.config import Args
 from slime_core.ops.logprobs import log_probs_from_logits
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
 from slime_core.types import TrainBatch
@@ -160,7 +160,7 @@ class ToyTrainer:
         self.calls.append("close")
 
 
-def make_args(**changes: Any) -> SimpleNamespace:
+def make_args(**changes: Any) -> Args:
     values = {
         "advantage_estimator": "base",
         "balance_by_flops": False,
@@ -200,7 +200,7 @@ def make_args(**changes: Any) -> SimpleNamespace:
         "true_on_policy_mode": False,
         "value_clip": 0.2,
     }
-    return SimpleNamespace(**{**values, **changes})
+    return Args(**{**values, **changes})
 
 
 def make_batch(rows: int = 8, *, shift: float = 0.0, siblings: bool = False, seed: int = 1) -> TrainBatch:

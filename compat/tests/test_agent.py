@@ -107,7 +107,9 @@ def test_claudes_api_turn_caps_and_requests_that_are_running_when_the_session_en
         engine.hold = True
         adapter.open_session("b")
         body = json.dumps({"model": "m", "max_tokens": 9, "messages": ASK}).encode()
-        request = urllib.request.Request(f"{handle.url}/v1/messages", body, {"X-Api-Key": "b"})
+        request = urllib.request.Request(
+            f"{handle.url}/v1/messages", body, {"X-Api-Key": "b", "Content-Type": "application/json"}
+        )
 
         async def ended_while_running() -> list[Sample]:
             running = asyncio.create_task(asyncio.to_thread(urllib.request.urlopen, request))

@@ -56,6 +56,12 @@ async def test_the_runs_reward_and_a_rows_own(make_args: MakeArgs) -> None:
     assert await async_rm(args, done(r"so \boxed{4}", "4", metadata={"rm_type": "boxed_exact"})) == 1.0
 
 
+async def test_settings_of_a_script_of_ones_own() -> None:
+    """As THUDM/slime's parser makes them: without what only slime_core has."""
+    args = SimpleNamespace(rm_type="exact", custom_rm_path=None, reward_key=None, group_rm=False)
+    assert await batched_async_rm(args, [done("4", "4"), done("4", "5")]) == [1.0, 0.0]
+
+
 async def test_custom_functions_single_and_batch(make_args: MakeArgs, tmp_path: Any) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

@@ -102,11 +102,11 @@ def role_overrides(args: Args, foreign: Sequence[ForeignFlags] | None = None) ->
     Raises:
         ConfigError: The file cannot be read, or an entry is malformed or unknown; all with file and line.
     """
-    path = getattr(args, "megatron_config_path", None)
+    path = args.megatron_config_path
     if not path:
         return {}
     if foreign is None:
-        foreign, _ = find_owners(["--no-plugins"] if getattr(args, "no_plugins", False) else [], os.environ)
+        foreign, _ = find_owners(["--no-plugins"] if args.no_plugins else [], os.environ)
     items = read_yaml(path, f"--megatron-config-path {path!r}")
     for key in items:
         if key != ENTRIES:
@@ -151,12 +151,12 @@ def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[For
             if name not in PER_ROLE:
                 raise ConfigError(
                     f"{where}: {name!r} is a setting of the whole run; a role may have {', '.join(PER_ROLE)}, and flags"
-                    f" of --train-backend {getattr(args, 'train_backend', '')}"
+                    f" of --train-backend {args.train_backend}"
                 )
             entries[name] = Entry(_own_value(name, value, where), origin)
         elif owner := find_foreign(foreign, name):
-            if getattr(args, "train_backend", None) not in owner.used_by:
-                chosen = f"--train-backend {getattr(args, 'train_backend', None)}"
+            if args.train_backend not in owner.used_by:
+                chosen = f"--train-backend {args.train_backend}"
                 raise ConfigError(f"{where}: {name!r} is {owner.owner}'s, and {chosen} does not take it; remove it")
             given.append(Given(name, value, origin))
         elif hasattr(args, name):

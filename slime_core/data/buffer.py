@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 from slime_core.buffer import BufferBase
 from slime_core.data.reuse import Reuse
@@ -18,7 +18,7 @@ from slime_core.errors import CheckpointError, RolloutError
 from slime_core.fan_out import executions
 from slime_core.plugins.boundary import user_code
 from slime_core.plugins.signatures import construct, positional_names, signature_of
-from slime_core.protocols import Args, BufferFilter, GroupBuffer
+from slime_core.protocols import Args, BufferFilter, GroupBuffer, with_defaults
 from slime_core.types import Group, Sample, SampleStatus
 
 _THREE = ("args", "buffer", "num_samples")
@@ -42,9 +42,18 @@ def resolve_buffer(args: Args) -> BufferFilter | GroupBuffer:
     resolved = resolve("buffers", name, origin="--buffer-filter-path")
     found = resolved.obj
     if not inspect.isclass(found):
-        return found  # type: ignore[no-any-return]
+        return cast("BufferFilter", found)
+    if hasattr(found, "take") and not issubclass(found, BufferBase):
+        found = with_defaults(found, _Silent)
     with _blamed(name):
-        return construct(found, args, name=option_name(resolved.ref))  # type: ignore[no-any-return]
+        made = construct(found, args, name=option_name(resolved.ref))
+    return cast("GroupBuffer", made)
+
+
+class _Silent(BufferBase):
+    """A buffer of somebody's own class; one that does not say so may drop groups."""
+
+    drops = True
 
 
 class SampleBuffer:
@@ -55,8 +64,8 @@ class SampleBuffer:
         self._name = _name(args)
         self._group_size = group_size
         whole: Any = plugin
-        self._plugin: Any = whole
-        if inspect.isfunction(whole) or not callable(getattr(whole, "take", None)):
+        self._plugin: GroupBuffer = whole
+        if inspect.isfunction(whole) or not hasattr(whole, "take"):
             self._plugin = _around_function(args, whole, self._name)
 
     def __len__(self) -> int:
@@ -65,17 +74,17 @@ class SampleBuffer:
     @property
     def num_dropped(self) -> int:
         """Groups that a filter function removed without returning them, over the run."""
-        return int(getattr(self._plugin, "num_dropped", 0))
+        return self._plugin.num_dropped
 
     @property
     def replays(self) -> bool | int:
         """How often the plugin declares to give out a group again that was trained on."""
-        return getattr(self._plugin, "replays", False)
+        return self._plugin.replays
 
     @property
     def drops(self) -> bool:
         """Whether groups given back may be dropped; a plugin that is silent about it may."""
-        return bool(getattr(self._plugin, "drops", True))
+        return self._plugin.drops
 
     def begin_rollout(self, rollout_id: int, weight_version: int) -> None:
         """Tell the plugin who draws."""
@@ -238,7 +247,7 @@ class FilteredList(BufferBase):
 
 
 def _name(args: Args) -> str:
-    return getattr(args, "buffer_filter_path", None) or "fifo"
+    return args.buffer_filter_path or "fifo"
 
 
 def _blamed(name: str) -> AbstractContextManager[None]:

@@ -43,7 +43,7 @@ class Observations:
             raise ValueError(f"sample {sample.index} has no prompt tokens; the data source sets `Sample.tokens`")
         if template is not None and "{result}" not in template:
             raise DataError(f"observation {template!r} has no {{result}} in it")
-        if template is None and not getattr(tokenizer, "chat_template", None):
+        if template is None and not tokenizer.chat_template:
             template = UNTEMPLATED
         self._args, self._sample, self._tokenizer = args, sample, tokenizer
         self._template, self._role = template, role

@@ -62,7 +62,7 @@ class DatasetSource:
         self._ahead: ReadAhead | None = None
         plugin = resolve_buffer(args) if buffer_filter is None else buffer_filter
         self.buffer = SampleBuffer(args, self.group_size, plugin)
-        if getattr(args, "rollout_global_dataset", True):
+        if args.rollout_global_dataset:
             self._open()
 
     def _open(self) -> None:
@@ -73,8 +73,7 @@ class DatasetSource:
         self._reader = PromptReader(self.rows, self.tokenizer, columns, name)
         for index in {0} if self._streams else {0, len(self.rows) - 1}:
             self._reader.read(index)
-        workers = getattr(self.args, "num_data_workers", 0)
-        if workers:
+        if workers := self.args.num_data_workers:
             from slime_core.data.read_ahead import ReadAhead
 
             rows, tokenizer = self.rows, self.tokenizer
@@ -86,7 +85,7 @@ class DatasetSource:
 
     @property
     def _streams(self) -> bool:
-        return bool(getattr(self.args, "streaming_data", False))
+        return self.args.streaming_data
 
     def open_rows(self) -> Rows:
         """The rows of `--prompt-data`; a subclass may have them from elsewhere. Raises ConfigError, DataError."""
@@ -181,7 +180,7 @@ class DatasetSource:
             position += 1
 
     def _row_at(self, epoch: int, position: int) -> int:
-        if not getattr(self.args, "rollout_shuffle", False):
+        if not self.args.rollout_shuffle:
             return position
         if epoch not in self._orders:
             self._orders = {e: order for e, order in self._orders.items() if e >= self._epoch}
@@ -267,7 +266,7 @@ class DatasetSource:
     def _fingerprint(self) -> dict[str, Any] | None:
         if self.rows is None:
             return None
-        shuffle = bool(getattr(self.args, "rollout_shuffle", False))
+        shuffle = self.args.rollout_shuffle
         seed = int(self.args.rollout_seed) if shuffle else None
         return {**self.rows.fingerprint(), "spec": str(self.args.prompt_data), "shuffle": shuffle, "seed": seed}
 

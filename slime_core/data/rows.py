@@ -56,13 +56,13 @@ class Columns:
             metadata=args.metadata_key,
             tools=args.tool_key,
             apply_chat_template=args.apply_chat_template,
-            template_kwargs=args.apply_chat_template_kwargs or {},
+            template_kwargs=args.apply_chat_template_kwargs,
             run_tools=tuple(told_tools(args, {})),
             max_prompt_len=args.rollout_max_prompt_len,
-            multimodal=getattr(args, "multimodal_keys", None) or {},
-            checkpoint=getattr(args, "hf_checkpoint", None),
-            system=getattr(args, "system_prompt", None),
-            demonstrates=not getattr(args, "compute_advantages_and_returns", True),
+            multimodal=args.multimodal_keys or {},
+            checkpoint=args.hf_checkpoint,
+            system=args.system_prompt,
+            demonstrates=not args.compute_advantages_and_returns,
         )
 
     @classmethod
@@ -74,11 +74,11 @@ class Columns:
             metadata=dataset.metadata_key,
             tools=dataset.tool_key,
             apply_chat_template=dataset.apply_chat_template,
-            template_kwargs=dataset.apply_chat_template_kwargs or {},
+            template_kwargs=dataset.apply_chat_template_kwargs,
             run_tools=tuple(told_tools(args, {})),
             max_prompt_len=dataset.max_prompt_len,
-            multimodal=getattr(dataset, "multimodal_keys", None) or {},
-            checkpoint=getattr(args, "hf_checkpoint", None),
+            multimodal=dataset.multimodal_keys or {},
+            checkpoint=args.hf_checkpoint,
             system=dataset.system_prompt,
         )
 

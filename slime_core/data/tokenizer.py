@@ -53,15 +53,15 @@ def encode_prompt(
     Raises:
         DataError: The tokenizer has no chat template or the template refuses the messages.
     """
-    if isinstance(prompt, str) and not getattr(args, "apply_chat_template", False):
+    if isinstance(prompt, str) and not (args and args.apply_chat_template):
         return encode_text(tokenizer, prompt)
-    kwargs = getattr(args, "apply_chat_template_kwargs", None)
+    kwargs = args.apply_chat_template_kwargs if args else None
     return encode_rendered(tokenizer, render_prompt(tokenizer, prompt, tools, kwargs))
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of a plain prompt, with the tokenizer's own leading token (BOS) unless the text already begins with it."""
-    bos = getattr(tokenizer, "bos_token", None)
+    bos = tokenizer.bos_token
     return list(tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos))))
 
 
@@ -94,9 +94,9 @@ def render_messages(
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The conversation as the template writes it. Raises DataError."""
-    if not getattr(tokenizer, "chat_template", None):
+    if not tokenizer.chat_template:
         raise DataError(
-            f"{getattr(tokenizer, 'name_or_path', '') or 'the tokenizer'} has no chat template, which chat messages and"
+            f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template, which chat messages and"
             " --apply-chat-template need; add chat_template.jinja to the model directory, or use text prompts"
         )
     from jinja2 import TemplateError

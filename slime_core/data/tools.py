@@ -32,7 +32,7 @@ def run_tools(args: Args | None) -> tuple[Tool, ...]:
         ConfigError: Two have one name, or one has no schema and none can be made.
         PluginError: A spec names nothing that can be loaded.
     """
-    specs = tuple(getattr(args, "tools_path", None) or ())
+    specs = tuple(args.tools_path) if args else ()
     return _loaded(specs, current_registry()) if specs else ()
 
 
@@ -67,10 +67,9 @@ def tool_parser(args: Args, tokenizer: Any, default: str | None = None) -> ToolP
         ConfigError: No installed parser claims the chat template, or several do.
         PluginError: There is no such parser.
     """
-    name = getattr(args, "tool_call_parser", None) or AUTO
-    if name != AUTO:
-        return _parser(name, current_registry())
-    template = getattr(tokenizer, "chat_template", None)
+    if args.tool_call_parser != AUTO:
+        return _parser(args.tool_call_parser, current_registry())
+    template = tokenizer.chat_template
     return _claiming(_template_text(template), default, current_registry())
 
 

@@ -73,8 +73,8 @@ def turn_delta(
     Raises:
         DataError: The template refuses the messages, or what it writes after the turn cannot be told; names it.
     """
-    if template_kwargs is None:
-        template_kwargs = getattr(args, "apply_chat_template_kwargs", None)
+    if template_kwargs is None and args is not None:
+        template_kwargs = args.apply_chat_template_kwargs
     turn = _Turn(tokenizer, tools, template_kwargs, messages, assistant, _closing(tokenizer, sampled_ids))
 
     def render(new: Sequence[Message], prompt: bool) -> str:
@@ -197,7 +197,7 @@ class _Turn:
         return text[text.index(PLACEHOLDER) + len(PLACEHOLDER) :]
 
     def _undefined(self, what: str) -> DataError:
-        name = getattr(self._tokenizer, "name_or_path", "") or "the tokenizer"
+        name = self._tokenizer.name_or_path or "the tokenizer"
         return DataError(
             f"the chat template of {name} {what}; so what follows a sampled turn is not defined. `slime tokens check`"
             " shows it; use another template (chat_template.jinja in the model directory), or single-turn generation"
@@ -283,7 +283,7 @@ def _encoded(tokenizer: Any, text: str, places: Sequence[_Place]) -> tuple[list[
     A token is its message's when any of its characters is. A tokenizer without offsets gives all to the message with
     most characters, and no ends.
     """
-    if not getattr(tokenizer, "is_fast", False):
+    if not tokenizer.is_fast:
         ids = encode_rendered(tokenizer, text)
         longest = max(places, key=lambda place: place[1] - place[0], default=(0, 0, Source.TEMPLATE))
         return ids, [longest[2]] * len(ids), []
@@ -313,4 +313,4 @@ def _already_sampled(tokenizer: Any, ids: Sequence[int], sampled_ids: Sequence[i
 
 
 def _is_special(tokenizer: Any, token: int) -> bool:
-    return token in getattr(tokenizer, "all_special_ids", ()) or token in getattr(tokenizer, "added_tokens_decoder", ())
+    return token in tokenizer.all_special_ids or token in tokenizer.added_tokens_decoder

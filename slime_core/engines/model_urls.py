@@ -19,7 +19,7 @@ def planned_models(args: Args) -> list[str]:
     """
     from slime_core.plugins.resolve import resolve
 
-    if not getattr(args, "sglang_config", None):
+    if not args.sglang_config:
         return []
     engine = resolve("engines", args.rollout_engine, origin="--rollout-engine").obj
     ask = getattr(engine, "planned_models", None)
@@ -39,16 +39,13 @@ def get_model_url(args: Args, model_name: str, endpoint: str = "/generate") -> s
         ConfigError: There is no such model; says which there are.
         EngineError: No engine answers over HTTP, as before the run's has started.
     """
-    routers = getattr(args, "sglang_model_routers", None) or {}
+    routers = args.sglang_model_routers or {}
     names = routers or planned_models(args)
     if names and model_name not in names:
         raise ConfigError(f"no model {model_name!r} is served; there are: {', '.join(map(repr, sorted(names)))}")
     if names and not routers:  # a router that is running already would answer for another model
         raise EngineError(f"model {model_name!r} of --sglang-config is served while --rollout-engine sglang runs")
-    host, port = routers.get(model_name) or (
-        getattr(args, "sglang_router_ip", None),
-        getattr(args, "sglang_router_port", None),
-    )
+    host, port = routers.get(model_name) or (args.sglang_router_ip, args.sglang_router_port)
     if not host or not port:
         raise EngineError(
             f"model {model_name!r}: no engine answers over HTTP (args.sglang_router_ip and args.sglang_router_port are"

@@ -27,7 +27,12 @@ class CharTokenizer:
     """One token per character; `<...>` tags given as specials are one token each. Has the HF methods in common use."""
 
     chat_template: ClassVar[str] = "<|role|>content<|end|> per message"
-    """Not Jinja: `apply_chat_template` does it. Tokenizers without an attribute of this name have no template."""
+    """Not Jinja: `apply_chat_template` does it."""
+    name_or_path: ClassVar[str] = "characters"
+    bos_token: ClassVar[str | None] = None
+    is_fast: ClassVar[bool] = False
+    all_special_ids: ClassVar[Sequence[int]] = ()
+    added_tokens_decoder: ClassVar[Mapping[int, str]] = {}
     SPECIALS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|tool|>", "<tool>", "</tool>")
 
     def __init__(self, specials: Sequence[str] = SPECIALS) -> None:

@@ -21,7 +21,7 @@ from slime_core.config.spec import flag_specs
 from slime_core.data.dumps import SavedRollout, UnusedSource
 from slime_core.data.flat_source import FlatSource, is_flat
 from slime_core.data.tools import AUTO, run_tools
-from slime_core.errors import ConfigError, PluginError
+from slime_core.errors import ConfigError, PluginError, name_of
 from slime_core.launch.images import check_images
 from slime_core.launch.objective import Objective, resolve_objective, told_without_effect
 from slime_core.launch.resolver import DEFAULTS, Resolver
@@ -73,23 +73,19 @@ class Components:
 
     def build_estimator(self, args: Args) -> Any:
         """The estimator, wrapped where a function computes the advantages; None for a loss without advantages."""
-        from slime_core.estimator import CustomAdvantages, EstimatorBase
-
         if self.estimator is None:
             return None
-        made: Any = self.estimator
-        if not inspect.isclass(made):
-            return CustomAdvantages(EstimatorBase(args), made, str(args.advantage_estimator))
-        build: Callable[[Any], Any] = made
-        estimator = build(args)
+        estimator = self.estimator(args)
         if self.advantage_function is None:
             return estimator
+        from slime_core.estimator import CustomAdvantages
+
         return CustomAdvantages(estimator, self.advantage_function, str(args.custom_advantage_function_path))
 
     @property
     def needs_critic(self) -> bool:
         """The estimator computes advantages from values."""
-        return bool(getattr(self.estimator, "needs_values", False))
+        return self.estimator is not None and self.estimator.needs_values
 
     def build_trainers(self, args: Args) -> Trainers:
         """The actor's trainer, and the critic's where there is one."""
@@ -145,14 +141,13 @@ def resolve_components(
         parts.trainer = r.setting("trainers", "train_backend")
         parts.objective = resolve_objective(settings, r)
         parts.loss = parts.objective.loss
-        if getattr(parts.loss, "needs_advantages", True):
-            parts.estimator = r.setting("estimators", "advantage_estimator")
+        if parts.loss.needs_advantages is not False:
+            parts.estimator = _estimator(r)
             parts.advantage_function = r.function("advantages", "custom_advantage_function_path")
             _check_requirements(settings, parts.estimator)
             _tell_of_unread(settings, parts)
             _check_roles(settings, parts)
-        # A loss whose class does not say needs advantages where they are computed.
-        if r.args.use_opd and not getattr(parts.loss, "needs_advantages", r.args.compute_advantages_and_returns):
+        if r.args.use_opd and not parts.objective.needs_advantages(r.args):
             raise ConfigError(
                 f"{settings.cite('use_opd')}: --loss-type {r.args.loss_type!r} uses no advantages, which distillation"
                 " changes; it works with policy_loss"
@@ -160,7 +155,7 @@ def resolve_components(
         _check_same_bits(settings, parts)
     elif settings.command != "eval" and settings.is_given("advantage_estimator"):
         # Nothing is trained, but the samples may need its greedy baseline when they are trained on later.
-        parts.estimator = r.setting("estimators", "advantage_estimator")
+        parts.estimator = _estimator(r)
     check_images(settings, parts, generators)
     parts.resolved = r.used
     return parts, r
@@ -184,6 +179,12 @@ def _data_source(r: Resolver) -> Callable[[Any], Any]:
     return functools.partial(construct, found, name=name) if inspect.isclass(found) else found
 
 
+def _estimator(r: Resolver) -> Any:
+    from slime_core.estimator import estimator_class
+
+    return estimator_class(r.setting("estimators", "advantage_estimator"), str(r.args.advantage_estimator))
+
+
 def _tell_of_unasked(r: Resolver, rollout_function: Any) -> None:
     """Say so when the chosen rollout leaves the sample hooks of settings out."""
     name = "rollout_sample_hook_path"
@@ -191,7 +192,7 @@ def _tell_of_unasked(r: Resolver, rollout_function: Any) -> None:
         logger.warning(
             "%s: without effect, since %s generates by itself, unless it calls them as slime-compat's generate_and_rm"
             " does; a rollout function that declares the keyword `context` has them called by context.runner.run_group",
-            r.origin(name), getattr(rollout_function, "__name__", rollout_function),
+            r.origin(name), name_of(rollout_function),
         )  # fmt: skip
 
 
@@ -266,7 +267,7 @@ def _check_same_bits(settings: Settings, parts: Components) -> None:
     """`--true-on-policy-mode` is for pairs that declare it, and for losses on the trainer's own log-probs."""
     if not settings.args.true_on_policy_mode:
         return
-    if getattr(parts.loss, "needs_logits", False) or not getattr(parts.loss, "needs_advantages", True):
+    if parts.loss.needs_logits or parts.loss.needs_advantages is False:
         raise ConfigError(
             f"{settings.cite('true_on_policy_mode')}: --loss-type {settings.args.loss_type!r} is not computed from the"
             " log-probs that are compared with the engine's; it works with policy_loss"
@@ -286,9 +287,9 @@ def _check_requirements(settings: Settings, estimator: Any) -> None:
     """Settings that the algorithm cannot do without, and groups that teach it nothing."""
     args = settings.args
     chosen = f"--advantage-estimator {args.advantage_estimator!r}"
-    if args.n_samples_per_prompt == 1 and args.rewards_normalization and getattr(estimator, "compares_group", False):
+    if args.n_samples_per_prompt == 1 and args.rewards_normalization and estimator.compares_group:
         logger.warning("%s: every advantage of %s is zero", settings.cite("n_samples_per_prompt"), chosen)
-    for name, value in getattr(estimator, "requires", {}).items():
+    for name, value in estimator.requires.items():
         if name not in settings.origins:
             raise PluginError(f"{chosen} requires {name!r}, which is no setting")
         if getattr(args, name) != value:
@@ -303,10 +304,10 @@ def _tell_of_unread(settings: Settings, parts: Components) -> None:
     from slime_core.estimator import EstimatorBase
 
     estimator, chosen = parts.estimator, f"--advantage-estimator {settings.args.advantage_estimator!r}"
-    unread = set(getattr(estimator, "ignores", ()))
-    if getattr(estimator, "shape_rewards", None) is EstimatorBase.shape_rewards:
+    unread = set(estimator.ignores)
+    if estimator.shape_rewards is EstimatorBase.shape_rewards:
         unread |= {"rewards_normalization", "grpo_std_normalization"}
-    reads_rewards_only = getattr(estimator, "advantages", None) is EstimatorBase.advantages
+    reads_rewards_only = estimator.advantages is EstimatorBase.advantages
     if reads_rewards_only:
         unread |= {"gamma", "lambd"}
     if parts.advantage_function is not None:  # which may read what it likes
@@ -323,7 +324,7 @@ def _check_roles(settings: Settings, parts: Components) -> None:
     """The models beside the actor that the algorithm needs, and settings of a critic that it does not have."""
     args = settings.args
     chosen = f"--advantage-estimator {args.advantage_estimator!r}"
-    if getattr(parts.estimator, "needs_teacher", False) and not args.use_opd:
+    if parts.estimator.needs_teacher and not args.use_opd:
         raise ConfigError(f"{chosen} needs a teacher; type --use-opd --opd-type local --opd-teacher-load DIR")
     if parts.needs_critic:
         if "role" not in declared(parts.trainer, ("role",)):

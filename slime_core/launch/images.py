@@ -25,7 +25,7 @@ def check_images(settings: Settings, parts: Components, generators: Sequence[Gen
     would leave images out."""
     args = settings.args
     asked = {settings.cite("multimodal_keys"): args.multimodal_keys} if args.multimodal_keys else {}
-    for dataset in args.eval_datasets or []:
+    for dataset in args.eval_datasets:
         if dataset.multimodal_keys and dataset.multimodal_keys != args.multimodal_keys:
             asked[f"multimodal_keys of evaluation data set {dataset.name!r}"] = dataset.multimodal_keys
     if not asked:

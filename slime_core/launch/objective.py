@@ -18,7 +18,7 @@ from slime_core.errors import ConfigError, PluginError
 from slime_core.launch.resolver import Resolver
 from slime_core.plugins.boundary import guarded
 from slime_core.plugins.signatures import construct, declared
-from slime_core.protocols import Args
+from slime_core.protocols import Args, with_defaults
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,15 @@ class Objective:
 
     def build(self, args: Args, estimator: Any) -> Any:
         """The loss of this run."""
-        return self.loss(args, estimator, **self.keywords)
+        loss = self.loss(args, estimator, **self.keywords)
+        if loss.needs_advantages is None:
+            loss.needs_advantages = self.needs_advantages(args)
+        return loss
+
+    def needs_advantages(self, args: Args) -> bool:
+        """Whether the loss, built, will need them."""
+        said: bool | None = self.loss.needs_advantages
+        return args.compute_advantages_and_returns if said is None else said
 
 
 def resolve_objective(settings: Settings, r: Resolver) -> Objective:
@@ -46,8 +54,10 @@ def resolve_objective(settings: Settings, r: Resolver) -> Objective:
         ConfigError: A setting that the chosen loss or correction does not read, or that contradicts another.
         PluginError: Something cannot be found, loaded or called.
     """
-    loss = r.setting("losses", "loss_type")
-    if getattr(loss, "needs_advantages", False) is True and not settings.args.compute_advantages_and_returns:
+    from slime_core.learning.loss import LossBase
+
+    loss = with_defaults(r.setting("losses", "loss_type"), LossBase)
+    if loss.needs_advantages and not settings.args.compute_advantages_and_returns:
         raise ConfigError(
             f"{settings.cite('compute_advantages_and_returns')}: --loss-type {settings.args.loss_type!r} needs"
             " advantages; remove it, or choose a loss without them, such as sft_loss"
@@ -58,7 +68,7 @@ def resolve_objective(settings: Settings, r: Resolver) -> Objective:
     wanted = {name: value for name, value in keywords.items() if value is not None}
     takes = declared(loss, wanted)
     asked_by = {"corrector": ("use_tis", "get_mismatch_metrics"), "reducer": (REDUCER,), "function": (FUNCTION,)}
-    if getattr(loss, "needs_function", False) and keywords["function"] is None:
+    if loss.needs_function and keywords["function"] is None:
         raise ConfigError(f"{settings.cite('loss_type')} needs --{FUNCTION.replace('_', '-')} PATH")
     for name in wanted.keys() - takes:
         flag = next(f for f in asked_by[name] if getattr(settings.args, f))
@@ -72,7 +82,7 @@ def resolve_objective(settings: Settings, r: Resolver) -> Objective:
                 f"{settings.cite(flag)}: --loss-type {settings.args.loss_type!r} does not read it; it works with"
                 " policy_loss"
             )
-    told_without_effect(settings, getattr(loss, "ignores", ()), f"--loss-type {settings.args.loss_type!r}")
+    told_without_effect(settings, loss.ignores, f"--loss-type {settings.args.loss_type!r}")
     return Objective(loss, wanted)
 
 

@@ -188,7 +188,7 @@ def check_routing_replay(settings: Settings, parts: Components) -> None:
                 f"{settings.cite(asked)}: {settings.cite('train_backend')} cannot replay routing (its traits do not say"
                 " `routing_replay`); choose another --train-backend"
             )
-        if not getattr(parts.loss, "needs_advantages", True):
+        if parts.loss.needs_advantages is False:
             raise ConfigError(
                 f"{settings.cite(asked)}: --loss-type {args.loss_type!r} has no log-prob pass and no rollout to repeat;"
                 " it works with policy_loss"

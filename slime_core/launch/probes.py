@@ -60,10 +60,10 @@ class Bench:
 
     def group(self, *, scored: bool = True) -> Group:
         """As many answers to one prompt as a run has, at most four, with rewards 0 and 1 in turn."""
-        size = max(1, min(int(getattr(self.args, "n_samples_per_prompt", None) or 1), 4))
+        size = min(self.args.n_samples_per_prompt, 4)
         samples = [self.answered() for _ in range(size)]
         for i, sample in enumerate(samples):
-            key = getattr(self.args, "reward_key", None)
+            key = self.args.reward_key
             value = float(i % 2)
             sample.index, sample.reward = i, ({key: value} if key else value) if scored else None
         return samples
@@ -154,16 +154,11 @@ def _sample_filter(bench: Bench, resolved: Resolved) -> None:
 def _estimator(bench: Bench, resolved: Resolved) -> None:
     import torch
 
-    from slime_core.estimator import CustomAdvantages, EstimatorBase
-    from slime_core.plugins.signatures import construct
+    from slime_core.estimator import estimator_class
     from slime_core.protocols import AdvantageInputs, LossInputs, RewardInputs
 
     args, lengths = bench.args, [3, 2]
-    label = resolved.ref.label
-    is_class = inspect.isclass(resolved.obj)
-    estimator: Any = (
-        construct(resolved.obj, args) if is_class else CustomAdvantages(EstimatorBase(args), resolved.obj, label)
-    )
+    estimator = estimator_class(resolved.obj, resolved.ref.label)(args)
     shaped = estimator.shape_rewards(args, RewardInputs([1.0, 0.0], [0, 0], [0, 1], lengths, [False] * 2, [0.5, 0.5]))
     _expect(len(shaped) == 2, shaped, "one shaped reward per sample")
 

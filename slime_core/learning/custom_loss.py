@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from slime_core.errors import ConfigError, PluginError
+from slime_core.learning.loss import LossBase
 from slime_core.learning.rollout_data import micro_batch_data
 from slime_core.learning.tensors import Denominators, TrainTensors, gather
 from slime_core.ops.masking import weighted_sum
@@ -27,7 +28,7 @@ not divided by the temperature; `slime_core.ops.response_log_probs` makes log-pr
 per-token values of all responses, laid end to end -> their weighted sum."""
 
 
-class CustomLoss:
+class CustomLoss(LossBase):
     """Calls the function of `--custom-loss-function-path` for every micro-batch. Metrics: `loss` and the function's.
 
     Args:
@@ -39,15 +40,14 @@ class CustomLoss:
         ConfigError: There is no function.
     """
 
-    needs_entropy: bool = False
     needs_logits: ClassVar[bool] = True
     needs_function: ClassVar[bool] = True
 
     def __init__(self, args: Args, estimator: AdvantageEstimator | None, function: CustomLossFn | None = None) -> None:
         if function is None:
             raise ConfigError("CustomLoss needs the function of --custom-loss-function-path PATH")
-        self.args = args
-        self.needs_advantages: bool = args.compute_advantages_and_returns
+        super().__init__(args, estimator)
+        self.needs_advantages = args.compute_advantages_and_returns
         self._function = function
         self._label = f"--custom-loss-function-path {args.custom_loss_function_path!r}"
 

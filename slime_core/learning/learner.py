@@ -165,9 +165,9 @@ class Learner:
             known = replace(tensors, old_log_probs=None) if reuses else tensors
             return self.loss.bind(local, known, denominators[number])
 
-        with_logits = bool(getattr(self.loss, "needs_logits", False))
+        loss = self.loss
         return take_steps(
-            self.trainer, local, share, loss_of_step, with_entropy=self.loss.needs_entropy, with_logits=with_logits
+            self.trainer, local, share, loss_of_step, with_entropy=loss.needs_entropy, with_logits=loss.needs_logits
         )
 
     # -- after the steps -----------------------------------------------------------------------------

@@ -34,21 +34,38 @@ OldPolicy = Literal["reused", "recomputed", "interpolated"]
 class Loss(Protocol):
     """A training objective. Constructed as `cls(args, estimator)`."""
 
-    needs_advantages: ClassVar[bool]
-    """False (SFT): no old or reference log-probs are computed and the estimator is not called."""
+    needs_advantages: bool | None
+    """False (SFT): no old or reference log-probs are computed and the estimator is not called. None, of a class: where
+    the settings have advantages computed; its objects then say which."""
     needs_entropy: bool
     """The trainer computes the entropy of every token."""
-
-    # A loss may also have `old_policy: OldPolicy`; without it the first step reuses its own log-probs. And `ignores`:
-    # settings of the policy loss that it leaves without effect, of which a user who gives one is told.
-
-    def __init__(self, args: Args, estimator: AdvantageEstimator) -> None: ...
+    needs_logits: ClassVar[bool]
+    """The trainer hands over logits instead of log-probs."""
+    needs_function: ClassVar[bool]
+    """It is nothing without `--custom-loss-function-path`."""
+    old_policy: OldPolicy
+    ignores: ClassVar[Sequence[str]]
+    """Settings of the policy loss that it leaves without effect: a user who gives one is told."""
 
     def bind(self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
         """The loss function of one optimizer step over the rank's local `batch`."""
 
 
-class PolicyLoss:
+class LossBase:
+    """The defaults of a loss."""
+
+    needs_advantages: bool | None = None
+    needs_entropy: bool = False
+    needs_logits: ClassVar[bool] = False
+    needs_function: ClassVar[bool] = False
+    old_policy: OldPolicy = "reused"
+    ignores: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, args: Args, estimator: AdvantageEstimator | None) -> None:
+        self.args = args
+
+
+class PolicyLoss(LossBase):
     """The estimator's policy loss, minus `entropy_coef` * entropy, plus `kl_loss_coef` * KL(policy || reference).
 
     On the policy loss alone act, in this order: off-policy sequence masking (`--use-opsm`), the off-policy correction
@@ -64,8 +81,8 @@ class PolicyLoss:
         reducer: Replaces the mean over rollouts or tokens, for the policy loss.
     """
 
-    needs_advantages: ClassVar[bool] = True
-    needs_entropy: bool = True
+    needs_advantages = True
+    needs_entropy = True
 
     def __init__(
         self,
@@ -78,7 +95,7 @@ class PolicyLoss:
         self.estimator = estimator
         self.corrector = corrector
         self.reducer = reducer
-        self.old_policy: OldPolicy = "recomputed" if corrector is not None else "reused"
+        self.old_policy = "recomputed" if corrector is not None else "reused"
         if args.proximal_policy == "interpolate":
             self.old_policy = "interpolated"
 
@@ -164,18 +181,14 @@ class PolicyLoss:
         return kl_estimate(inputs.log_probs, inputs.ref_log_probs, self.args.kl_loss_type, importance_log_ratio=ratio)
 
 
-class SFTLoss:
+class SFTLoss(LossBase):
     """Minus the mean log-prob of the unmasked tokens. Metric: `loss`."""
 
-    needs_advantages: ClassVar[bool] = False
-    needs_entropy: bool = False
+    needs_advantages = False
     ignores: ClassVar[Sequence[str]] = (
         *("advantage_estimator", "normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c"),
         *("entropy_coef", "use_kl_loss", "kl_coef", "keep_old_actor"),
     )
-
-    def __init__(self, args: Args, estimator: AdvantageEstimator) -> None:
-        self.args = args
 
     def bind(self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
         """See `Loss.bind`."""

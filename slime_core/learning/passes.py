@@ -45,11 +45,11 @@ class Passes:
     @property
     def reuses_own_log_probs(self) -> bool:
         """The first step's policy is its own old policy."""
-        return self.loss.needs_advantages and not self.args.use_rollout_logprobs and not self._needs_own_log_probs
+        return bool(self.loss.needs_advantages) and not self.args.use_rollout_logprobs and not self._needs_own_log_probs
 
     @property
     def _takes_engines_log_probs(self) -> bool:
-        return self.args.use_rollout_logprobs and self.loss.needs_advantages
+        return self.args.use_rollout_logprobs and bool(self.loss.needs_advantages)
 
     @property
     def _needs_own_log_probs(self) -> bool:
@@ -71,7 +71,7 @@ class Passes:
 
     @property
     def _old_policy(self) -> OldPolicy:
-        return getattr(self.loss, "old_policy", "reused")
+        return self.loss.old_policy
 
     def run(self, local: TrainBatch, share: RankSchedule, clock: Clock, *, trains_actor: bool = True) -> TrainTensors:
         """This rank's samples as tensors, with all that the loss needs.

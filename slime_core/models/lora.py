@@ -39,16 +39,15 @@ class LoraSettings:
     @classmethod
     def from_args(cls, args: Args) -> LoraSettings | None:
         """None without `--lora-rank`. Raises ConfigError for dropout, whose passes would not agree with each other."""
-        rank = getattr(args, "lora_rank", None)
-        if rank is None:
+        if args.lora_rank is None:
             return None
-        if getattr(args, "lora_dropout", None):
+        if args.lora_dropout:
             raise ConfigError(
                 f"--lora-dropout {args.lora_dropout}: the log-probs of two passes over one sample must be equal;"
                 " allowed: 0"
             )
-        alpha, targets = getattr(args, "lora_alpha", None), getattr(args, "lora_target_modules", None)
-        return cls(int(rank), float(rank if alpha is None else alpha), tuple(targets or (ALL_LINEAR,)))
+        alpha = args.lora_rank if args.lora_alpha is None else args.lora_alpha
+        return cls(args.lora_rank, float(alpha), tuple(args.lora_target_modules))
 
     def select(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
         """HF names of the weights that get adapters, in the order given.

@@ -102,7 +102,7 @@ class RewardCaller:
         self.provenance: Mapping[str, Any] = reward.provenance()
         self.members: tuple[Resolved, ...] = tuple(getattr(obj, "members", ()))
         """Rewards that this one is made of, as it resolved them."""
-        self._scores_texts = callable(getattr(obj, "compute_reward", None))
+        self._scores_texts = hasattr(obj, "compute_reward")
         function: Callable[..., Any] = obj.compute_reward if self._scores_texts else obj
         if self._build is not None:
             function = unbound(obj, "compute_reward" if self._scores_texts else "__call__")
@@ -114,8 +114,8 @@ class RewardCaller:
         self._keywords = declared(function, ("evaluation",))
         if group and not inline and not self._scores_texts and _takes_one_sample(function):
             logger.warning("%s: --group-rm passes a list of samples as 'sample'", self.label)
-        self._timeout: float | None = None if inline else getattr(args, "rm_timeout", None)
-        self._slots = Slots(getattr(args, "rm_concurrency", None))
+        self._timeout: float | None = None if inline else args.rm_timeout
+        self._slots = Slots(args.rm_concurrency)
         # What code registered has no address a fresh interpreter could find it at.
         self._workers = workers if spec is not None and reward.ref.registered is None else None
         self.execution = "here"
@@ -207,7 +207,7 @@ class RewardCaller:
     def _seed(self, samples: Sequence[Sample]) -> int:
         """Of the random generators of a worker for one call, so that a reward that tosses coins repeats itself."""
         index = next((s.index for s in samples if s.index is not None), 0)
-        return (int(getattr(self.args, "seed", 0) or 0) * 1_000_003 + index) % 2**32
+        return (self.args.seed * 1_000_003 + index) % 2**32
 
     def _checked(self, value: Any, sample: Sample, evaluation: bool) -> Reward:
         """The value as a float or a mapping; PluginError naming the sample otherwise."""
@@ -227,7 +227,7 @@ class RewardCaller:
                 )
             return dict(value)
         number = self._number(value, sample)
-        if not evaluation and getattr(self.args, "reward_key", None):
+        if not evaluation and self.args.reward_key:
             raise PluginError(
                 f"{self.label} returned the number {number} for sample {sample.index}; --reward-key asks for a mapping"
                 f" with {self.args.reward_key!r}"
@@ -236,14 +236,14 @@ class RewardCaller:
 
     def _key(self, evaluation: bool) -> tuple[str | None, str]:
         """The entry of a mapping that counts, and the flag that names it."""
-        key, eval_key = getattr(self.args, "reward_key", None), getattr(self.args, "eval_reward_key", None)
+        key, eval_key = self.args.reward_key, self.args.eval_reward_key
         if not evaluation:
             return key, "--reward-key"
-        uses_own = eval_key or getattr(self.args, "custom_reward_post_process_path", None)
+        uses_own = eval_key or self.args.custom_reward_post_process_path
         return eval_key or key, "--eval-reward-key" if uses_own else "--reward-key"
 
     def _number(self, value: Any, sample: Sample) -> float:
-        if hasattr(value, "item") and getattr(value, "size", None) is not None:
+        if hasattr(value, "item") and hasattr(value, "size"):
             value = value.item()  # a numpy or torch scalar
         if not isinstance(value, (int, float)):
             raise PluginError(

@@ -41,7 +41,7 @@ def answer_extractor(args: Args, sample: Sample, spec: str | None = None, origin
     if spec:
         return named_extractor(absolute_spec(spec), origin)
     own = sample.custom_rm_path or sample.metadata.get("custom_rm_path") or sample.metadata.get("rm_type")
-    reward = own or getattr(args, "custom_rm_path", None) or getattr(args, "rm_type", None)
+    reward = own or args.custom_rm_path or args.rm_type
     return _of_reward(absolute_spec(str(reward))) if reward else None
 
 

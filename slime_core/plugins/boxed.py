@@ -45,7 +45,7 @@ def boxed(reward: Any) -> Any:
     """The reward in the same form (function, class, instance; plain or async; its attributes kept), told the box."""
     if inspect.isclass(reward):
         return _boxed_class(reward)
-    if callable(getattr(reward, "compute_reward", None)) or not inspect.isroutine(reward):
+    if hasattr(reward, "compute_reward") or not inspect.isroutine(reward):
         twin = copy.copy(reward)
         twin.__class__ = _boxed_class(type(reward))
         return twin
@@ -55,9 +55,8 @@ def boxed(reward: Any) -> Any:
 def _boxed_class(cls: type) -> type:
     """A subclass whose scoring method is told the box."""
     members: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    scores_texts = getattr(cls, "compute_reward", None)
-    if callable(scores_texts):
-        members["compute_reward"] = _boxed_texts(scores_texts)
+    if hasattr(cls, "compute_reward"):
+        members["compute_reward"] = _boxed_texts(cls.compute_reward)
     else:
         members["__call__"] = _boxed_samples(cls.__call__, 2)
     return type(cls.__name__, (cls,), members)

@@ -131,7 +131,7 @@ async def _reward(args: Args, samples: Group, spec: str | None, context: Generat
 
 
 def _run_reward(args: Args) -> str | None:
-    return getattr(args, "custom_rm_path", None) or getattr(args, "rm_type", None)
+    return args.custom_rm_path or args.rm_type
 
 
 def _scorer(args: Args, spec: str, origin: str) -> RewardCaller:
@@ -144,7 +144,7 @@ def _scorer(args: Args, spec: str, origin: str) -> RewardCaller:
 def _number(args: Args, reward: Any, evaluation: bool) -> float:
     if not hasattr(reward, "keys"):
         return float(reward)
-    key = (getattr(args, "eval_reward_key", None) if evaluation else None) or getattr(args, "reward_key", None)
+    key = (args.eval_reward_key if evaluation else None) or args.reward_key
     if key not in reward:
         raise PluginError(f"a candidate's reward is a mapping with keys {sorted(reward)}; --eval-reward-key says which")
     return float(reward[key])

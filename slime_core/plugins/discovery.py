@@ -203,10 +203,11 @@ def add_plugin_directories(directories: Sequence[str | Path]) -> None:
 
 def search_as(args: Args | None) -> None:
     """Let `--no-plugins` and `--plugin-dir` of a run take effect, for this process and those it starts."""
-    if getattr(args, "no_plugins", False):
+    if args is None:
+        return
+    if args.no_plugins:
         enter_safe_mode()
-    directories = getattr(args, "plugin_dir", None) or ()
-    add_plugin_directories([directories] if isinstance(directories, str) else directories)
+    add_plugin_directories(args.plugin_dir)
 
 
 def sources() -> list[InstalledComponents | DirectoryComponents]:

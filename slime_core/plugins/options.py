@@ -63,7 +63,7 @@ def options(args: Args | None, name: str, model: type[Model]) -> Model:
     Raises:
         ConfigError: An option is missing or has a wrong value; a run has found that before it started.
     """
-    given = (getattr(args, "plugins", None) or {}).get(name) or {}
+    given = args.plugins.get(name, {}) if args else {}
     settings = {key: getattr(args, key, None) for key in _SETTINGS}
     given = {**{k: v for k, v in settings.items() if v is not None and k in _fields(model)}, **given}
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from slime_core import protocols
-from slime_core.errors import ConfigError, PluginLoadError, PluginSignatureError, SlimeError
+from slime_core.errors import ConfigError, PluginLoadError, PluginSignatureError, SlimeError, name_of
 from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.kind import BUILT_BY_NAME, Call, Kind
 from slime_core.protocols import Args
@@ -60,7 +60,7 @@ def check_call(calls: Iterable[Call], function: Callable[..., Any], subject: str
         if _binds(function, signature, call) and _is_of_the_right_kind(function, call):
             return
     expected = " or ".join([*(call.shown for call in applicable), *extra])
-    found = f"{_async_word(function)}{getattr(function, '__name__', type(function).__name__)}{signature}"
+    found = f"{_async_word(function)}{name_of(function)}{signature}"
     needs_async = any(call.awaited and _binds(function, signature, call) for call in applicable)
     needs_plain = is_async(function) and any(call.plain and _binds(function, signature, call) for call in applicable)
     hint = ". Make it `async def`" if needs_async else ". Make it a plain `def`" if needs_plain else ""
@@ -151,7 +151,7 @@ def constructor_values(
     signature = signature_of(cls)
     if signature is None:
         return (args,), {}
-    options = (getattr(args, "plugins", None) or {}).get(name) or {}
+    options = args.plugins.get(name, {}) if args else {}
     values: OrderedDict[str, Any] = OrderedDict()
     for parameter in signature.parameters.values():
         value = _constructor_value(parameter, args, options, offered)

@@ -54,6 +54,7 @@ from slime_core.protocols.traits import (
     TransportTraits,
     declares,
     traits_of,
+    with_defaults,
 )
 from slime_core.protocols.weights import WeightEngines, WeightTransport
 
@@ -96,4 +97,5 @@ __all__ = [
     "WeightTransport",
     "declares",
     "traits_of",
+    "with_defaults",
 ]

@@ -49,8 +49,12 @@ class BufferFilter(Protocol):
 class GroupBuffer(Protocol):
     """Holds the groups that rollouts give back and decides what is drawn. Constructed as `cls(args)`.
 
-    Subclass `slime_core.BufferBase`, which has every method's meaning and default.
+    Subclass `slime_core.BufferBase`, which has every member's meaning and default.
     """
+
+    replays: bool | int
+    drops: bool
+    num_dropped: int
 
     def __len__(self) -> int:
         """Groups that wait."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, name_of
 from slime_core.sample import Sample
 
 
@@ -162,13 +162,19 @@ def traits_of(component: object, kind: type[T], label: str = "") -> T:
     loose = [field.name for field in fields(kind) if hasattr(component, field.name)]
     if found is None and not loose:
         return kind()
-    name = label or getattr(component, "__name__", type(component).__name__)
+    name = label or name_of(component)
     said = (
         f"its traits are {type(found).__name__}"
         if found is not None
         else f"{loose[0]} = {getattr(component, loose[0])!r}"
     )
     raise PluginError(f"{name}: {said}; write {_written(component, kind, loose)}")
+
+
+def with_defaults(found: type, base: type) -> type[Any]:
+    """A component's class with all of its kind's contract: its own, else that of the kind's base class."""
+    own = {"__module__": found.__module__, "__doc__": found.__doc__}
+    return found if issubclass(found, base) else type(found.__name__, (found, base), own)
 
 
 def _written(component: object, kind: type[Traits], names: Sequence[str]) -> str:

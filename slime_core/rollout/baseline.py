@@ -79,7 +79,7 @@ def baseline_reward(args: Args, sample: Sample) -> float | None:
     stored = sample.metadata.get(KEY)
     if stored is None:
         return None
-    key = getattr(args, "reward_key", None)
+    key = args.reward_key
     values = [value[key] if key else value for value in (stored if isinstance(stored, list) else [stored])]
     if any(isinstance(value, Mapping) for value in values):
         return None

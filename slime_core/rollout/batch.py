@@ -123,7 +123,7 @@ def make_batch(
 
 def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
     """Send samples through the trainer's door and tell which it refused. Raises RolloutError where it refused all."""
-    refused = admit(samples, image_token_of(getattr(args, "hf_checkpoint", None)))
+    refused = admit(samples, image_token_of(args.hf_checkpoint))
     if not refused:
         return
     first = refused[0]
@@ -235,7 +235,7 @@ def _optional(column: list[_T | None]) -> list[_T | None] | None:
 
 
 def _reward(args: Args, sample: Sample) -> float:
-    key = getattr(args, "reward_key", None)
+    key = args.reward_key
     if sample.reward is None:
         raise RolloutError(
             f"{_name(sample)} has no reward and is neither failed nor removed; the reward function must score it,"
@@ -262,7 +262,7 @@ def _raw_reward(args: Args, sample: Sample) -> float:
 
 def _baselines(args: Args, samples: Sequence[Sample], estimator: AdvantageEstimator) -> list[float] | None:
     """Reward of each sample's greedy baseline, for an estimator that needs it."""
-    if not getattr(estimator, "needs_greedy_baseline", False):
+    if estimator is None or not estimator.needs_greedy_baseline:
         return None
     rewards = []
     for sample in samples:

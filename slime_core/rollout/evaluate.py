@@ -49,14 +49,14 @@ def dataset_args(args: Args, dataset: Any) -> Any:
     """
     changes: dict[str, Any] = {}
     for name in ("apply_chat_template", "apply_chat_template_kwargs"):
-        if (getattr(args, name, None) or False) != (getattr(dataset, name) or False):
+        if getattr(args, name) != getattr(dataset, name):
             changes[name] = getattr(dataset, name)
     if dataset.environment_path:
         changes["environment_path"] = dataset.environment_path
     if dataset.tools_path is not None:
         changes["tools_path"] = dataset.tools_path
     if dataset.plugins:
-        changes["plugins"] = laid_over(getattr(args, "plugins", None) or {}, dataset.plugins)
+        changes["plugins"] = laid_over(args.plugins, dataset.plugins)
     if not changes:
         return args
     own = copy.copy(args)

@@ -134,7 +134,7 @@ class SampleRunner:
         self.timeline: Timeline | None = None
         """Where to write when samples began and ended."""
         self._resolve_generator = resolve_generator
-        self._image_token = image_token_of(getattr(args, "hf_checkpoint", None))
+        self._image_token = image_token_of(args.hf_checkpoint)
         self._generators: dict[str, Generator] = {}
         self._failures_in_a_row = 0
         self._failures: Counter[tuple[str, str]] = Counter()

@@ -115,10 +115,9 @@ class RewardStage:
             PluginError: There is none of that name, or it does not take these options.
         """
         scorer = self._run_scorer(sample)
-        options = getattr(args, "plugins", None)
-        if args is None or options == getattr(self.args, "plugins", None):
+        if args is None or args.plugins == self.args.plugins:
             return scorer
-        key = scorer.spec, pickle.dumps(options)
+        key = scorer.spec, pickle.dumps(args.plugins)
         if key not in self._under:
             self._under[key] = scorer.under(args)
         return self._under[key]

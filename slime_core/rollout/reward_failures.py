@@ -37,7 +37,7 @@ class FailureLog:
 
     def __init__(self, args: Args) -> None:
         self.args = args
-        run_dir = getattr(args, "run_dir", None)
+        run_dir = args.run_dir
         self.directory = Path(run_dir) / DIRECTORY if run_dir else None
         self.num_failed = 0
         """Calls that failed."""
@@ -110,8 +110,8 @@ def file_name(sample: Sample, evaluation: bool, rollout_id: int | None) -> str:
 
 def reward_settings(args: Args) -> dict[str, Any]:
     """What of the settings a reward may depend on, as far as JSON holds it."""
-    values = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name, None) is not None}
-    values |= {"plugins": getattr(args, "plugins", None), **(getattr(args, "__pydantic_extra__", None) or {})}
+    values = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    values |= {"plugins": args.plugins, **(args.model_extra or {})}
     kept = {}
     for name, value in values.items():
         try:

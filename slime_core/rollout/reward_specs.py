@@ -46,7 +46,7 @@ def check_named_rewards(rewards: Requires, args: Args, source: Any) -> None:
     rows: Rows | None = getattr(source, "rows", None)
     if rows is not None:
         _check(rewards, rows, args.metadata_key, {})
-    for dataset in args.eval_datasets or []:
+    for dataset in args.eval_datasets:
         rows = open_rows(dataset.path, origin=f"evaluation data set {dataset.name!r}:")
         try:
             _check(rewards, rows, dataset.metadata_key, dataset.metadata_overrides or {})

@@ -338,8 +338,8 @@ class RolloutStage:
             # A plain function may post to the engine, which answers in this loop: it runs beside it.
             running = start() if is_async else _BESIDE.call(start)
             if evaluation and is_async:
-                timeout = getattr(self.args, "eval_timeout", None)
-                running = self._evaluations.run(running, f"evaluation at rollout {rollout_id}", timeout)
+                name = f"evaluation at rollout {rollout_id}"
+                running = self._evaluations.run(running, name, self.args.eval_timeout)
             with self._lag.counting():
                 results.append(await running)
 

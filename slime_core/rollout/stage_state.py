@@ -64,7 +64,7 @@ class LedgerTrail:
             adopt_chain(target, self._directory, self._last)
         header: dict[str, Any] = {"rollout": rollout_id, "policy": policy_of(stage)}
         if self._last is None:
-            first = getattr(stage.args, "start_rollout_id", None)
+            first = stage.args.start_rollout_id
             header["start"] = self._start or {"cursor": None, "open": [], "rollout": first}
         self._last = write_segment(target, self._last, header, picture.ledger.lines)
         self._directory = target
@@ -119,7 +119,7 @@ def policy_of(stage: RolloutStage) -> dict[str, Any]:
         "buffer_drops": bool(getattr(source, "drops", True)),
         "leaves_out": says.leaves_out,
         "groups_per_rollout": args.rollout_batch_size,
-        "max_staleness": getattr(args, "max_staleness", None),
+        "max_staleness": args.max_staleness,
     }
 
 

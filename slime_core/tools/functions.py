@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, name_of
 from slime_core.tools.schema import check_tool
 
 GIVEN = ("args", "sample")
@@ -50,7 +50,7 @@ class Tool:
             raise ConfigError(f"{origin}: {type(function).__name__} is no function; a tool is one, or a list of them")
         called = _called(function)
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-            name = getattr(function, "__name__", type(function).__name__)
+            name = name_of(function)
             raise ConfigError(f"{origin} ({name}): it yields; a tool returns what the model is to read")
         declared = getattr(function, "schema", None)
         schema = check_tool(declared, origin) if isinstance(declared, Mapping) else schema_of(function, origin)
@@ -67,7 +67,7 @@ def schema_of(function: Callable[..., Any], origin: str = "tool") -> dict[str, A
     from pydantic import ConfigDict, Field, create_model
     from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
     summary, described = _docstring(inspect.getdoc(function) or "")
     try:
         hints, parameters = _hints(function), inspect.signature(function).parameters.values()

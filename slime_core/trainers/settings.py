@@ -1,8 +1,7 @@
 """`args` -> the settings that every trainer of slime's own has, checked.
 
-Base of `embedded.settings.TrainerSettings` and `megatron.settings.MegatronSettings`. The defaults are those of the
-command line, so tests and scripts can pass an `args` that names only what they care about. Device and dtype are
-resolved here because "auto" depends on both.
+Base of `embedded.settings.TrainerSettings` and `megatron.settings.MegatronSettings`. Device and dtype are resolved here
+because "auto" depends on both.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 
 from slime_core.checkpoint.sources import directory_of
 from slime_core.errors import ConfigError
-from slime_core.models.hf_io import SHARD_BYTES
 from slime_core.models.lora import LoraSettings
 from slime_core.protocols import Args
 
@@ -115,84 +113,60 @@ def _with(pattern: str, parameters: Sequence[tuple[str, str]]) -> set[str]:
     return found or {hf for hf, own in parameters if own and re.search(pattern, own)}
 
 
-def value_of(args: Args, name: str, default: Any) -> Any:
-    """A setting, or the command line's default where it is missing or None."""
-    value = getattr(args, name, None)
-    return default if value is None else value
-
-
-def common_values(args: Args, role: Role, trainer: str) -> dict[str, Any]:
+def common_values(args: Args, role: Role) -> dict[str, Any]:
     """The fields of `CommonSettings` for the actor's trainer or the critic's, of which all parameters are trained.
 
     Args:
         args: The run's settings.
         role: Whose trainer it is.
-        trainer: How messages call it, e.g. "the embedded trainer".
 
     Raises:
         ConfigError: A value that no such trainer can honour.
     """
-    if value_of(args, "fp16", False):
-        raise ConfigError(f"--fp16: {trainer} has no loss scaling; use --bf16 or --dtype float32")
-    dtype = value_of(args, "dtype", "auto")
-    if dtype == "auto" and value_of(args, "bf16", False):
-        dtype = "bfloat16"
     actor = role == "actor"
-    uses_kl = bool(value_of(args, "kl_coef", 0.0)) or bool(value_of(args, "use_kl_loss", False))
-    has_teacher = bool(value_of(args, "use_opd", False) and value_of(args, "opd_teacher_load", None))
-    save_dtype = _one_of(trainer, "--save-dtype", value_of(args, "save_dtype", "float32"), tuple(DTYPES))
+    uses_kl = args.kl_coef or args.use_kl_loss
+    has_teacher = args.use_opd and args.opd_teacher_load
     return {
-        "hf_checkpoint": str(args.hf_checkpoint) if actor else _critic_checkpoint(args),
-        "ref_checkpoint": _checkpoint(args, "ref_load", "ref_ckpt_step") if uses_kl and actor else None,
+        "hf_checkpoint": args.hf_checkpoint if actor else _critic_checkpoint(args),
+        "ref_checkpoint": _checkpoint(args, args.ref_load, args.ref_ckpt_step) if uses_kl and actor else None,
         "teacher_checkpoint": (
-            _checkpoint(args, "opd_teacher_load", "opd_teacher_ckpt_step") if has_teacher and actor else None
+            _checkpoint(args, args.opd_teacher_load, args.opd_teacher_ckpt_step) if has_teacher and actor else None
         ),
-        "keeps_old_actor": bool(value_of(args, "keep_old_actor", False)) and actor,
-        "device": _one_of(trainer, "--device", value_of(args, "device", "auto"), ("auto", "cpu", "cuda")),
-        "dtype": _one_of(trainer, "--dtype", dtype, ("auto", *DTYPES)),
-        "save_dtype": DTYPES[save_dtype],
-        "save_shard_bytes": int(float(value_of(args, "save_shard_size", SHARD_BYTES / 1e9)) * 1e9),
-        "temperature": float(value_of(args, "rollout_temperature", 1.0)),
-        "log_probs_chunk_size": int(value_of(args, "log_probs_chunk_size", -1)),
-        "only_train": _patterns(args, "only_train_params_name_list") if actor else (),
-        "freeze": _patterns(args, "freeze_params_name_list") if actor else (),
+        "keeps_old_actor": args.keep_old_actor and actor,
+        "device": args.device,
+        "dtype": "bfloat16" if args.dtype == "auto" and args.bf16 else args.dtype,
+        "save_dtype": DTYPES[args.save_dtype],
+        "save_shard_bytes": int(args.save_shard_size * 1e9),
+        "temperature": args.rollout_temperature,
+        "log_probs_chunk_size": args.log_probs_chunk_size,
+        "only_train": _patterns("--only-train-params-name-list", args.only_train_params_name_list) if actor else (),
+        "freeze": _patterns("--freeze-params-name-list", args.freeze_params_name_list) if actor else (),
         "lora": LoraSettings.from_args(args) if actor else None,
-        "reset_optimizer_states": bool(value_of(args, "reset_optimizer_states", False)),
-        "timeout_minutes": float(value_of(args, "distributed_timeout_minutes", 10)),
-        "distributed_backend": str(value_of(args, "distributed_backend", "auto")),
-        "save_optim": not value_of(args, "no_save_optim", False),
-        "save_rng": not value_of(args, "no_save_rng", False),
-        "load_optim": not value_of(args, "no_load_optim", False),
-        "load_rng": not value_of(args, "no_load_rng", False),
-        "finetune": bool(value_of(args, "finetune", False)),
-        "override_schedule": bool(value_of(args, "override_opt_param_scheduler", False)),
+        "reset_optimizer_states": args.reset_optimizer_states,
+        "timeout_minutes": float(args.distributed_timeout_minutes),
+        "distributed_backend": args.distributed_backend,
+        "save_optim": not args.no_save_optim,
+        "save_rng": not args.no_save_rng,
+        "load_optim": not args.no_load_optim,
+        "load_rng": not args.no_load_rng,
+        "finetune": args.finetune,
+        "override_schedule": args.override_opt_param_scheduler,
     }
 
 
-def _checkpoint(args: Args, name: str, step: str) -> str:
+def _checkpoint(args: Args, path: str | None, step: int | None) -> str:
     """The directory with the model that a setting means; `--hf-checkpoint` where it is not given."""
-    path = value_of(args, name, None)
-    return str(args.hf_checkpoint) if path is None else directory_of(path, value_of(args, step, None))
+    return args.hf_checkpoint if path is None else directory_of(path, step)
 
 
 def _critic_checkpoint(args: Args) -> str:
-    path = value_of(args, "critic_load", None)
-    return str(args.hf_checkpoint) if path is None else directory_of(path, folder="critic")
+    return args.hf_checkpoint if args.critic_load is None else directory_of(args.critic_load, folder="critic")
 
 
-def _one_of(trainer: str, flag: str, value: Any, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ConfigError(f"{flag} {value}: {trainer} knows {', '.join(allowed)}")
-    return str(value)
-
-
-def _patterns(args: Args, name: str) -> tuple[str, ...]:
-    values = value_of(args, name, ())
-    patterns = (values,) if isinstance(values, str) else tuple(values)
-    for pattern in patterns:
+def _patterns(flag: str, patterns: Sequence[str] | None) -> tuple[str, ...]:
+    for pattern in patterns or ():
         try:
             re.compile(pattern)
         except re.error as error:
-            flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} {pattern!r}: not a regular expression: {error}") from error
-    return patterns
+    return tuple(patterns or ())

@@ -125,7 +125,7 @@ class FollowingWeights:
     def __init__(self, args: Args, trainer: Trainer) -> None:
         self._trainer = trainer
         self._collective = traits_of(trainer, TrainerTraits).collective_weights
-        self._keeps_old_actor = bool(getattr(args, "keep_old_actor", False))
+        self._keeps_old_actor = args.keep_old_actor
 
     def push(self) -> dict[str, float]:
         """Go through the weights as often as rank 0 does. Raises WeightSyncError when its update failed."""

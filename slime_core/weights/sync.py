@@ -103,7 +103,7 @@ class WeightSync:
         """
         with self._weights.update():
             metrics = self._serve_next() if self._receiver.weight_transports else {}
-        if getattr(self.args, "keep_old_actor", False):
+        if self.args.keep_old_actor:
             self._trainer.update_old_actor()
         return metrics
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,17 @@ def test_no_module_grows_beyond_the_ceiling() -> None:
 def test_no_module_is_named_for_nothing() -> None:
     bad = {"utils.py", "helpers.py", "misc.py", "common.py"}
     assert [name for file, name in files() if file.name in bad] == []
+
+
+def test_there_is_one_http_front() -> None:
+    """One place makes applications, and one has the paths of OpenAI's and Anthropic's APIs."""
+    applications, paths = set(), set()
+    theirs = re.compile(r"/v1/(chat|completions|responses|messages)")
+    for file, name in files():
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("FastAPI", "APIRouter", "uvicorn.Config"):
+                applications.add(name)
+            if isinstance(node, ast.Constant) and theirs.match(str(node.value)):
+                paths.add(name)
+    assert applications == {"serving/application.py"}
+    assert paths == {"slime_command_serve/front/app.py"}

@@ -15,6 +15,7 @@ import slime_reward_math
 from slime.rollout.rm_hub import math_dapo_utils, math_utils
 
 from slime_core import Sample, same_number
+from slime_core.config import Args
 
 AS_TEXT = {
     "1000": [
@@ -38,7 +39,7 @@ def math(answer: str, label: str) -> bool:
 
 
 def dapo(answer: str, label: str) -> bool:
-    return slime_reward_dapo.reward(None, Sample(response=f"Answer: {answer}", label=label)) == 1.0
+    return slime_reward_dapo.reward(Args(), Sample(response=f"Answer: {answer}", label=label)) == 1.0
 
 
 def deepscaler(answer: str, label: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -14,6 +13,7 @@ from slime_agent_base_url import AgentServer
 from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core import Sample
+from slime_core.config import Args
 from slime_core.data.tokenizer import load_tokenizer
 from tests.backends.conftest import Running
 
@@ -45,9 +45,7 @@ async def test_streamed_chats_are_trained_as_they_were_sampled(
     sglang_pair: Running, sglang_model: tuple[Path, Any]
 ) -> None:
     directory, model = sglang_model
-    args = SimpleNamespace(
-        rollout_external_engine_addrs=sglang_pair.urls, hf_checkpoint=str(directory), rollout_timeout=120.0
-    )
+    args = Args(rollout_external_engine_addrs=sglang_pair.urls, hf_checkpoint=str(directory), rollout_timeout=120.0)
     tokenizer, engine = load_tokenizer(directory), HttpEngine(args)
     await engine.start()
     server = AgentServer(engine, tokenizer)

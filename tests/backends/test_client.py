@@ -10,7 +10,6 @@ import copy
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -24,6 +23,7 @@ from slime_engine_sglang.api.worker import WorkerPool
 from slime_engine_sglang.environment import installed_versions
 from slime_engine_sglang.router_process import RouterProcess
 
+from slime_core.config import Args
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
 from tests.backends.conftest import Running
@@ -38,7 +38,7 @@ LONG = {"max_new_tokens": 480, "ignore_eos": True, "temperature": 1.0}
 @pytest.fixture
 async def direct(sglang_pair: Running) -> AsyncIterator[HttpEngine]:
     """Both servers, without the router."""
-    args = SimpleNamespace(
+    args = Args(
         rollout_external_engine_addrs=sglang_pair.urls, hf_checkpoint=str(sglang_pair.model), rollout_timeout=120.0
     )
     engine = HttpEngine(args)
@@ -243,7 +243,7 @@ async def test_which_fields_the_router_drops(sglang_python: Path, tmp_path: Path
 
 async def test_a_killed_server_loses_no_request(sglang_pair: Running) -> None:
     """The last test of this file: `sglang_pair` has to start the server again for whoever wants it after this."""
-    args = SimpleNamespace(
+    args = Args(
         rollout_external_engine_addrs=sglang_pair.urls, hf_checkpoint=str(sglang_pair.model), rollout_timeout=120.0
     )
     engine = HttpEngine(args)

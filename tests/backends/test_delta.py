@@ -15,10 +15,10 @@ import torch
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_weight_transport_delta.writer import DeltaWriter
 
+from slime_core.config import Args
 from slime_core.errors import WeightSyncError
 from tests.backends.conftest import Running
 from tests.conftest import SLIME
-from tests.engine_args import engine_args
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -75,7 +75,7 @@ async def test_what_is_served_is_what_was_written(
         "rollout_external_engine_addrs": addresses, "update_weight_puller_addrs": [puller],
         "hf_checkpoint": str(directory), "rollout_timeout": 60, "update_weight_timeout": 60,
     }  # fmt: skip
-    engine = HttpEngine(engine_args(**args))
+    engine = HttpEngine(Args(**args))
     await engine.start()
     try:
         assert "delta" in engine.weight_transports

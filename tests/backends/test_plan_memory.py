@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from slime_command_plan.memory import FACTOR, Parameters, Sharding, total, trainer_items
 
+from slime_core.config import Args
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import init_weights
 from slime_core.models.decoder_shape import decoder_shape
@@ -50,7 +50,7 @@ print(json.dumps(status("VmHWM") - before))
 """
 
 
-ARGS = SimpleNamespace(
+ARGS = Args(
     lora_rank=None, use_dynamic_batch_size=False, micro_batch_size=1, recompute_granularity=None,
     log_probs_chunk_size=-1,
 )  # fmt: skip

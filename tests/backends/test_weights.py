@@ -20,10 +20,10 @@ from slime_engine_sglang.api.weight_update import WeightUpdates
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.server import ServerProcess
 
+from slime_core.config import Args
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
 from tests.backends.conftest import Running
-from tests.engine_args import engine_args
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -65,7 +65,7 @@ class Session:
         self.http, self.model, self.folder = http, model, folder
         self.workers = [Worker(url, owned=True, state=WorkerState.READY) for url in urls]
         self.pool = WorkerPool(self.workers)
-        self.updates = WeightUpdates(http, self.pool, engine_args(**given))
+        self.updates = WeightUpdates(http, self.pool, Args(**given))
 
     async def push(
         self, transport: str, model: Any, version: int, at: Callable[[], None] | None = None

@@ -8,11 +8,11 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from slime_core.cli import check
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.launch import fresh_process
 from slime_core.launch.probes import PROBES, Bench
@@ -114,7 +114,7 @@ def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, t
     assert {f["level"] for f in findings if f["subject"] == "components"} == {"ok"}
 
     models.write_text("sglang: [{name: judge, model_path: /models/judge, server_groups: [{num_gpus: 1}]}]")
-    args = SimpleNamespace(group_rm=False, rollout_engine="sglang", sglang_config=str(models), judge="judge")
+    args = Args(group_rm=False, rollout_engine="sglang", sglang_config=str(models), judge="judge")
     bench = Bench(args, "1+1=", "2", {})
     PROBES["rewards"](bench, resolve("rewards", str(reward)))
     args.judge = "jugde"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_testing_contracts.samples import scored_group
 
+from slime_core.config import Args
 from slime_core.data.buffer import SampleBuffer
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve
 from slime_core.types import Group
 
-ARGS = SimpleNamespace(
+ARGS = Args(
     reward_key=None, rollout_batch_size=8, n_samples_per_prompt=2, rollout_seed=3, use_tis=True,
     use_rollout_logprobs=False, mask_offpolicy_in_partial_rollout=False, plugins={},
 )  # fmt: skip

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slime_testing_contracts import FilterContract, GeneratorContract, RewardContract
 
 from slime_core import RewardCaller, resolve
+from slime_core.config import Args
 from slime_core.plugins.workers.pool import WorkerPool
 from tests.conftest import TinyRun
 
@@ -124,10 +124,10 @@ def test_the_judge_is_what_the_page_shows_and_runs_where_it_says() -> None:
     page = (EXAMPLES.parent / "docs/engines/sglang-config.md").read_text(encoding="utf-8")
     for name, language in (("models.yaml", "yaml"), ("reward.py", "python")):
         assert f"```{language}\n{(folder / name).read_text(encoding='utf-8')}```\n" in page
-    pool = WorkerPool(SimpleNamespace(), 1)  # which starts nothing before it is asked
+    pool = WorkerPool(Args(), 1)  # which starts nothing before it is asked
     for spec, execution in (("reward.py", "async"), ("reward.py:blocking", "process")):
         found = resolve("rewards", str(folder / spec))
-        assert RewardCaller(found, SimpleNamespace(), workers=pool, spec=str(folder / spec)).execution == execution
+        assert RewardCaller(found, Args(), workers=pool, spec=str(folder / spec)).execution == execution
 
 
 @pytest.mark.slow

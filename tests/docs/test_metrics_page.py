@@ -13,9 +13,9 @@ import pytest
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.incidents import Incidents
 
+from slime_core.config import Args
 from slime_core.observability.events import EventLog
 from tests.conftest import TinyRun
-from tests.engine_args import engine_args
 
 PAGE = Path(__file__).parents[2] / "docs/concepts/metrics.md"
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -119,7 +119,7 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
         slime("train", *tiny.argv(root / name, num_rollout=2, **changes))
         for line in (root / name / "metrics.jsonl").read_text().splitlines():
             names |= json.loads(line).keys() - {"step"}
-    servers = HttpEngine(engine_args()).take_metrics() | Incidents(EventLog(None)).take_metrics()
+    servers = HttpEngine(Args()).take_metrics() | Incidents(EventLog(None)).take_metrics()
     return names | servers.keys()
 
 

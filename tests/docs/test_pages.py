@@ -33,7 +33,7 @@ page = pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(RO
 
 OWN_FLAGS = {
     "init": {"--force"},
-    "serve": {"--host", "--port", "--model-path", "--served-model-name"},
+    "serve": {"--host", "--port", "--model-path", "--served-model-name", "--api-key", "--allowed-hosts"},
     "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
     "samples": {
         "--hf-checkpoint",

@@ -10,11 +10,11 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 
+from slime_core.config import Args
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import read_weights
 from slime_core.protocols import TrainerTraits
@@ -72,7 +72,7 @@ class Receiver:
 def main() -> None:
     torch.set_num_threads(1)
     model, run_dir = map(Path, sys.argv[1:])
-    args = SimpleNamespace(save_shard_size=5.0, 
+    args = Args(save_shard_size=5.0, 
         hf_checkpoint=str(model), device="cpu", lr=0.0, lr_decay_style="constant", distributed_timeout_minutes=1,
         run_dir=run_dir,
         update_weight_start_version=0, update_weight_transport="auto", colocate=False, use_fault_tolerance=False,

@@ -31,10 +31,10 @@ from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.supervised import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 
+from slime_core.config import Args
 from slime_core.errors import WeightSyncError
 from slime_core.observability.events import EventLog, read_events
 from slime_core.types import GenerationOutput
-from tests.engine_args import engine_args
 from tests.engine_processes import EmbeddedServer, ForkedProcess, SmallRouter
 from tests.tiny_models import make_model, one_thread
 
@@ -87,7 +87,7 @@ class Rig:
             process.wait()
         self.workers = [Worker(s.url, owned=True, state=WorkerState.READY) for s in self.servers]
         self.pool = WorkerPool(self.workers)
-        self.args = engine_args(
+        self.args = Args(
             use_fault_tolerance=True, rollout_health_check_interval=0.2, rollout_health_check_timeout=timeout,
             rollout_health_check_first_wait=0.0, rollout_max_engine_restarts=100, update_weight_timeout=30.0,
         )  # fmt: skip

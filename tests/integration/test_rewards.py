@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import yaml
 from slime_testing_contracts import ScriptedService
 
 from slime_core import RewardCaller, Sample, resolve
+from slime_core.config import Args
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.server import serve_in_loop
 from tests.conftest import TinyRun
@@ -106,7 +106,7 @@ def test_what_is_missing_is_said_before_anything_starts(
 
 
 async def test_a_judge_behind_our_own_server(make_text_model: Models) -> None:
-    engine = EmbeddedEngine(SimpleNamespace(hf_checkpoint=str(make_text_model("qwen3", seed=1)[0]), num_threads=1))
+    engine = EmbeddedEngine(Args(hf_checkpoint=str(make_text_model("qwen3", seed=1)[0]), num_threads=1))
     await engine.start()
     host, port, stop = await serve_in_loop(engine, "127.0.0.1", 0)
     try:
@@ -114,7 +114,7 @@ async def test_a_judge_behind_our_own_server(make_text_model: Models) -> None:
             "url": f"http://{host}:{port}/v1", "model": "tiny", "template": "Rate {response}", "max_tokens": 8,
             "extract": "regex", "pattern": r"(?s).*", "unreadable": -1.0, "extra_body": {"ignore_eos": True},
         }  # fmt: skip
-        args = SimpleNamespace(reward_key=None, rm_timeout=30.0, plugins={"llm_judge": options})
+        args = Args(reward_key=None, rm_timeout=30.0, plugins={"llm_judge": options})
         caller = RewardCaller(resolve("rewards", "llm_judge"), args)
         assert await caller.score([Sample(response="2"), Sample(response="3")]) == [-1.0, -1.0]
     finally:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slime_command_init.warmup import PHASES, STAMP, Recipe, make_missing_model
 from slime_sandbox_local import isolation_here
 
-from slime_core.config import load_settings
+from slime_core.config import Args, load_settings
 from slime_core.data.dumps import read_samples
 from slime_core.launch import run
 from slime_core.plugins.resolve import resolve
@@ -35,7 +34,7 @@ def recipe(name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has seen nothing but the calls of all three examples: 1120 of them, 70 steps."""
-    given = SimpleNamespace(
+    given = Args(
         hf_checkpoint=str(tmp_path_factory.mktemp("callers") / "model"), seed=0, device="cpu", num_threads=1,
         plugin_dir=[],
     )  # fmt: skip

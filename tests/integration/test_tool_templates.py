@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slime_sandbox_local import isolation_here
 
 from slime_core import GenerateContext, Sample, SampleStatus, encode_prompt, resolve, run_tools
+from slime_core.config import Args
 from slime_core.provenance import Source
 from slime_core.testing import Reply, ScriptedEngine
 from slime_core.tools import ToolCall
@@ -28,10 +28,10 @@ family_of = pytest.mark.parametrize("family", PARSERS)
 
 
 @pytest.fixture
-def args(tmp_path: Path) -> SimpleNamespace:
+def args(tmp_path: Path) -> Args:
     file = tmp_path / "mine.py"
     file.write_text(TOOLS)
-    return SimpleNamespace(tools_path=[str(file)], tool_timeout=60.0)
+    return Args(tools_path=[str(file)], tool_timeout=60.0)
 
 
 def run(name: str, args: Any, engine: ScriptedEngine, sample: Sample) -> list[Sample]:
@@ -57,7 +57,7 @@ def turns(args: Any, family: str) -> tuple[Any, list[Reply]]:
 
 
 @family_of
-def test_what_was_sent_stays_the_prefix(args: SimpleNamespace, family: str) -> None:
+def test_what_was_sent_stays_the_prefix(args: Args, family: str) -> None:
     tokenizer, replies = turns(args, family)
     engine = ScriptedEngine(replies, tokenizer)
     (sample,) = run("tool_use", args, engine, asked(args, tokenizer))
@@ -76,7 +76,7 @@ def test_what_was_sent_stays_the_prefix(args: SimpleNamespace, family: str) -> N
 
 @family_of
 @pytest.mark.parametrize("cut", [0, 1])
-def test_an_interrupted_sample_ends_with_the_same_tokens(args: SimpleNamespace, family: str, cut: int) -> None:
+def test_an_interrupted_sample_ends_with_the_same_tokens(args: Args, family: str, cut: int) -> None:
     tokenizer, replies = turns(args, family)
     (whole,) = run("tool_use", args, ScriptedEngine(replies, tokenizer), asked(args, tokenizer))
     text = replies[cut].text
@@ -91,10 +91,10 @@ def test_an_interrupted_sample_ends_with_the_same_tokens(args: SimpleNamespace, 
 
 
 @family_of
-def test_roles_are_told_behind_what_they_sampled(args: SimpleNamespace, family: str) -> None:
+def test_roles_are_told_behind_what_they_sampled(args: Args, family: str) -> None:
     tokenizer = chat_tokenizer(family)
     engine = ScriptedEngine([Reply(word + tokenizer.eos_token) for word in ("3", "no", "2")], tokenizer)
-    bare = SimpleNamespace()
+    bare = Args()
     solver, critic = run("multi_agent", bare, engine, asked(bare, tokenizer))
     first, _, last = (request.input_ids for request in engine.requests)
     sampled = tokenizer.encode("3" + tokenizer.eos_token, add_special_tokens=False)
@@ -122,7 +122,7 @@ def test_what_code_and_queries_bring_is_put_behind_what_was_sent(
     said, brought, options = SPEAKS[name]
     if name == "code_sandbox" and not isolation_here().complete:
         pytest.skip(f"no complete isolation here: {isolation_here()}")
-    bare = SimpleNamespace(plugins={name: {**options, "observation": None}})
+    bare = Args(plugins={name: {**options, "observation": None}})
     tokenizer = chat_tokenizer(family)
     end = tokenizer.eos_token
     replies = [Reply(said + end * ended, "stop"), Reply("Done." + end)]

@@ -9,10 +9,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
+from slime_core.config import Args
 from slime_core.protocols import MicroBatchOutput
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
@@ -21,7 +21,7 @@ from slime_core.types import TrainBatch
 def main() -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(sys.argv[1]).read_text())
-    trainer = EmbeddedTrainer(SimpleNamespace(**job["args"]))
+    trainer = EmbeddedTrainer(Args(**job["args"]))
     assert trainer.world_size == int(os.environ.get("WORLD_SIZE", "1"))
     if job["load"]:
         trainer.load(Path(job["load"]))

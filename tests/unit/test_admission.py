@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,13 @@ import pytest
 import torch
 
 from slime_core import Sample, SampleStatus, admission
+from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.provenance import NOT_SAMPLED, Source, Span
 from slime_core.rollout.batch import make_batch
 from slime_core.trajectory import Trajectory
 
-ARGS = SimpleNamespace(reward_key=None)
+ARGS = Args(reward_key=None)
 
 
 def by_hand(**changes: Any) -> Sample:

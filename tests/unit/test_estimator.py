@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.errors import PluginError
 from slime_core.estimator import CustomAdvantages, EstimatorBase
 from slime_core.protocols import AdvantageInputs, LossInputs, RewardInputs
 
-ARGS = SimpleNamespace(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None)
+ARGS = Args(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None)
 
 
 def advantage_inputs(rewards: list[float], lengths: list[int]) -> AdvantageInputs:
@@ -51,7 +51,7 @@ def test_policy_loss_golden() -> None:
 
 
 def test_dual_clip_is_honoured() -> None:
-    args = SimpleNamespace(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=3.0)
+    args = Args(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=3.0)
     outputs = EstimatorBase(args).policy_loss(args, loss_inputs([5.0], [-1.0]))
     assert outputs.loss.tolist() == pytest.approx([3.0])
 

@@ -10,7 +10,6 @@ import copy
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,8 +110,8 @@ def test_executions_are_known_by_their_rollout_id() -> None:
     a, b, c, d = (Sample(rollout_id=i, reward=r) for i, r in ((7, 1.0), (None, 0.0), (7, 0.0), (None, None)))
     assert [[id(s) for s in e] for e in executions([a, b, c, d])] == [[id(a), id(c)], [id(b)], [id(d)]]
     assert shares([a, b, c, d]) == [0.5, 1.0, 0.5, 1.0]
-    assert execution_rewards(SimpleNamespace(reward_key=None), [a, b, c, d]) == [0.5, 0.0]
-    assert execution_rewards(SimpleNamespace(reward_key=None), [Sample(rollout_id=1, reward=0.1)] * 3) == [0.1]
+    assert execution_rewards(Args(reward_key=None), [a, b, c, d]) == [0.5, 0.0]
+    assert execution_rewards(Args(reward_key=None), [Sample(rollout_id=1, reward=0.1)] * 3) == [0.1]
     assert sibling_counts([7, 8, 7, 7]) == [3, 1, 3, 3]
     assert sibling_counts([7, 8, 7, 7], [True, False, False, True]) == [2, 1, 2, 2]
 
@@ -146,8 +145,8 @@ def learn(
     kind = resolve("estimators", name, origin="test").obj if name else None
     brought = {**getattr(kind, "defaults", {}), **getattr(kind, "requires", {})}
     common = {"entropy_coef": 0.05, "use_kl_loss": True, "kl_loss_coef": 0.1, "global_batch_size": 4}
-    toy = {**vars(rollout_args()), **vars(make_args(**common)), **brought, **changes}
-    args = SimpleNamespace(**toy)
+    sizes = {"rollout_max_response_len": 16, "rollout_batch_size": 8}
+    args = make_args(**{**sizes, **common, **brought, **changes})
     assert kind is not None
     estimator = construct(kind, args)
     batch = make_batch(args, 0, groups, estimator, weight_version=5)

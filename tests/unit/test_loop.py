@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slime_core import loop
+from slime_core.config import Args
 from slime_core.errors import RolloutInterrupted
 
 
@@ -74,7 +75,7 @@ class Fakes:
             "num_rollout": 2, "update_weights_interval": 1, "eval_interval": None, "skip_eval_before_train": False,
             "save_interval": None, "eval_in_background": False, "async_training": True,
         }  # fmt: skip
-        args = SimpleNamespace(**{**defaults, **settings})
+        args = Args(**{**defaults, **settings})
         return asyncio.run(asyncio.wait_for(loop.train(args, self.stages, start), 60))
 
 
@@ -120,7 +121,7 @@ def test_a_run_goes_on_where_it_is_told_to(fakes: Fakes) -> None:
 def test_an_evaluation_in_the_background_stops_the_next_push_and_nothing_else(fakes: Fakes) -> None:
     async def run() -> None:
         fakes.evaluating = asyncio.Event()
-        args = SimpleNamespace(
+        args = Args(
             num_rollout=3, update_weights_interval=2, eval_interval=1, skip_eval_before_train=False,
             save_interval=None, eval_in_background=True, async_training=True,
         )  # fmt: skip
@@ -147,7 +148,7 @@ def test_an_evaluation_in_the_background_stops_the_next_push_and_nothing_else(fa
 def test_a_commit_remembers_the_evaluation_of_its_weights_and_waits_for_older_ones(fakes: Fakes) -> None:
     async def run() -> None:
         fakes.evaluating = asyncio.Event()
-        args = SimpleNamespace(
+        args = Args(
             num_rollout=4, update_weights_interval=4, eval_interval=2, skip_eval_before_train=True,
             save_interval=1, eval_in_background=True, async_training=True,
         )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 import torch
 from slime_testing_contracts.tiny_vision import write_image
 
+from slime_core.config import Args
 from slime_core.data.dumps import read_samples, write_samples
 from slime_core.errors import RolloutError
 from slime_core.multimodal import TrainInputs, image_bytes, image_ref, image_url, open_image
@@ -119,7 +120,7 @@ def test_bytes_and_pil_images_are_stored_as_data_urls(tmp_path: Path) -> None:
 
 def test_a_batch_carries_train_inputs_through_selection_and_json(tmp_path: Path) -> None:
     image = write_image(tmp_path / "a.png", 1)
-    batch = make_batch(None, 0, [[finished(0, image), finished(1)], [finished(2, image)]], None)
+    batch = make_batch(Args(), 0, [[finished(0, image), finished(1)], [finished(2, image)]], None)
     assert batch.multimodal_train_inputs is not None
     assert batch.multimodal_train_inputs[1] is None
     chosen = batch.select([2, 1])
@@ -127,7 +128,7 @@ def test_a_batch_carries_train_inputs_through_selection_and_json(tmp_path: Path)
     assert sent.multimodal_train_inputs is not None
     assert TrainInputs.of(sent.multimodal_train_inputs[0]) == batch.multimodal_train_inputs[2]
     assert sent.multimodal_train_inputs[1] is None
-    assert make_batch(None, 0, [[finished(0)]], None).multimodal_train_inputs is None
+    assert make_batch(Args(), 0, [[finished(0)]], None).multimodal_train_inputs is None
 
 
 def test_images_that_the_trainer_could_not_see_are_an_error() -> None:

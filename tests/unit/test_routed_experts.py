@@ -4,12 +4,12 @@ import base64
 import copy
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from slime_core.config import Args
 from slime_core.routed_experts import FREE, RoutedExperts
 from slime_core.sample import Sample
 
@@ -26,9 +26,9 @@ def as_sglang(array: np.ndarray) -> str:
     return base64.b64encode(array.astype("<i4").tobytes()).decode()
 
 
-def checkpoint(path: Path) -> SimpleNamespace:
+def checkpoint(path: Path) -> Args:
     (path / "config.json").write_text(json.dumps({"num_hidden_layers": LAYERS}))
-    return SimpleNamespace(hf_checkpoint=str(path))
+    return Args(hf_checkpoint=str(path))
 
 
 @pytest.mark.parametrize("form", [np.asarray, np.ndarray.tolist, lambda a: a.astype(np.int16)])

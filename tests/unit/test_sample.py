@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_core.config import Args
 from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
 
 
@@ -121,10 +122,9 @@ def test_reset_for_retry_forgets_the_response() -> None:
 
 
 def test_reward_key() -> None:
-    from types import SimpleNamespace
 
-    assert Sample(reward=0.5).get_reward_value(SimpleNamespace(reward_key=None)) == 0.5
-    assert Sample(reward={"a": 2.0}).get_reward_value(SimpleNamespace(reward_key="a")) == 2.0
+    assert Sample(reward=0.5).get_reward_value(Args(reward_key=None)) == 0.5
+    assert Sample(reward={"a": 2.0}).get_reward_value(Args(reward_key="a")) == 2.0
 
 
 def test_train_batch_select_and_slime_view() -> None:

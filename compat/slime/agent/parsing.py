@@ -13,7 +13,7 @@ from typing import Any
 
 from slime import _missing
 from slime_core.config.schema import Args
-from slime_core.data.tools import tool_parser
+from slime_core.data.tools import AUTO, tool_parser
 from slime_core.tools import ToolParser
 
 _SGLANG = {
@@ -82,7 +82,9 @@ def parser_of(name: str | None, tokenizer: Any = None) -> ToolParser:
     Raises:
         slime_core.errors.SlimeError: There is none of that name.
     """
-    return tool_parser(Args.model_construct(tool_call_parser=_SGLANG.get(name or "", name)), tokenizer, "hermes")
+    return tool_parser(
+        Args.model_construct(tool_call_parser=_SGLANG.get(name or "", name or AUTO)), tokenizer, "hermes"
+    )
 
 
 def check_reasoning_parser(name: str | None) -> None:

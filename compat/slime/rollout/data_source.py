@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slime import _missing
+from slime._settings import settings_of
 from slime_core.buffer import BufferBase
 from slime_core.errors import CheckpointError, ConfigError, RolloutError
 from slime_core.sample import Group
@@ -65,7 +66,7 @@ class RolloutDataSource(DataSource):
 
         self.args = args
         self.metadata: dict[str, Any] = {}
-        self._source = DatasetSource(args, buffer_filter=pop_first)
+        self._source = DatasetSource(settings_of(args), buffer_filter=pop_first)
         self._dataset: Any = None
 
     # -- THUDM/slime's attributes --------------------------------------------------------------------

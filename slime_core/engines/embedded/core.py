@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from slime_core.engines.embedded.constraints import Constraints
 from slime_core.engines.embedded.detokenizer import TextStream, decode
 from slime_core.engines.embedded.kv_cache import KVCache
 from slime_core.engines.embedded.memory import EngineMemory
@@ -92,6 +93,7 @@ class EngineCore:
         self._prefixes = PrefixCache() if options.prefix_cache else None
         self.scheduler = Scheduler(cache, self._prefixes, options.max_running)
         self._options = options
+        self.constraints = Constraints(tokenizer, config.vocab_size, self.eos_ids)
         self._num_drawn = 0
         self._batch: DecodeBatch | InvariantDecodeBatch | None = None
         self._sampling: SamplingBatch | None = None
@@ -128,8 +130,8 @@ class EngineCore:
         Raises:
             EngineError: The prompt or the parameters are invalid, or too long for the context.
         """
-        raw = sampling_params
-        params = raw if isinstance(raw, SamplingParams) else SamplingParams.parse(raw)
+        given = sampling_params
+        params = given if isinstance(given, SamplingParams) else SamplingParams.parse(given)
         prompt = self._check_prompt(input_ids, params, logprob_start, top_logprobs)
         if rid in self._sequences:
             raise EngineError(f"rid {rid!r} is already running; request ids must be unique")
@@ -146,6 +148,7 @@ class EngineCore:
             logprob_start=logprob_start,
             top_logprobs=top_logprobs,
             streaming=streaming,
+            constraint=self.constraints.make(params) if params.constrained else None,
             text_stream=TextStream(self.tokenizer, params) if params.stop or streaming else None,
         )
         sequence.mark_version(self.weight_version)
@@ -283,30 +286,27 @@ class EngineCore:
         for sequence, token, log_prob in zip(sequences, tokens, log_probs):
             sequence.tokens.append(token)
             sequence.log_probs.append(log_prob)
-            if (
-                token in sequence.stop_ids
-                or len(sequence.log_probs) >= sequence.limit
-                or sequence.text_stream is not None
-                or log_prob != log_prob
-            ):
-                self._check_end(sequence, token)
+            complete = sequence.constraint is not None and not sequence.constraint.goes_on(token)
+            ends = complete or token in sequence.stop_ids or len(sequence.log_probs) >= sequence.limit
+            if ends or sequence.text_stream is not None or log_prob != log_prob:
+                self._check_end(sequence, token, complete)
 
-    def _check_end(self, sequence: Sequence, token: int) -> None:
+    def _check_end(self, sequence: Sequence, token: int, complete: bool) -> None:
         log_prob = sequence.log_probs[-1]
         if log_prob != log_prob:
             self._fail(sequence, "the model's logits are not finite; the weights it was given have diverged")
             return
         stream = sequence.text_stream
         if stream is not None:
-            ended = token in sequence.stop_ids or sequence.num_output >= sequence.limit
+            ended = complete or token in sequence.stop_ids or sequence.num_output >= sequence.limit
             shown = self._shown_ids(sequence) if ended else sequence.output_ids
             match = stream.update(shown, final=ended)
             if match is not None and sequence.num_output >= sequence.params.min_new_tokens:
                 sequence.stop_match = match
                 self._end(sequence, {"type": "stop", "matched": match})
                 return
-        if token in sequence.stop_ids:
-            self._end(sequence, {"type": "stop", "matched": token})
+        if complete or token in sequence.stop_ids:
+            self._end(sequence, {"type": "stop", "matched": token if token in sequence.stop_ids else None})
         elif sequence.num_output >= sequence.limit:
             self._end(sequence, {"type": "length", "length": sequence.num_output})
 

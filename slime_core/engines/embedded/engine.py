@@ -15,12 +15,13 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from slime_core.engines.embedded.sampling_params import SamplingParams
 from slime_core.errors import EngineError
 from slime_core.protocols import Args, EngineTraits
 from slime_core.types import GenerationOutput
@@ -91,7 +92,7 @@ class EmbeddedEngine:
         self._driver = asyncio.create_task(self._drive(), name="slime-engine")
 
     async def address(self) -> tuple[str, int]:
-        """Serve SGLang's HTTP API on a free port of this event loop, until `stop`.
+        """Serve SGLang's HTTP API, and what routes are installed, on a free port of this event loop, until `stop`.
 
         Only this machine reaches it, unless SLIME_HOST_IP says by which of its addresses others do.
         """
@@ -168,7 +169,7 @@ class EmbeddedEngine:
         logprob_start: int | None = None,
         top_logprobs: int = 0,
         return_routed_experts: bool | None = None,
-    ) -> AsyncIterator[GenerationOutput]:
+    ) -> AsyncGenerator[GenerationOutput, None]:
         """Like `generate`, yielding everything so far after each step; the last one has a finish reason.
 
         Routed experts come with the last one only.
@@ -208,14 +209,17 @@ class EmbeddedEngine:
     ) -> tuple[Sequence, _Request]:
         name = rid if rid is not None else f"request-{next(self._numbers)}"
         if routed is None:
-            routed = bool(getattr(self._args, "use_rollout_routing_replay", False))
+            routed = self._args.use_rollout_routing_replay
         if routed and self._running_core().config.moe is None:
             raise EngineError("routed experts were asked for, but the model served is dense")
         request = _Request(streaming, routed)
+        params = SamplingParams.parse(sampling_params)
+        if params.constrained:
+            await asyncio.to_thread(self._running_core().constraints.load)
 
         def add(core: EngineCore) -> Sequence:
             sequence = core.add_request(
-                input_ids, sampling_params, name,
+                input_ids, params, name,
                 streaming=streaming, logprob_start=logprob_start, top_logprobs=top_logprobs,
             )  # fmt: skip
             self._requests[name] = (sequence, request)
@@ -296,6 +300,11 @@ class EmbeddedEngine:
             "dtype": str(core.runner.dtype).removeprefix("torch."),
             "device": str(core.runner.device),
         }
+
+    @property
+    def args(self) -> Args:
+        """The settings it was made of."""
+        return self._args
 
     @property
     def tokenizer(self) -> Any:

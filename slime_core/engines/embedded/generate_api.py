@@ -1,6 +1,6 @@
 """SGLang's `POST /generate` over an `EmbeddedEngine`: single and batch, streaming, log-probs.
 
-`server.create_app` mounts the router. Stream chunks are cumulative, as SGLang's: each holds the text and ids so far.
+`server.create_app` adds the route. Stream chunks are cumulative, as SGLang's: each holds the text and ids so far.
 """
 
 from __future__ import annotations
@@ -9,29 +9,68 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import FastAPI, Request, Response
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from slime_core.engines.embedded.fan_out import gather_outputs, merge_streams
 from slime_core.engines.embedded.sampler import derive_seed
-from slime_core.engines.embedded.wire import (
-    BadRequest,
-    event,
-    event_stream,
-    json_response,
-    read_json,
-    take,
-)
+from slime_core.errors import EngineError
+from slime_core.serving.beside import Beside
+from slime_core.serving.bodies import NOTHING, Body
+from slime_core.serving.errors import BadRequest, sglang_shape, shown
+from slime_core.serving.limits import MOST_ANSWERS, check_text
+from slime_core.serving.streams import DONE, event, event_stream, gather, json_response, merge, unless_disconnected
 from slime_core.types import GenerationOutput
 
 if TYPE_CHECKING:
     from slime_core.engines.embedded.engine import EmbeddedEngine
 
-_FIELDS = frozenset({
-    "text", "input_ids", "sampling_params", "rid", "return_logprob", "logprob_start_len", "top_logprobs_num",
-    "return_text_in_logprobs", "stream", "session_id", "return_routed_experts", "routed_experts_start_len",
-})  # fmt: skip
+
+def _texts(value: Any) -> Any:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError("text must be a string or a list of strings")
+    return value
+
+
+def _ids(value: Any) -> Any:
+    if not isinstance(value, list) or not value:
+        raise ValueError("input_ids must be a list of token ids, or a list of such lists")
+    rows = value if isinstance(value[0], list) else [value]
+    if not all(isinstance(row, list) for row in rows):
+        raise ValueError("input_ids mixes token ids and lists of token ids")
+    for token in (token for row in rows for token in row if type(token) is not int):
+        raise ValueError(f"input_ids has {shown(token)}; allowed: token ids, or lists of them")
+    return value
+
+
+class GenerateBody(Body):
+    """The body of `/generate`; of what one request may say per prompt, a list has as many entries as prompts."""
+
+    text: Annotated[Any, BeforeValidator(_texts), WithJsonSchema({"type": ["string", "array"]})] = None
+    input_ids: Annotated[Any, BeforeValidator(_ids), WithJsonSchema({"type": "array"})] = None
+    sampling_params: dict[str, Any] | list[dict[str, Any] | None] = Field(default_factory=dict)
+    rid: str | list[str | None] | None = None
+    return_logprob: bool | list[bool | None] = False
+    logprob_start_len: int | list[int | None] = -1
+    top_logprobs_num: int | list[int | None] = 0
+    return_text_in_logprobs: bool = False
+    return_routed_experts: bool | list[bool | None] = False
+    routed_experts_start_len: int = 0
+    stream: bool = False
+
+    no_effect = frozenset({
+        "model", "session_id", "log_metrics", "no_logs", "priority", "extra_key", "conversation_id", "custom_labels",
+        "routing_key", "external_trace_header", "cache_salt", "received_time", "routed_dp_rank", "data_parallel_rank",
+    })  # fmt: skip
+    only = dict.fromkeys((
+        "image_data", "video_data", "audio_data", "modalities", "token_ids_logprob", "return_hidden_states",
+        "return_bytes", "return_entropy", "background", "session_params", "lora_path", "lora_id", "input_embeds",
+        "custom_logit_processor", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
+        "return_sampling_mask", "return_indexer_topk", "require_reasoning", "use_audio_in_video", "watermark",
+        "return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs", "return_flat_raw_top_logprobs_b64",
+    ), NOTHING)  # fmt: skip
 
 
 @dataclass
@@ -59,31 +98,40 @@ class _Item:
         }
 
 
-def generate_router(engine: EmbeddedEngine) -> APIRouter:
-    """The route."""
-    router = APIRouter()
+def add_generate(app: FastAPI, engine: EmbeddedEngine) -> None:
+    """Add the route."""
+    beside = Beside()
 
-    @router.api_route("/generate", methods=["POST", "PUT"])
-    async def generate(request: Request) -> Response:
-        body = await read_json(request, _FIELDS)
-        items, single = _items(engine, body)
-        if take(body, "stream", bool, False):
+    async def generate(request: Request, body: GenerateBody) -> Response:
+        prompts, single = await _prompts(engine, body, beside)
+        items = _items(body, prompts)
+        single = single and len(items) == 1
+        if body.stream:
             return await event_stream(request, _stream(engine, items, single))
         calls = [partial(engine.generate, item.ids, item.params, **item.options()) for item in items]
-        outputs = await gather_outputs(request, calls)
+        outputs = await unless_disconnected(request, gather(calls))
         answers = [answer(engine, item, output) for item, output in zip(items, outputs)]
         return json_response(answers[0] if single else answers)
 
-    return router
+    for method in ("POST", "PUT"):
+        app.add_api_route("/generate", generate, methods=[method], operation_id=f"generate_{method.lower()}")
 
 
 async def _stream(engine: EmbeddedEngine, items: list[_Item], single: bool) -> AsyncIterator[bytes]:
     """Events of all items as they come; batch items carry their `index`."""
     streams = [engine.stream(item.ids, item.params, **item.options()) for item in items]
-    async with aclosing(merge_streams(streams)) as outputs:
-        async for index, output in outputs:
-            chunk = answer(engine, items[index], output)
-            yield event(chunk if single else {"index": index, **chunk})
+    begun = False
+    try:
+        async with aclosing(merge(streams)) as outputs:
+            async for index, output in outputs:
+                chunk = answer(engine, items[index], output)
+                yield event(chunk if single else {"index": index, **chunk})
+                begun = True
+    except EngineError as error:
+        if not begun:
+            raise
+        yield event(sglang_shape(400, str(error)))
+    yield DONE
 
 
 def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dict[str, Any]:
@@ -106,26 +154,28 @@ def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dic
     return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
 
-def _items(engine: EmbeddedEngine, body: dict[str, Any]) -> tuple[list[_Item], bool]:
-    prompts, single = _prompts(engine, body)
+def _items(body: GenerateBody, prompts: list[list[int]]) -> list[_Item]:
     size = len(prompts)
-    params = _spread(body, "sampling_params", size, dict, {})
-    rids = _spread(body, "rid", size, str, None)
-    if size > 1 and isinstance(body.get("rid"), str):
+
+    def spread(key: str, default: Any) -> list[Any]:
+        value = getattr(body, key)
+        values = value if isinstance(value, list) else [value] * size
+        if len(values) != size:
+            raise BadRequest(f"{key} has {len(values)} entries for {size} prompts")
+        return [default if item is None else item for item in values]
+
+    if size > 1 and isinstance(body.rid, str):
         raise BadRequest(f"rid is a string, but the request has {size} prompts; give a list of {size} ids")
-    flags = _spread(body, "return_logprob", size, bool, False)
-    starts = _spread(body, "logprob_start_len", size, int, -1)
-    tops = _spread(body, "top_logprobs_num", size, int, 0)
-    with_text = take(body, "return_text_in_logprobs", bool, False)
-    routed = _spread(body, "return_routed_experts", size, bool, False)
-    routed_start = take(body, "routed_experts_start_len", int, 0)
+    rids, flags, params = spread("rid", None), spread("return_logprob", False), spread("sampling_params", {})
+    starts, tops = spread("logprob_start_len", -1), spread("top_logprobs_num", 0)
+    routed, routed_start = spread("return_routed_experts", False), body.routed_experts_start_len
     if not 0 <= routed_start <= min(map(len, prompts), default=0):
         raise BadRequest(f"routed_experts_start_len is {routed_start}; allowed: 0 to the length of the prompt")
     items: list[_Item] = []
     for i, ids in enumerate(prompts):
         copies = 1 if params[i].get("n") is None else params[i]["n"]
-        if type(copies) is not int or copies < 1:
-            raise BadRequest(f"sampling_params: n is {copies!r}; allowed: an integer >= 1")
+        if type(copies) is not int or not 1 <= copies <= MOST_ANSWERS:
+            raise BadRequest(f"sampling_params: n is {shown(copies)}; allowed: an integer >= 1, up to {MOST_ANSWERS}")
         start = None if not flags[i] else (max(len(ids) - 1, 0) if starts[i] == -1 else starts[i])
         for k in range(copies):
             chosen = {key: value for key, value in params[i].items() if key != "n"}
@@ -133,38 +183,25 @@ def _items(engine: EmbeddedEngine, body: dict[str, Any]) -> tuple[list[_Item], b
                 chosen["sampling_seed"] = derive_seed(chosen["sampling_seed"], k)
             rid = rids[i] if copies == 1 or rids[i] is None else f"{rids[i]}_{k}"
             top = tops[i] if flags[i] else 0
+            with_text = body.return_text_in_logprobs
             items.append(_Item(ids, chosen, rid, flags[i], start, top, with_text, routed[i], routed_start))
-    return items, single and len(items) == 1
+    if len(items) > MOST_ANSWERS:
+        raise BadRequest(f"the request asks for {len(items)} answers; allowed: {MOST_ANSWERS}")
+    return items
 
 
-def _prompts(engine: EmbeddedEngine, body: dict[str, Any]) -> tuple[list[list[int]], bool]:
-    text, ids = body.get("text"), body.get("input_ids")
-    if (text is None) == (ids is None):
+async def _prompts(engine: EmbeddedEngine, body: GenerateBody, beside: Beside) -> tuple[list[list[int]], bool]:
+    """The prompts' ids, and whether there is one that is no list's."""
+    if (body.text is None) == (body.input_ids is None):
         raise BadRequest("give either text or input_ids")
-    if text is not None:
-        if engine.tokenizer is None:
-            raise BadRequest("text needs a tokenizer, and the model directory has none; give input_ids")
-        texts = [text] if isinstance(text, str) else text
-        if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
-            raise BadRequest("text must be a string or a list of strings")
-        return [engine.tokenizer.encode(t) for t in texts], isinstance(text, str)
-    if not isinstance(ids, list) or not ids:
-        raise BadRequest("input_ids must be a list of token ids, or a list of such lists")
-    if isinstance(ids[0], list):
-        if not all(isinstance(item, list) for item in ids):
-            raise BadRequest("input_ids mixes token ids and lists of token ids")
-        return ids, False
-    return [ids], True
-
-
-def _spread(body: dict[str, Any], key: str, size: int, kind: type, default: Any) -> list[Any]:
-    """One value per prompt: a list is taken as it is, a single value is repeated."""
-    value = body.get(key)
-    values = value if isinstance(value, list) else [value] * size
-    if len(values) != size:
-        raise BadRequest(f"{key} has {len(values)} entries for {size} prompts")
-    values = [default if item is None else item for item in values]
-    for item in values:
-        if item is not default and (not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool)):
-            raise BadRequest(f"{key} is {item!r}; allowed: {kind.__name__}, or a list of them")
-    return values
+    if body.text is None:
+        return (body.input_ids, False) if isinstance(body.input_ids[0], list) else ([body.input_ids], True)
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        raise BadRequest("text needs a tokenizer, and the model directory has none; give input_ids")
+    texts = [body.text] if isinstance(body.text, str) else body.text
+    context = (await engine.info())["max_context_length"]
+    for text in texts:
+        check_text(len(text), context, "text")
+    ids = await beside.call("tokenising the text", lambda: [tokenizer.encode(text) for text in texts])
+    return ids, isinstance(body.text, str)

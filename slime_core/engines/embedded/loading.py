@@ -29,15 +29,15 @@ def load_core(args: Args) -> EngineCore:
             f"{directory}: a {config.model_type} model takes images, and the embedded engine generates with text models"
             " only; type --rollout-engine sglang or --rollout-engine http"
         )
-    device = choose_device(getattr(args, "device", None))
+    device = choose_device(args.device)
     tokenizer = load_tokenizer(directory)
     options = CoreOptions(
-        max_running=_or(getattr(args, "engine_max_running_requests", None), 256),
-        max_tokens=getattr(args, "engine_max_tokens", None),
-        max_context=getattr(args, "engine_max_context_len", None),
-        batch_invariant=bool(getattr(args, "true_on_policy_mode", False)),
-        prefix_cache=_or(getattr(args, "engine_prefix_cache", None), True),
-        seed=int(_or(getattr(args, "rollout_seed", None), _or(getattr(args, "seed", None), 0))),
+        max_running=args.engine_max_running_requests,
+        max_tokens=args.engine_max_tokens,
+        max_context=args.engine_max_context_len,
+        batch_invariant=args.true_on_policy_mode,
+        prefix_cache=args.engine_prefix_cache,
+        seed=args.rollout_seed,
     )
     dtype = choose_dtype(args, device)
     if options.batch_invariant and dtype != torch.float32:
@@ -58,27 +58,26 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def choose_device(name: str | None) -> torch.device:
-    """`--device`: None and "auto" take CUDA when there is one. Raises ConfigError."""
-    if name in (None, "auto"):
+def choose_device(name: str) -> torch.device:
+    """`--device`: "auto" takes CUDA when there is one. Raises ConfigError."""
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if str(name).startswith("cuda") and not torch.cuda.is_available():
+    if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}: torch sees no CUDA device here; use --device cpu")
     try:
-        return torch.device(str(name))
+        return torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"--device {name!r}: {error}") from error
 
 
 def choose_dtype(args: Args, device: torch.device) -> torch.dtype:
     """`--dtype` or `--bf16`; "auto" is bfloat16 on CUDA and float32 on CPU. Raises ConfigError."""
-    name = getattr(args, "dtype", None)
-    if name in (None, "auto"):
-        half = bool(getattr(args, "bf16", False)) or device.type == "cuda"
+    if args.dtype == "auto":
+        half = args.bf16 or device.type == "cuda"
         return torch.bfloat16 if half else torch.float32
-    if name not in _DTYPES:
-        raise ConfigError(f"--dtype {name!r}; allowed: auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+    if args.dtype not in _DTYPES:
+        raise ConfigError(f"--dtype {args.dtype!r}; allowed: auto, {', '.join(_DTYPES)}")
+    return _DTYPES[args.dtype]
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -104,7 +103,6 @@ def eos_ids(directory: Path, config: ModelConfig, tokenizer: Any) -> set[int]:
 
 def require_checkpoint(args: Args) -> Path:
     """`args.hf_checkpoint` as a path. Raises ConfigError when it is unset."""
-    path = getattr(args, "hf_checkpoint", None)
-    if not path:
+    if not args.hf_checkpoint:
         raise ConfigError("--hf-checkpoint is not set; give an HF-layout model directory")
-    return Path(path)
+    return Path(args.hf_checkpoint)

@@ -69,6 +69,8 @@ class SamplingBatch:
         self._filters = self._filter_tensors(params) if self._filtered else None
         self._penalised = [i for i, p in enumerate(params) if p.penalised]
         self._guarded = [i for i, p in enumerate(params) if p.min_new_tokens > 0]
+        self._constrained = [i for i, s in enumerate(self.sequences) if s.constraint is not None]
+        self._cut = bool(self._penalised or self._guarded or self._constrained)
         self._top = [i for i, s in enumerate(self.sequences) if s.top_logprobs]
 
     def _filter_tensors(self, params: Seq[object]) -> tuple[torch.Tensor, ...]:
@@ -90,7 +92,7 @@ class SamplingBatch:
         if self._top:
             self._report_top(logits)
         chosen = probs
-        if self._penalised or self._guarded:
+        if self._cut:
             chosen = torch.softmax(self._constrain(logits), dim=-1)
         if self._all_greedy:
             tokens = chosen.argmax(dim=-1)
@@ -99,7 +101,7 @@ class SamplingBatch:
         self._positions += np.uint64(1)
         if self._score is not None and raw is not None:
             return tokens, self._score(raw, tokens, self._temperatures)
-        if self._penalised or self._guarded:
+        if self._cut:
             # A constraint can force a token whose probability underflows; its log-prob must stay finite.
             return tokens, logits.log_softmax(dim=-1).gather(1, tokens[:, None]).squeeze(1)
         return tokens, probs.gather(1, tokens[:, None]).squeeze(1).log_()
@@ -131,7 +133,7 @@ class SamplingBatch:
         probs[rows] = torch.zeros_like(values).scatter_(1, order, values)
 
     def _constrain(self, logits: torch.Tensor) -> torch.Tensor:
-        """Penalties on what was already generated; no stop token before min_new_tokens."""
+        """Penalties on what was already generated; no stop token before min_new_tokens; what a grammar allows."""
         logits = logits.clone()
         for i in self._penalised:
             sequence, row = self.sequences[i], logits[i]
@@ -152,6 +154,10 @@ class SamplingBatch:
             sequence = self.sequences[i]
             if sequence.num_output < sequence.params.min_new_tokens and sequence.stop_ids:
                 logits[i, sorted(sequence.stop_ids)] = float("-inf")
+        for i in self._constrained:
+            constraint = self.sequences[i].constraint
+            assert constraint is not None
+            logits[i].masked_fill_(~torch.from_numpy(constraint.allowed()).to(self._device), float("-inf"))
         return logits
 
     def _report_top(self, logits: torch.Tensor) -> None:

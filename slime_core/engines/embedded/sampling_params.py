@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from slime_core.engines.embedded.constraints import LONGEST
 from slime_core.errors import EngineError
 
 GREEDY_BELOW = 1e-6
@@ -44,6 +45,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     n: int = 1
+    json_schema: str | None = None
+    """The answer is JSON of this schema (`constraints.py`)."""
+    regex: str | None = None
+    """The answer matches this expression."""
 
     @property
     def greedy(self) -> bool:
@@ -54,6 +59,11 @@ class SamplingParams:
     def filtered(self) -> bool:
         """True when top-p, top-k or min-p cut the distribution."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def constrained(self) -> bool:
+        """True when a grammar says which tokens may come."""
+        return self.json_schema is not None or self.regex is not None
 
     @property
     def penalised(self) -> bool:
@@ -90,6 +100,7 @@ class SamplingParams:
             (-2 <= self.presence_penalty <= 2, "presence_penalty", "a number in [-2, 2]"),
             (-2 <= self.frequency_penalty <= 2, "frequency_penalty", "a number in [-2, 2]"),
             (self.n >= 1, "n", "an integer >= 1"),
+            (self.json_schema is None or self.regex is None, "regex", "null beside json_schema"),
         )
         for ok, key, allowed in rules:
             if not ok:
@@ -130,7 +141,14 @@ def _integers(key: str, value: Any) -> tuple[int, ...]:
     return tuple(_integer(key, item) for item in items)
 
 
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST:
+        raise EngineError(f"sampling_params: {key} is {str(value)[:80]!r}; allowed: text of up to {LONGEST} characters")
+    return value
+
+
 _BY_TYPE = {
+    "str | None": _text,
     "int": _integer,
     "int | None": _integer,
     "float": _number,

@@ -15,6 +15,7 @@ import numpy as np
 from slime_core.engines.embedded.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from slime_core.engines.embedded.constraints import Constraint
     from slime_core.engines.embedded.detokenizer import TextStream
     from slime_core.engines.embedded.kv_cache import Arena
 
@@ -37,6 +38,8 @@ class Sequence:
     top_logprobs: int = 0
     """How many most likely tokens to report per output token."""
     streaming: bool = False
+    constraint: Constraint | None = None
+    """What may come next, where the request has a grammar."""
     tokens: list[int] = field(default_factory=list)
     """[prompt + output] ids."""
     log_probs: list[float] = field(default_factory=list)

@@ -71,7 +71,7 @@ class ProgressTracker:
         for label, key, form in _COLUMNS:
             if key in metrics and not (supervised and label == "reward"):
                 parts.append(f"{label} {metrics[key]:{form}}")
-        names = [f"eval/{dataset.name}" for dataset in args.eval_datasets or []]
+        names = [f"eval/{dataset.name}" for dataset in args.eval_datasets]
         if names and names[0] in metrics:
             parts.insert(min(2, len(parts)), f"held-out {metrics[names[0]]:.3f}")
         done = step - (args.start_rollout_id or 0)

@@ -13,9 +13,6 @@ from typing import Any
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
 
-STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
-WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
-
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
@@ -40,15 +37,8 @@ class LearningRateSchedule:
             ConfigError: They contradict each other.
         """
 
-        def get(name: str, default: Any) -> Any:
-            value = getattr(args, name, None)
-            return default if value is None else value
-
-        style, wsd_style = get("lr_decay_style", "constant"), get("lr_wsd_decay_style", "exponential")
-        _check_choice("--lr-decay-style", style, STYLES)
-        _check_choice("--lr-wsd-decay-style", wsd_style, WSD_STYLES)
-        fraction, warmup = get("lr_warmup_fraction", None), int(get("lr_warmup_iters", 0))
-        decay = get("lr_decay_iters", None)
+        style, fraction, warmup = args.lr_decay_style, args.lr_warmup_fraction, args.lr_warmup_iters
+        decay = args.lr_decay_iters
         needs_total = fraction is not None or style not in ("constant", "inverse-square-root")
         if decay is None and needs_total:
             decay = _total_steps(args, critic)
@@ -57,19 +47,18 @@ class LearningRateSchedule:
                 raise ConfigError(
                     f"--lr-warmup-fraction {fraction} and --lr-warmup-iters {warmup}: give one of the two"
                 )
-            warmup = int(fraction * decay)
-        wsd = int(get("lr_wsd_decay_iters", 0))
-        if style == "WSD" and not wsd:
+            warmup = int(fraction * (decay or 0))
+        if style == "WSD" and not args.lr_wsd_decay_iters:
             raise ConfigError("--lr-decay-style WSD needs --lr-wsd-decay-iters: steps of the final decay")
         schedule = cls(
-            lr=float(get("critic_lr", get("lr", 1e-6)) if critic else get("lr", 1e-6)),
-            min_lr=float(get("min_lr", 0.0)),
+            lr=args.critic_lr if critic and args.critic_lr is not None else args.lr,
+            min_lr=args.min_lr,
             style=style,
             warmup_steps=warmup,
-            warmup_init=float(get("lr_warmup_init", 0.0)),
-            decay_steps=int(decay or 0),
-            wsd_decay_steps=wsd,
-            wsd_style=wsd_style,
+            warmup_init=args.lr_warmup_init,
+            decay_steps=decay or 0,
+            wsd_decay_steps=args.lr_wsd_decay_iters or 0,
+            wsd_style=args.lr_wsd_decay_style,
         )
         schedule._check()
         return schedule
@@ -133,20 +122,15 @@ def _wsd_coefficient(style: str, done: float) -> float:
     return 2.0 * math.pow(0.5, done) - 1.0
 
 
-def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{flag} {value}: allowed are {', '.join(allowed)}")
-
-
 def _total_steps(args: Args, critic: bool) -> int:
     """Optimizer steps of the whole run: rollouts x samples per rollout / samples per step.
 
     The actor takes none in the rollouts at the start that train the critic only.
     """
     factors = ("num_rollout", "rollout_batch_size", "n_samples_per_prompt", "global_batch_size")
-    missing = [name for name in factors if not getattr(args, name, None)]
+    missing = [name for name in factors if not getattr(args, name)]
     if missing:
         flags = ", ".join("--" + name.replace("_", "-") for name in missing)
         raise ConfigError(f"--lr-decay-iters is needed: without {flags} the number of steps is unknown")
-    rollouts = args.num_rollout if critic else args.num_rollout - (getattr(args, "num_critic_only_steps", None) or 0)
+    rollouts = args.num_rollout if critic else args.num_rollout - args.num_critic_only_steps
     return int(rollouts * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size)

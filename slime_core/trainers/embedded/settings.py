@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slime_core.errors import ConfigError
 from slime_core.models.config import ModelConfig
 from slime_core.protocols import Args
-from slime_core.trainers.settings import CommonSettings, Role, common_values, value_of
+from slime_core.trainers.settings import CommonSettings, Role, common_values
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class TrainerSettings(CommonSettings):
         Raises:
             ConfigError: A value that this trainer cannot honour.
         """
-        granularity = value_of(args, "recompute_granularity", None)
+        granularity = args.recompute_granularity
         if granularity not in (None, "full"):
             raise ConfigError(f"--recompute-granularity {granularity}: the embedded trainer knows only 'full'")
         return cls(
-            **common_values(args, role, "the embedded trainer"),
-            recompute=granularity == "full" or bool(value_of(args, "recompute_activations", False)),
-            batch_invariant=bool(value_of(args, "true_on_policy_mode", False)),
+            **common_values(args, role),
+            recompute=granularity == "full" or args.recompute_activations,
+            batch_invariant=args.true_on_policy_mode,
         )
 
 

@@ -89,9 +89,9 @@ class EmbeddedTrainer:
         if settings.lora is not None:
             from slime_core.models.lora_linear import add_adapters
 
-            add_adapters(self.model, settings.lora, int(getattr(args, "seed", 0)), merge=settings.batch_invariant)
+            add_adapters(self.model, settings.lora, args.seed, merge=settings.batch_invariant)
         self.optimizer = FlatAdamW(trained_parameters(self.model, settings), adam, schedule, self._parallel)
-        moves = bool(getattr(args, "ref_update_interval", None))
+        moves = bool(args.ref_update_interval)
         self._frozen = FrozenModels(settings, partial(self._load_frozen, reference_moves=moves))
         if moves:
             self._frozen.check_reference_fits(self.model)

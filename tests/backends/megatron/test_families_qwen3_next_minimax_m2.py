@@ -5,7 +5,6 @@ Both have modules of their own in the place of Megatron's: linear attention whos
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from slime_trainer_megatron.families import load_megatron_model
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.models.hf_io import read_weights
 from tests.backends.megatron import trainer_jobs as jobs
@@ -75,7 +75,7 @@ def trained(directory: str, layout: dict[str, Any], separate: bool = False) -> d
     from slime_trainer_megatron.weights.weights_out import hf_weights
 
     # The distributed optimizer would leave every data-parallel rank with its own part of the summed gradients.
-    args = types.SimpleNamespace(hf_checkpoint=directory, use_distributed_optimizer=False)
+    args = Args(hf_checkpoint=directory, use_distributed_optimizer=False)
     place, cpu = Layout(**layout), torch.device("cpu")
     groups = ProcessGroups(place, "cpu")
     model = load_megatron_model(directory)
@@ -124,7 +124,7 @@ def through_checkpoint(directory: str, layout: dict[str, Any], checkpoint: str, 
     from slime_trainer_megatron.weights.weights_in import load_hf
     from slime_trainer_megatron.weights.weights_out import hf_weights
 
-    args, place, cpu = types.SimpleNamespace(hf_checkpoint=directory), Layout(**layout), torch.device("cpu")
+    args, place, cpu = Args(hf_checkpoint=directory), Layout(**layout), torch.device("cpu")
     groups = ProcessGroups(place, "cpu")
     model = load_megatron_model(directory)
     chunks = build_model(args, model, transformer_config(args, model.architecture, place, device=cpu), place)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from slime_trainer_megatron.model.build import build_model
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.weights.weights_in import load_hf
 
+from slime_core.config import Args
 from tests.backends.megatron.ranks import RankPool
 from tests.megatron_models import family, save_tiny
 
@@ -60,7 +60,7 @@ def run(
 
     wanted = Layout(**layout)
     groups = ProcessGroups(wanted, "cpu", timeout_minutes=1)
-    args, model = SimpleNamespace(hf_checkpoint=directory, **(flags or {})), family(Path(directory), role)
+    args, model = Args(hf_checkpoint=directory, **(flags or {})), family(Path(directory), role)
     config = transformer_config(args, model.architecture, wanted, role=role, device=CPU)
     chunks = build_model(args, model, config, wanted, role=role)
     load_hf(chunks, model, directory, missing_ok=lambda name: name.startswith("score."))

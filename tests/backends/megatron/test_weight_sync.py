@@ -10,11 +10,11 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from tests.backends.conftest import Running
 from tests.backends.megatron.ranks import RankPool
 from tests.conftest import SLIME
@@ -62,9 +62,9 @@ def test_to_the_embedded_engine(
     check(ranks(2), args, "embedded", ["tensor", "disk"], tmp_path)
 
 
-def settings(args: Any, **flags: Any) -> SimpleNamespace:
+def settings(args: Any, **flags: Any) -> Args:
     """Those of the run, for the ranks."""
-    return SimpleNamespace(**{**vars(args), **TRAINING, "train_backend": "megatron", **flags})
+    return args.model_copy(update={**TRAINING, "train_backend": "megatron", **flags})
 
 
 def check(pool: RankPool, args: Any, engine: str, transports: list[str], folder: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from slime_core.config import Args
 from slime_core.protocols import MicroBatchOutput, StepResult
 from slime_core.types import TrainBatch
 
@@ -19,7 +19,7 @@ VOCABULARY = 61
 STEPS = 3
 
 
-def settings(model: str | Path, **overrides: Any) -> SimpleNamespace:
+def settings(model: str | Path, **overrides: Any) -> Args:
     """Of a run that learns fast enough for differences to show."""
     basic = {
         "hf_checkpoint": str(model), "device": "cpu", "dtype": "float32", "lr": 1e-2, "lr_decay_style": "linear",
@@ -27,7 +27,7 @@ def settings(model: str | Path, **overrides: Any) -> SimpleNamespace:
         "adam_beta2": 0.95,
         "data_pad_size_multiplier": 1, "rollout_temperature": 0.8, "distributed_timeout_minutes": 1, "seed": 1,
     }  # fmt: skip
-    return SimpleNamespace(**{**basic, **overrides})
+    return Args(**{**basic, **overrides})
 
 
 def batch(part: range = range(len(LENGTHS))) -> TrainBatch:

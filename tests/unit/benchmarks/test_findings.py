@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from slime_core import Sample
+from slime_core.config import Args
 from slime_core.launch.process import GC_THRESHOLDS, set_up_process
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.types import RolloutFnTrainOutput
@@ -28,7 +28,7 @@ def test_samples_of_a_rollout_are_never_formatted() -> None:
         sample = Watched(index=0, group_index=0, tokens=[1], status=Sample.Status.COMPLETED)
         return RolloutFnTrainOutput([[sample]])
 
-    args = SimpleNamespace(
+    args = Args(
         save_debug_rollout_data=None, load_debug_rollout_data=None,
         log_reward_category=None, use_rollout_routing_replay=False, log_passrate=False, reward_key=None,
         log_multi_turn=False, log_correct_samples=False,
@@ -51,7 +51,7 @@ def test_the_garbage_collector_runs_less_often_but_stays_off_or_rarer(before, af
     kept = gc.get_threshold()
     try:
         gc.set_threshold(*before)
-        set_up_process(SimpleNamespace(num_threads=None, seed=1))
+        set_up_process(Args(num_threads=None, seed=1))
         assert gc.get_threshold() == after
     finally:
         gc.set_threshold(*kept)

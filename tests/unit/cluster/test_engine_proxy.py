@@ -13,6 +13,7 @@ from slime_launcher_ray.engine_actor import EngineActor
 from slime_launcher_ray.engine_proxy import EngineProxy, proxy_class
 from slime_launcher_ray.wait import Member
 
+from slime_core.config import Args
 from slime_core.engines.scripted import Reply, ScriptedEngine
 from slime_core.errors import EngineError
 from slime_core.protocols import EngineTraits, traits_of
@@ -88,11 +89,11 @@ class _Stepped(ScriptedEngine):
 
 
 def _proxy(engine: Any, kind: type[_Here] = _Here) -> EngineProxy:
-    order = SimpleNamespace(settings=SimpleNamespace(args=SimpleNamespace(distributed_timeout_minutes=1)))
+    order = SimpleNamespace(settings=SimpleNamespace(args=Args(distributed_timeout_minutes=1)))
     actor = EngineActor(order, "engine")
     order.settings.args.engine = engine
     actor.run = cast(Any, SimpleNamespace(parts=SimpleNamespace(engine=lambda args: engine), args=order.settings.args))
-    return proxy_class(type(engine), kind("engine", actor, EngineError, silence=60.0))(SimpleNamespace())
+    return proxy_class(type(engine), kind("engine", actor, EngineError, silence=60.0))(Args())
 
 
 async def test_requests_of_their_own() -> None:

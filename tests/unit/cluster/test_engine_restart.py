@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from slime_launcher_ray.engine_restart import EngineRestart
 from slime_launcher_ray.wait import EngineGone, Member
 
+from slime_core.config import Args
 from slime_core.errors import EngineError
 from slime_core.observability.events import read_events
 
 
 async def test_no_more(tmp_path: Path) -> None:
-    args = SimpleNamespace(rollout_max_engine_restarts=0, ray_placement_timeout=1.0)
+    args = Args(rollout_max_engine_restarts=0, ray_placement_timeout=1.0)
     engine = Member("engine", None, EngineError)
     facts = {"host": "here", "pid": 1}
     restarter = EngineRestart(args, tmp_path, engine, {}, facts, several_nodes=False)

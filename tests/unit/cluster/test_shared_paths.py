@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from slime_launcher_ray.shared_paths import check_shared, inputs, write_token
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def test_a_directory_of_the_same_path_is_not_the_same(tmp_path: Path) -> None:
 def test_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    needed = inputs(SimpleNamespace(hf_checkpoint="model", prompt_data="train.jsonl@[0:10]", load=None))
+    needed = inputs(Args(hf_checkpoint="model", prompt_data="train.jsonl@[0:10]", load=None))
     assert needed == (tmp_path / "model",)
     token = write_token(tmp_path / "actors")
     check_shared("rollout", token, needed)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.config.foreign import find_owners
 from slime_core.config.role_settings import OF_CRITIC, PER_ROLE, check_role_settings, role_args, role_overrides
 from slime_core.config.spec import flag_specs
@@ -46,7 +46,7 @@ megatron:
 
 
 def test_a_critic_has_no_reference_and_no_teacher() -> None:
-    args = SimpleNamespace(kl_coef=0.1, use_opd=True, custom_advantage_function_path="x", lr=1.0)
+    args = Args(kl_coef=0.1, use_opd=True, custom_advantage_function_path="x", lr=1.0)
     assert role_args(args, "actor") is args
     critic = role_args(args, "critic")
     assert {name: getattr(critic, name) for name in OF_CRITIC} == OF_CRITIC
@@ -61,7 +61,7 @@ def test_the_embedded_trainer_takes_slimes_own_settings(roles: Any) -> None:
 
 def test_keys_of_the_users_own_keep_their_type(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("megatron: [{role: actor, args: {depth: '3', rate: '2', note: 5}}]")
-    args = SimpleNamespace(megatron_config_path=str(tmp_path / "r.yaml"), depth=1, rate=0.5, note="text")
+    args = Args(megatron_config_path=str(tmp_path / "r.yaml"), depth=1, rate=0.5, note="text")
     found = {name: entry.value for name, entry in role_overrides(args)["actor"].items()}
     assert found == {"depth": 3, "rate": 2.0, "note": 5}
     (tmp_path / "r.yaml").write_text("megatron: [{role: actor, args: {depth: many}}]")

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slime_core import BufferBase
+from slime_core.config import Args
 from slime_core.data.buffer import SampleBuffer, is_finished, resolve_buffer
 from slime_core.errors import CheckpointError, PluginError, RolloutError
 from slime_core.types import Group, Sample, SampleStatus
@@ -20,7 +20,7 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[Group], num_sample
 
 
 def make(filter_fn: Any = pop_first, size: int = 2) -> SampleBuffer:
-    return SampleBuffer(SimpleNamespace(buffer_filter_path="mine"), size, filter_fn)
+    return SampleBuffer(Args(buffer_filter_path="mine"), size, filter_fn)
 
 
 def group(index: int, size: int = 2) -> Group:
@@ -94,7 +94,7 @@ def test_state_of_another_group_size_is_refused() -> None:
 def test_a_filter_that_raises_is_named(tmp_path: Path) -> None:
     file = tmp_path / "bf.py"
     file.write_text("def buffer_filter(args, rollout_id, buffer, num_samples):\n    return buffer[num_samples + 99]\n")
-    args = SimpleNamespace(buffer_filter_path=str(file))
+    args = Args(buffer_filter_path=str(file))
     buffer = SampleBuffer(args, 2, resolve_buffer(args))
     buffer.add([group(0)])
     with pytest.raises(PluginError, match=r"--buffer-filter-path '.*bf\.py' raised IndexError.*bf\.py:2"):
@@ -142,7 +142,7 @@ def test_a_class_is_built_and_called(tmp_path: Path) -> None:
         "    def take_metrics(self):\n"
         "        return {'rollout/mine': 1.0}\n"
     )
-    args = SimpleNamespace(buffer_filter_path=str(file))
+    args = Args(buffer_filter_path=str(file))
     buffer = SampleBuffer(args, 2, resolve_buffer(args))
     buffer.begin_rollout(1, 5)
     groups = [group(0), group(1)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.data.dumps import (
     SavedRollout,
     dump_path,
@@ -108,7 +108,7 @@ def test_the_weight_version_of_the_time_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_saved_rollout_reads_the_file_of_its_number(tmp_path: Path) -> None:
-    args = SimpleNamespace(
+    args = Args(
         load_debug_rollout_data=str(tmp_path / "{rollout_id}.jsonl"), load_debug_rollout_data_subsample=None,
         n_samples_per_prompt=2,
     )  # fmt: skip

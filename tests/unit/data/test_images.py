@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import orjson
 import pytest
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 
+from slime_core.config import Args
 from slime_core.data.images import check_kinds
 from slime_core.data.prompts import DatasetSource
 from slime_core.errors import ConfigError, DataError
@@ -29,7 +29,7 @@ def source(folder: Path, row: dict[str, Any], **changes: Any) -> DatasetSource:
         "rollout_shuffle": False, "rollout_seed": 42, "buffer_filter_path": None,
         "multimodal_keys": {"image": "images"}, "hf_checkpoint": str(tiny_vision_model()),
     }  # fmt: skip
-    return DatasetSource(SimpleNamespace(**{**settings, **changes}))
+    return DatasetSource(Args(**{**settings, **changes}))
 
 
 @pytest.fixture

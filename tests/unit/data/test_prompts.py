@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from slime_core import BufferBase
+from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
 from slime_core.data.flat_source import FlatSource
 from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
@@ -27,7 +27,7 @@ def write(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
-def make_args(prompt_data: str, **changes: Any) -> SimpleNamespace:
+def make_args(prompt_data: str, **changes: Any) -> Args:
     defaults = {
         "prompt_data": prompt_data,
         "rollout_global_dataset": True,
@@ -43,7 +43,7 @@ def make_args(prompt_data: str, **changes: Any) -> SimpleNamespace:
         "rollout_seed": 42,
         "buffer_filter_path": None,
     }
-    return SimpleNamespace(**{**defaults, **changes})
+    return Args(**{**defaults, **changes})
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from slime_command_sft.rollout import fill_supervised
 from slime_command_sft.sampled_rows import KEY, SampledRow, to_row
 
 from slime_core.cli.main import main
+from slime_core.config import Args
 from slime_core.data.dumps import write_samples
 from slime_core.errors import DataError
 from slime_core.provenance import Source, Span
@@ -56,7 +57,7 @@ def test_the_tokens_are_those_that_were_sampled(tools: bool) -> None:
     tokenizer, original = chat_tokenizer("qwen2.5"), sampled(tools=tools, answer="the thin end")
     original.withhold(0, 2, "role reader")
     row = as_row(original)
-    assert fill_supervised(row, tokenizer)
+    assert fill_supervised(row, tokenizer, Args())
     mask = original.loss_mask
     assert mask is not None
     assert row.tokens == original.tokens
@@ -74,21 +75,21 @@ def test_the_tokens_are_those_that_were_sampled(tools: bool) -> None:
 def test_another_vocabulary_trains_by_text_where_that_is_the_same_answer() -> None:
     other = chat_tokenizer("llama3")
     row = as_row(sampled())
-    assert not fill_supervised(row, other)
+    assert not fill_supervised(row, other, Args())
     assert row.response == "It is 3.<|eot_id|>"
     assert other.decode(row.tokens).startswith("<|begin_of_text|>")
     with pytest.raises(DataError, match=r"kept, row 7 .*several turns or with tools"):
-        fill_supervised(as_row(sampled(tools=True)), other)
+        fill_supervised(as_row(sampled(tools=True)), other, Args())
     rendered = sampled(prompt="<|im_start|>user\n1+2?<|im_end|>\n<|im_start|>assistant\n")
     with pytest.raises(DataError, match="after a prompt that its chat template wrote"):
-        fill_supervised(as_row(rendered), other)
+        fill_supervised(as_row(rendered), other, Args())
 
 
 def test_a_row_that_was_changed_is_an_error() -> None:
     row = as_row(sampled())
     row.metadata[KEY]["tokens"].pop()
     with pytest.raises(DataError, match=r"kept, row 7 .*tokens do not fit"):
-        fill_supervised(row, chat_tokenizer("qwen2.5"))
+        fill_supervised(row, chat_tokenizer("qwen2.5"), Args())
     row.metadata[KEY] = {"tokens": [1]}
     with pytest.raises(DataError, match="is not what slime samples filter writes"):
         SampledRow.of(row)

@@ -3,16 +3,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.data.tokenizer import encode_prompt, encode_text, load_tokenizer, render_messages
 from slime_core.errors import ConfigError, DataError
 
-PLAIN = SimpleNamespace(apply_chat_template=False, apply_chat_template_kwargs={})
-CHAT = SimpleNamespace(apply_chat_template=True, apply_chat_template_kwargs={})
+PLAIN = Args(apply_chat_template=False, apply_chat_template_kwargs={})
+CHAT = Args(apply_chat_template=True, apply_chat_template_kwargs={})
 
 
 def with_template(source: Path, target: Path, template: str | None, **settings: Any) -> Any:
@@ -50,7 +50,7 @@ def test_tools_and_keyword_arguments_reach_the_template(tokenizer_dir: Path, tmp
         "{{ '>' if add_generation_prompt else '.' }}"
     )
     tokenizer = with_template(tokenizer_dir, tmp_path / "t", template)
-    args = SimpleNamespace(apply_chat_template=True, apply_chat_template_kwargs={"mood": "calm"})
+    args = Args(apply_chat_template=True, apply_chat_template_kwargs={"mood": "calm"})
     tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
     assert tokenizer.decode(encode_prompt(tokenizer, "hi", args, tools)) == "search/calm/hi>"
     args.apply_chat_template_kwargs = {"mood": "calm", "add_generation_prompt": False}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.data.rows import Columns
 from slime_core.data.tools import run_tools, told_tools, tool_parser
 from slime_core.errors import ConfigError, PluginNotFoundError, PluginSignatureError
@@ -32,8 +33,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def args(*specs: object, **more: Any) -> SimpleNamespace:
-    return SimpleNamespace(tools_path=[str(spec) for spec in specs], **more)
+def args(*specs: object, **more: Any) -> Args:
+    return Args(tools_path=[str(spec) for spec in specs], **more)
 
 
 def tokenizer(template: Any) -> SimpleNamespace:
@@ -44,7 +45,7 @@ def test_names_files_and_lists(file: Path) -> None:
     names = [tool.name for tool in run_tools(args(file, "calculator"))]
     assert names == ["weather", "news", "calculator"]
     assert [tool.name for tool in run_tools(args(f"{file}:news"))] == ["news"]
-    assert run_tools(SimpleNamespace()) == ()
+    assert run_tools(Args()) == ()
 
 
 def test_they_are_loaded_once(file: Path) -> None:
@@ -75,10 +76,7 @@ def test_a_rows_own_schemas_win(file: Path) -> None:
 
 
 def test_the_prompt_tells_the_runs_tools(file: Path) -> None:
-    run = args(
-        file, input_key="a", label_key=None, metadata_key=None, tool_key=None, apply_chat_template=True,
-        apply_chat_template_kwargs={}, rollout_max_prompt_len=None,
-    )  # fmt: skip
+    run = args(file, input_key="a", apply_chat_template=True)
     assert [schema["function"]["name"] for schema in Columns.of_run(run).run_tools] == ["weather", "news"]
 
 
@@ -88,24 +86,24 @@ def test_the_prompt_tells_the_runs_tools(file: Path) -> None:
      {"tool_use": "<tool_call>"}],
 )  # fmt: skip
 def test_auto_takes_the_parser_that_claims_the_template(template: Any) -> None:
-    assert type(tool_parser(SimpleNamespace(), tokenizer(template))).__name__ == "Hermes"
+    assert type(tool_parser(Args(), tokenizer(template))).__name__ == "Hermes"
 
 
 def test_auto_without_a_claimant() -> None:
     with pytest.raises(
         ConfigError, match=r"--tool-call-parser auto: no installed parser claims .* name one of: .*glm45"
     ):
-        tool_parser(SimpleNamespace(), tokenizer("{{ messages }}"))
-    assert type(tool_parser(SimpleNamespace(), tokenizer(None), default="plain")).__name__ == "Plain"
+        tool_parser(Args(), tokenizer("{{ messages }}"))
+    assert type(tool_parser(Args(), tokenizer(None), default="plain")).__name__ == "Plain"
 
 
 def test_auto_with_two_claimants() -> None:
     with pytest.raises(ConfigError, match="glm45 and minimax_m2 claim"):
-        tool_parser(SimpleNamespace(), tokenizer("<arg_key> <minimax:tool_call>"), default="plain")
+        tool_parser(Args(), tokenizer("<arg_key> <minimax:tool_call>"), default="plain")
 
 
 def test_a_named_parser_asks_no_template(tmp_path: Path) -> None:
-    assert type(tool_parser(SimpleNamespace(tool_call_parser="kimi_k2"), tokenizer("<tool_call>"))).__name__ == "KimiK2"
+    assert type(tool_parser(Args(tool_call_parser="kimi_k2"), tokenizer("<tool_call>"))).__name__ == "KimiK2"
     path = tmp_path / "mine.py"
     path.write_text("from slime_core.tools import ToolParserBase\n\nclass ToolParser(ToolParserBase):\n    pass\n")
-    assert type(tool_parser(SimpleNamespace(tool_call_parser=str(path)), None)).__name__ == "ToolParser"
+    assert type(tool_parser(Args(tool_call_parser=str(path)), None)).__name__ == "ToolParser"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slime_core import loop
-from slime_core.config import load_settings
+from slime_core.config import Args, load_settings
 from slime_core.launch.components import Components
 from slime_core.launch.offload import make_room, offloading, settle_offload
 from slime_core.protocols import EngineTraits, TrainerTraits
@@ -43,7 +43,7 @@ def order(**switches: bool) -> tuple[list[str], list[dict[str, float]]]:
         step_end=lambda rollout_id, metrics: logged.append(metrics),
         save=lambda rollout_id: calls.append("save"),
     )
-    args = SimpleNamespace(
+    args = Args(
         **{"offload_train": False, "offload_rollout": False, **switches},
         num_rollout=2, eval_interval=2, save_interval=1, skip_eval_before_train=True, update_weights_interval=1,
         async_training=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from slime_engine_sglang import planner, server_groups
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.planner import Planned
 
-from slime_core.config import load_settings
+from slime_core.config import Args, load_settings
 from slime_core.config.gpu_layout import gpu_layout
 from slime_core.errors import ConfigError
 from slime_core.launch.placement import (
@@ -28,7 +27,7 @@ from slime_core.launch.placement import (
 )
 
 
-def run_args(**changes: Any) -> SimpleNamespace:
+def run_args(**changes: Any) -> Args:
     values = {
         "actor_num_nodes": 1,
         "actor_num_gpus_per_node": 8,
@@ -40,7 +39,7 @@ def run_args(**changes: Any) -> SimpleNamespace:
         "debug_train_only": False,
         "debug_rollout_only": False,
     }
-    return SimpleNamespace(**{**values, **changes})
+    return Args(**{**values, **changes})
 
 
 def place(gpus: bool = True, num_gpus: int | None = None, num_cpus: float | None = None, **changes: Any) -> Placement:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import CheckpointError
 from slime_core.launch.trainers import Trainers
 
@@ -34,7 +34,7 @@ def build(log: list[str], *, critic: bool = True, finetune: bool = False, fails:
     def make(args: Any, *, role: str = "actor") -> Any:
         return Recorded(log, role, fails)
 
-    return Trainers(SimpleNamespace(finetune=finetune), make, with_critic=critic)
+    return Trainers(Args(finetune=finetune), make, with_critic=critic)
 
 
 def test_the_actor_is_first_in_and_last_out(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_each_role_gets_its_own_settings(tmp_path: Path) -> None:
         seen[role] = (args.lr, args.critic_lr, args.clip_grad, args.use_kl_loss)
         return Recorded([], role)
 
-    args = SimpleNamespace(
+    args = Args(
         megatron_config_path=str(tmp_path / "roles.yaml"), lr=1.0, critic_lr=0.1, clip_grad=1.0, use_kl_loss=True
     )
     Trainers(args, make, with_critic=True)

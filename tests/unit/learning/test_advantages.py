@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.errors import TrainError
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.advantages import compute_advantages
@@ -14,10 +14,8 @@ from slime_core.protocols import AdvantageInputs, Advantages
 from slime_core.types import TrainBatch
 
 
-def make_args(**changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{"normalize_advantages": False, "kl_coef": 0.0, "kl_loss_type": "k1", "use_opd": False, **changes}
-    )
+def make_args(**changes: Any) -> Args:
+    return Args(**{"normalize_advantages": False, "kl_coef": 0.0, "kl_loss_type": "k1", "use_opd": False, **changes})
 
 
 def make_batch(rewards: list[float], masks: list[list[int]]) -> TrainBatch:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError, TrainError
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.corrections import (
@@ -34,7 +34,7 @@ MASKS = [[1, 1, 0], [1], [0, 1, 1, 1], [0, 0], [1, 1]]
 LENGTHS = [len(mask) for mask in MASKS]
 
 
-def make_args(**changes: Any) -> SimpleNamespace:
+def make_args(**changes: Any) -> Args:
     values: dict[str, Any] = {
         "eps_clip": 0.2,
         "eps_clip_high": 0.28,
@@ -66,7 +66,7 @@ def make_args(**changes: Any) -> SimpleNamespace:
         "rs_trust_region": None,
         "rs_tr_threshold": None,
     }
-    return SimpleNamespace(**{**values, **changes})
+    return Args(**{**values, **changes})
 
 
 class Step:

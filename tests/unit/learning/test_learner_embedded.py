@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss, SFTLoss
@@ -54,7 +54,7 @@ def model_dir(tmp_path: Path) -> Path:
     return directory
 
 
-def make_args(model_dir: Path, **changes: Any) -> SimpleNamespace:
+def make_args(model_dir: Path, **changes: Any) -> Args:
     values = {
         "balance_by_flops": False,
         "balance_data": False,
@@ -94,7 +94,7 @@ def make_args(model_dir: Path, **changes: Any) -> SimpleNamespace:
         "use_opsm": False,
         "opsm_delta": 1e-4,
     }
-    return SimpleNamespace(**{**values, **changes})
+    return Args(**{**values, **changes})
 
 
 def make_groups(good: int = 5) -> list[list[Sample]]:
@@ -117,7 +117,7 @@ def make_groups(good: int = 5) -> list[list[Sample]]:
     return groups
 
 
-def scored(args: SimpleNamespace, trainer: EmbeddedTrainer) -> TrainBatch:
+def scored(args: Args, trainer: EmbeddedTrainer) -> TrainBatch:
     """The groups as a batch whose engine log-probs are the trainer's own, computed one sample at a time."""
     batch = make_batch(args, 0, make_groups(), Centred(args))
     log_probs = trainer.log_probs(batch, [[i] for i in range(len(batch))])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime_core.config import Args
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.loss import Loss, PolicyLoss, SFTLoss
 from slime_core.learning.tensors import Denominators, TrainTensors
@@ -19,7 +19,7 @@ from slime_core.types import TrainBatch
 torch.set_num_threads(1)
 
 
-def make_args(**changes: Any) -> SimpleNamespace:
+def make_args(**changes: Any) -> Args:
     values = {
         "eps_clip": 0.2,
         "eps_clip_high": 0.28,
@@ -34,7 +34,7 @@ def make_args(**changes: Any) -> SimpleNamespace:
         "opsm_delta": 1e-4,
         "calculate_per_token_loss": False,
     }
-    return SimpleNamespace(**{**values, **changes})
+    return Args(**{**values, **changes})
 
 
 def make_batch(masks: list[list[int]], rollout_ids: list[int] | None = None) -> TrainBatch:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime_core.config import Args
 from slime_core.errors import TrainError
 from slime_core.learning.packing import (
     PackingPolicy,
@@ -170,7 +170,7 @@ def test_virtual_pipeline_stages_want_a_multiple() -> None:
 
 
 def test_processes_that_share_a_micro_batch_share_its_tokens() -> None:
-    args = SimpleNamespace(
+    args = Args(
         global_batch_size=8, micro_batch_size=1, max_tokens_per_gpu=10, use_dynamic_batch_size=True,
         balance_data=False, balance_by_flops=False,
     )  # fmt: skip

@@ -1,20 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError
 from slime_core.learning.reducers import constant, reduced
 
 torch.set_num_threads(1)
 
-ARGS = SimpleNamespace(
-    calculate_per_token_loss=False, rollout_max_response_len=10, custom_pg_loss_reducer_function_path="mine"
-)
+ARGS = Args(calculate_per_token_loss=False, rollout_max_response_len=10, custom_pg_loss_reducer_function_path="mine")
 LOSS = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
 MASK = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
 
@@ -24,7 +22,7 @@ def test_the_constant_reducer_divides_every_response_alike() -> None:
     assert constant([9, 9], [3, 2], masks, False, ARGS)(LOSS).item() == pytest.approx(12 / 10)
     assert constant([9, 9], [3, 2], masks, True, ARGS)(LOSS).item() == pytest.approx(12.0)
     with pytest.raises(ConfigError, match="divides by --rollout-max-response-len N, which is not set"):
-        constant([9], [3], masks[:1], False, SimpleNamespace(rollout_max_response_len=None))
+        constant([9], [3], masks[:1], False, Args(rollout_max_response_len=None))
 
 
 def test_a_reducer_gets_thudm_slimes_arguments_and_no_masked_garbage() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.corrections import (
     IcePop,
@@ -44,11 +44,11 @@ class Cispo(EstimatorBase):
         return LossOutputs(loss, {"pg_clipfrac": clipfrac, "ppo_kl": kl.detach()})
 
 
-def our_args(options: dict[str, Any]) -> SimpleNamespace:
+def our_args(options: dict[str, Any]) -> Args:
     cispo = options["loss_type"] == "cispo"
     low, high = options["vllm_importance_sampling_clip_min"], options["vllm_importance_sampling_clip_max"]
     mode = options["vllm_importance_sampling_mode"] or "token_truncate"
-    return SimpleNamespace(
+    return Args(
         # TRL's CISPO has no lower bound and an absolute upper one.
         eps_clip=1.0 if cispo else options["epsilon_low"],
         eps_clip_high=options["epsilon_high"] - 1 if cispo else options["epsilon_high"],
@@ -59,7 +59,7 @@ def our_args(options: dict[str, Any]) -> SimpleNamespace:
         kl_loss_type="k3",
         use_unbiased_kl=options["use_bias_correction_kl"],
         use_opsm=options["off_policy_mask_threshold"] is not None,
-        opsm_delta=options["off_policy_mask_threshold"],
+        opsm_delta=options["off_policy_mask_threshold"] or 0.0,
         calculate_per_token_loss=options["loss_type"] in PER_TOKEN,
         rollout_max_response_len=options["max_completion_length"],
         proximal_policy="recompute",

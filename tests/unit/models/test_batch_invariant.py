@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.models.batch_invariant import (
     TILE,
@@ -141,8 +141,8 @@ def test_engine_and_trainer_agree_bit_for_bit(variant: str, threads: int, make_m
             sample_indices=list(range(n)), group_indices=[0] * n, rollout_ids=list(range(n)),
             rollout_mask_sums=responses,
         )  # fmt: skip
-        args = SimpleNamespace(
-            hf_checkpoint=directory, true_on_policy_mode=True, rollout_temperature=0.7, dtype="float32", lr=1e-3,
+        args = Args(
+            hf_checkpoint=str(directory), true_on_policy_mode=True, rollout_temperature=0.7, dtype="float32", lr=1e-3,
             lr_decay_style="constant", lr_decay_iters=1,
             device="cpu",
         )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from slime_core.config import Args
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import load_model_config
 from slime_core.models.decoder import Decoder
@@ -23,7 +23,7 @@ from slime_core.testing.tiny import tiny_model, tiny_moe_model
 
 
 def settings(**flags: Any) -> LoraSettings:
-    found = LoraSettings.from_args(SimpleNamespace(**{"lora_rank": 4} | flags))
+    found = LoraSettings.from_args(Args(**{"lora_rank": 4} | flags))
     assert found is not None
     return found
 
@@ -38,8 +38,8 @@ def shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def test_settings() -> None:
-    assert LoraSettings.from_args(SimpleNamespace()) is None
-    assert LoraSettings.from_args(SimpleNamespace(lora_rank=None, lora_alpha=3.0)) is None
+    assert LoraSettings.from_args(Args()) is None
+    assert LoraSettings.from_args(Args(lora_rank=None, lora_alpha=3.0)) is None
     assert settings() == LoraSettings(4, 4.0, ("all-linear",))
     assert settings().scale == 1.0
     assert settings(lora_alpha=32.0, lora_target_modules=["q_proj"]).scale == 8.0

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.observability.timeline import FILE, Timeline, open_timeline, read_timeline, timed_stages
 from slime_core.types import Sample, SampleStatus
 
@@ -64,7 +65,7 @@ class Stages:
 
 
 def run_args(tmp_path: Path, **changes: Any) -> Any:
-    return SimpleNamespace(**{"trace": True, "run_dir": str(tmp_path), "rollout_batch_size": 4, **changes})
+    return Args(**{"trace": True, "run_dir": str(tmp_path), "rollout_batch_size": 4, **changes})
 
 
 class Parts:

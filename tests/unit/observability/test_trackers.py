@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from slime_core.config import Args, EvalDataset
 from slime_core.observability.run_dir import open_run_dir
 from slime_core.observability.trackers.jsonl import JsonlTracker, cut_after
 from slime_core.observability.trackers.progress import ProgressTracker
@@ -15,10 +15,10 @@ from slime_core.observability.trackers.tensorboard import TensorBoardTracker
 
 
 def _args(**changes):
-    base = {"start_rollout_id": 0, "num_rollout": 4, "eval_datasets": [SimpleNamespace(name="held")],
+    base = {"start_rollout_id": 0, "num_rollout": 4, "eval_datasets": [EvalDataset(name="held", path="held.jsonl")],
             "compute_advantages_and_returns": True, "use_tensorboard": None, "tb_project_name": None,
             "tb_experiment_name": None}  # fmt: skip
-    return SimpleNamespace(**{**base, **changes})
+    return Args(**{**base, **changes})
 
 
 def _steps(run_dir: Path) -> list[int]:
@@ -56,7 +56,7 @@ def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 def test_supervised_runs_show_no_reward(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tracker = ProgressTracker()
-    tracker.slime_run_start(_args(compute_advantages_and_returns=False, eval_datasets=None), tmp_path)
+    tracker.slime_run_start(_args(compute_advantages_and_returns=False, eval_datasets=[]), tmp_path)
     tracker.slime_log_metrics(1, {"rollout/raw_reward": 0.0, "train/loss": 2.0})
     assert "reward" not in capsys.readouterr().out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from slime_command_plan.memory import (
@@ -18,6 +17,7 @@ from slime_command_plan.memory import (
     trainer_items,
 )
 
+from slime_core.config import Args
 from slime_core.ops.flops import DecoderShape
 
 SHAPE = DecoderShape(64, 160, 1000, 2, 4, 2, 16)
@@ -29,7 +29,7 @@ def run_args(**changes: Any) -> Any:
         "lora_rank": None, "use_dynamic_batch_size": False, "max_tokens_per_gpu": None, "micro_batch_size": 1,
         "recompute_granularity": None, "log_probs_chunk_size": -1,
     }  # fmt: skip
-    return SimpleNamespace(**{**values, **changes})
+    return Args(**{**values, **changes})
 
 
 def sizes(items: list[Item]) -> dict[str, float]:

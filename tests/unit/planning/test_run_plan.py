@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from slime_command_plan import command
 from slime_command_plan.batch import longest_sample, plan_batches, schedule_in_words
 from slime_command_plan.run_plan import sharding_of
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.protocols import TrainerTraits
 from tests.conftest import TinyRun
@@ -27,7 +27,7 @@ def run_args(**changes: Any) -> Any:
         "update_weights_interval": 1, "partial_rollout": False, "async_training": False, "async_mode": "one-step",
         "async_buffer_groups": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 3,
     }  # fmt: skip
-    return SimpleNamespace(**{**values, **changes})
+    return Args(**{**values, **changes})
 
 
 def test_batch_arithmetic() -> None:
@@ -80,12 +80,12 @@ def test_schedule_in_words(changes: dict[str, Any], said: str) -> None:
 
 
 def test_sharding_of_trainers() -> None:
-    args = SimpleNamespace(dtype="auto")
+    args = Args(dtype="auto")
     assert sharding_of(object, args, 4, gpus=True).data == 4
     assert sharding_of(object, args, 4, gpus=True).compute_bytes == 2
     assert sharding_of(object, args, 4, gpus=False).compute_bytes == 4
     megatron = type("Trainer", (), {"traits": TrainerTraits(reads_megatron=True)})
-    args = SimpleNamespace(dtype="bfloat16", tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
+    args = Args(dtype="bfloat16", tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
     found = sharding_of(megatron, args, 8, gpus=True)
     assert (found.tensor, found.pipeline, found.data, found.weight_bytes, found.master_bytes) == (2, 2, 2, 2, 4)
     assert found.spread_optimizer

@@ -14,8 +14,9 @@ from slime_command_plan.predict import WHAT, changed, describe, plan_of_trace, p
 from slime_command_plan.simulate import Plan
 from slime_command_plan.workload import Recorded, fit_speed, read_workload
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
-from slime_core.observability.timeline import FILE, SETTINGS, Timeline
+from slime_core.observability.timeline import FILE, Timeline
 
 STEP, SHARE, REWARD, TRAIN, PUSH = 0.02, 0.001, 0.3, 6.0, 0.5
 """Seconds: of a decode step, of each sample in it, of a reward, of training, of a push."""
@@ -101,12 +102,12 @@ class Engine:
         return await asyncio.gather(*(self.group(rollout, rollout * BATCH + i) for i in range(BATCH)))
 
 
-def run_args(**changes: Any) -> SimpleNamespace:
-    values = dict.fromkeys(SETTINGS) | {
+def run_args(**changes: Any) -> Args:
+    values = {
         "rollout_batch_size": BATCH, "n_samples_per_prompt": EACH, "num_rollout": ROLLOUTS,
         "sglang_server_concurrency": PLACES, "async_training": False, "async_mode": "one-step",
     }  # fmt: skip
-    return SimpleNamespace(**{**values, **changes})
+    return Args(**{**values, **changes})
 
 
 async def sync_run(timeline: Timeline | None) -> list[float]:

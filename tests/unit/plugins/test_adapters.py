@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import PluginError, PluginLoadError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.registry import Registry
@@ -15,7 +15,7 @@ from slime_core.plugins.resolve import Resolved, resolve
 from slime_core.protocols import GenerateContext
 from slime_core.types import Sample
 
-ARGS = SimpleNamespace(reward_key=None)
+ARGS = Args(reward_key=None)
 
 
 def resolved(kind: str, obj: Any) -> Resolved:
@@ -149,14 +149,14 @@ def test_numpy_scalars_and_mappings() -> None:
     assert score(lambda args, sample: np.float32(0.5), 1) == [0.5]
     assert score(lambda args, sample: True, 1) == [1.0]
     mapping = {"score": 1.0, "pred": "x"}
-    shaped = SimpleNamespace(reward_key=None, custom_reward_post_process_path="shape.py")
+    shaped = Args(reward_key=None, custom_reward_post_process_path="shape.py")
     assert asyncio.run(caller(lambda args, sample: mapping, shaped).score(samples(1))) == [mapping]
     with pytest.raises(PluginError, match=r"keys 'score', 'pred' for sample 0; say which .*--reward-key KEY"):
         score(lambda args, sample: mapping, 1)
-    keyed = caller(lambda args, sample: mapping, SimpleNamespace(reward_key="acc"))
+    keyed = caller(lambda args, sample: mapping, Args(reward_key="acc"))
     with pytest.raises(PluginError, match=r"returned keys 'score', 'pred' for sample 0; --reward-key asks for 'acc'"):
         asyncio.run(keyed.score(samples(1)))
-    plain = caller(lambda args, sample: 1.0, SimpleNamespace(reward_key="acc"))
+    plain = caller(lambda args, sample: 1.0, Args(reward_key="acc"))
     with pytest.raises(PluginError, match=r"the number 1.0 for sample 0; --reward-key asks for a mapping with 'acc'"):
         asyncio.run(plain.score(samples(1)))
     assert asyncio.run(plain.score(samples(1), evaluation=True)) == [1.0]
@@ -219,7 +219,7 @@ def test_a_class_is_built_with_args() -> None:
         def compute_reward(self, prompts: list[str], responses: list[str]) -> list[float]:
             return [self.value] * len(prompts)
 
-    assert asyncio.run(caller(Needs, SimpleNamespace(value=7.0)).score(samples(2))) == [7.0, 7.0]
+    assert asyncio.run(caller(Needs, Args(value=7.0)).score(samples(2))) == [7.0, 7.0]
 
 
 # -- generate functions ----------------------------------------------------------------------------------

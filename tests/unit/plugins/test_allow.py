@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime_core import distributions
+from slime_core.config import Args
 from slime_core.distributions import own_distributions
 from slime_core.errors import PluginNotFoundError
 from slime_core.plugins.allow import AllowList, safe_mode
@@ -99,6 +100,6 @@ def test_safe_mode_starts_whatever_is_broken(
     write_plugin("acme-hooks", {"slime.plugins": {"watch": "plug_acme_hooks"}}, "1 / 0\n")
     write_plugin("acme-exact", {"slime.rewards": {"exact": "plug_acme_exact:reward"}}, REWARD)
     monkeypatch.setenv("SLIME_PLUGIN_DIR", f"{plugin_dir}:{tmp_path / 'gone'}")
-    build_manager(SimpleNamespace(no_plugins=True))
+    build_manager(Args(no_plugins=True))
     assert resolve("rewards", "exact").ref.distribution == "slime-rl"
     assert not current_registry().problems

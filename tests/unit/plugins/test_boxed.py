@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.boxed import boxed, last_boxed
@@ -14,7 +14,7 @@ from slime_core.plugins.resolve import find, resolve
 from slime_core.protocols import RewardTraits, declares, traits_of
 from slime_core.types import Sample
 
-ARGS = SimpleNamespace(reward_key=None)
+ARGS = Args(reward_key=None)
 
 
 @pytest.mark.parametrize(

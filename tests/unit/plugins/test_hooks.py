@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import PluginError, PluginLoadError, PluginNotFoundError, PluginSignatureError
 from slime_core.plugins.hooks import Hooks, hook_flags, hook_specs, hooks_of, implement
 from slime_core.plugins.kinds import FORMER_KINDS, KINDS, kind_of
@@ -28,7 +28,7 @@ def hook_module(hook: str, parameter: str, body: str, how: str = "") -> str:
 
 
 def hooks_of_dir(plugin_dir: Path, hook: str, *functions: Callable[..., Any]) -> Hooks:
-    manager = build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
+    manager = build_manager(Args(plugin_dir=[str(plugin_dir)]))
     row = hook_flags()[hook]
     for number, function in enumerate(functions):
         implement(manager, row, function, f"{row.flags[0]} {number}")
@@ -71,7 +71,7 @@ def test_a_sample_goes_from_a_plugins_hook_to_the_flags(write_plugin, plugin_dir
         return Sample(index=8, status=sample.status, metadata={"by": [*sample.metadata["by"], "flag"]})
 
     hooks = RolloutHooks.of(hooks_of_dir(plugin_dir, "slime_sample_generated", replaces, replaces))
-    sample, args = Sample(index=7, status=SampleStatus.COMPLETED), SimpleNamespace(rollout_timeout=5.0)
+    sample, args = Sample(index=7, status=SampleStatus.COMPLETED), Args(rollout_timeout=5.0)
     (found,) = asyncio.run(hooks.after_generation(args, [sample], 0, True))
     assert (found.index, found.metadata) == (8, {"by": ["plugin", True, "flag", "flag"]})
     assert [hook.label for hook in hooks.on_sample] == [
@@ -112,17 +112,17 @@ def test_an_error_names_the_plugin_or_the_flag(write_plugin, plugin_dir: Path) -
 def test_an_async_hook_is_refused_where_nobody_awaits_it(write_plugin, plugin_dir: Path) -> None:
     body = hook_module("slime_sample_generated", "sample", "pass").replace("def", "async def")
     write_plugin("thing-fine", {GROUP: {"fine": "plug_thing_fine"}}, body)
-    build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
+    build_manager(Args(plugin_dir=[str(plugin_dir)]))
     body = body.replace("sample_generated(sample", "run_end(")
     write_plugin("thing-hooks", {GROUP: {"watch": "plug_thing_hooks"}}, body)
     with pytest.raises(PluginLoadError, match=r"\(thing-hooks 1\.0\): slime_run_end is `async`.*--no-plugins"):
-        build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
+        build_manager(Args(plugin_dir=[str(plugin_dir)]))
 
 
 def test_a_hook_may_be_of_something_that_is_not_here(write_plugin, plugin_dir: Path) -> None:
     body = hook_module("slime_of_another_trainer", "model", "1 / 0", "(optionalhook=True)")
     write_plugin("thing-hooks", {GROUP: {"watch": "plug_thing_hooks"}}, body)
-    built = build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
+    built = build_manager(Args(plugin_dir=[str(plugin_dir)]))
     assert "thing-hooks:watch" in [name for name, _ in built.list_name_plugin()]
 
 
@@ -130,7 +130,7 @@ def test_a_wrapper_is_refused_where_each_is_called_alone(write_plugin, plugin_di
     body = hook_module("slime_sample_generated", "sample", "return (yield)", "(wrapper=True)")
     write_plugin("thing-hooks", {GROUP: {"watch": "plug_thing_hooks"}}, body)
     with pytest.raises(PluginLoadError, match="slime_sample_generated wraps other plugins"):
-        build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
+        build_manager(Args(plugin_dir=[str(plugin_dir)]))
 
 
 def test_an_answer_nobody_reads_is_said_once(write_plugin, plugin_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -153,7 +153,7 @@ def test_a_flag_takes_a_path_and_no_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def log_eval(rollout_id, args, data): ...\n")
     with pytest.raises(PluginSignatureError, match=r"eval log .*\(rollout_id, args, data, extra_metrics\) -> bool"):
-        hooks_of(SimpleNamespace(custom_eval_rollout_log_function_path=str(file)))
+        hooks_of(Args(custom_eval_rollout_log_function_path=str(file)))
 
 
 @pytest.mark.parametrize("former", FORMER_KINDS)
@@ -165,6 +165,6 @@ def test_what_was_a_kind_says_what_to_write(former: str, write_plugin, plugin_di
         kind_of(former)
     write_plugin("thing-old", {f"slime.{former}": {"mine": "x:y"}}, "")
     write_plugin("thing-fine", {"slime.rewards": {"fine": "x:y"}}, "")
-    build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
+    build_manager(Args(plugin_dir=[str(plugin_dir)]))
     (problem,) = current_registry().problems
     assert problem.message.startswith(f"entry-point group 'slime.{former}' is not read: write a hook {hook}")

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slime_core import hookimpl
+from slime_core.config import Args
 from slime_core.errors import (
     ConfigError,
     PluginConflictError,
@@ -32,7 +32,7 @@ def slime_step_end(metrics):
 
 
 def manager(plugin_dir: Path, **options: Any) -> Any:
-    return build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]), **options)
+    return build_manager(Args(plugin_dir=[str(plugin_dir)]), **options)
 
 
 def names(built: Any) -> set[str]:

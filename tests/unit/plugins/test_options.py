@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from slime_core import PluginOptions, options
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.options import Used, check_plugin_options, option_name, option_rows, options_model
@@ -24,8 +25,8 @@ def registry() -> Registry:
 
 
 def test_plugins_of_any_kind_and_hook_modules_take_options() -> None:
-    check_plugin_options(SimpleNamespace(plugins={}), registry())
-    check_plugin_options(SimpleNamespace(plugins={"math": {"tolerance": 1}, "watch": {}}), registry())
+    check_plugin_options(Args(plugins={}), registry())
+    check_plugin_options(Args(plugins={"math": {"tolerance": 1}, "watch": {}}), registry())
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_plugins_of_any_kind_and_hook_modules_take_options() -> None:
 )
 def test_options_of_no_plugin_are_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_plugin_options(SimpleNamespace(plugins={"math": {}, name: {"t": 1}}), registry(), "run.yaml:3")
+        check_plugin_options(Args(plugins={"math": {}, name: {"t": 1}}), registry(), "run.yaml:3")
 
 
 class Options(PluginOptions):
@@ -76,7 +77,7 @@ ENGINE = ComponentRef("engines", "math", "x:y", distribution="b", version="1")
 
 def check(given: dict[str, Any], *objects: Any) -> None:
     used = [Used(ref, obj) for ref, obj in zip((MATH, ENGINE), objects)]
-    check_plugin_options(SimpleNamespace(plugins=given), registry(), "run.yaml:3", used)
+    check_plugin_options(Args(plugins=given), registry(), "run.yaml:3", used)
 
 
 def test_the_model_is_the_objects_or_its_modules() -> None:
@@ -88,9 +89,9 @@ def test_the_model_is_the_objects_or_its_modules() -> None:
 
 
 def test_typed_access_fills_in_defaults_and_needs_no_run() -> None:
-    given = SimpleNamespace(plugins={"math": {"tolerance": "0.5", "unit": "m", "other": 1}})
+    given = Args(plugins={"math": {"tolerance": "0.5", "unit": "m", "other": 1}})
     assert options(given, "math", Options) == Options(tolerance=0.5, unit="m")
-    for args in (None, SimpleNamespace(), SimpleNamespace(plugins={})):
+    for args in (None, Args(), Args(plugins={})):
         assert options(args, "deep", Strict).depth == 3
     with pytest.raises(ConfigError, match=r"^plugins\.math\.unit: must be given; type --set plugins\.math\.unit=VALUE"):
         options(None, "math", Options)
@@ -148,12 +149,12 @@ def test_a_file_is_named_by_its_stem(tmp_path: Path) -> None:
     )
     found = resolve("rewards", str(file))
     assert option_name(found.ref) == "my_rm"
-    args = SimpleNamespace(plugins={"my_rm": {"scale": 3}})
+    args = Args(plugins={"my_rm": {"scale": 3}})
     check_plugin_options(args, registry(), "", [Used(found.ref, found.obj)])
     assert found.obj(args, None) == 3.0
     assert option_name(ComponentRef("rewards", "pkg.near:reward", "pkg.near:reward")) == "near"
     with pytest.raises(ConfigError, match=r"Did you mean plugins\.my_rm\?"):
-        check_plugin_options(SimpleNamespace(plugins={"myrm": {}}), registry(), "", [Used(found.ref, found.obj)])
+        check_plugin_options(Args(plugins={"myrm": {}}), registry(), "", [Used(found.ref, found.obj)])
 
 
 def test_rows_for_tables() -> None:

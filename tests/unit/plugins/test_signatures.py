@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginSignatureError
 from slime_core.estimator import EstimatorBase
 from slime_core.plugins.kinds import kind_of
@@ -216,8 +216,9 @@ def test_is_async_and_takes_list() -> None:
 
 
 def test_construct_gives_args_to_who_takes_them() -> None:
-    assert construct(ComputeReward, "args").args == "args"
-    assert isinstance(construct(CallableReward, "args"), CallableReward)
+    args = Args()
+    assert construct(ComputeReward, args).args is args
+    assert isinstance(construct(CallableReward, args), CallableReward)
 
 
 class Asks:
@@ -228,8 +229,8 @@ class Asks:
 
 
 def test_a_constructor_asks_by_name() -> None:
-    args = SimpleNamespace(plugins={"judge": {"model_path": "/m", "dtype": "bf16"}}, top=3, device=None)
-    assert construct(Asks, args, name="judge").found == ("/m", args, "cpu", 3, "bf16")
+    args = Args(plugins={"judge": {"model_path": "/m", "dtype": "bf16"}}, top=3)
+    assert construct(Asks, args, name="judge").found == ("/m", args, "auto", 3, "bf16")
     assert construct(Asks, args, name="judge", device="cuda").found[2] == "cuda"
     with pytest.raises(ConfigError, match=r"needs 'model_path'; type --set plugins\.other\.model_path=VALUE, or write"):
         construct(Asks, args, name="other")

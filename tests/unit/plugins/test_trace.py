@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from slime_command_plugins.tracing import report
 
+from slime_core.config import Args
 from slime_core.errors import PluginError
 from slime_core.plugins import trace
 from slime_core.plugins.manager import build_manager
@@ -34,7 +34,7 @@ def seen() -> Iterator[trace.Trace]:
 
 def test_hooks_are_timed_per_plugin(write_plugin, plugin_dir: Path, seen: trace.Trace) -> None:
     write_plugin("thing-hooks", {"slime.plugins": {"watch": "plug_thing_hooks"}}, HOOKS)
-    manager = build_manager(SimpleNamespace(plugin_dir=[str(plugin_dir)]))
+    manager = build_manager(Args(plugin_dir=[str(plugin_dir)]))
     manager.hook.slime_weights_updated(weight_version=1)
     with pytest.raises(PluginError, match=r"'watch' \(thing-hooks 1\.0\): slime_weights_updated raised .*three"):
         manager.hook.slime_weights_updated(weight_version=3)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.rollout.ahead import OWNER, AheadResult, OneStepAhead
 from slime_core.rollout.open_groups import OpenGroups
@@ -60,8 +60,8 @@ def batch(result: AheadResult) -> tuple[int, list[Group], int]:
     return parts
 
 
-def settings(**changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(
+def settings(**changes: Any) -> Args:
+    return Args(
         **{
             "num_rollout": 9,
             "max_staleness": None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.estimator import EstimatorBase
 from slime_core.rollout import baseline
@@ -29,7 +29,7 @@ class Greedy(EstimatorBase):
         return [reward - base for reward, base in zip(inputs.rewards, inputs.baselines, strict=True)]
 
 
-def make_args(**changes: Any) -> SimpleNamespace:
+def make_args(**changes: Any) -> Args:
     base = {
         "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
         "rm_timeout": 5.0, "rollout_timeout": 5.0, "max_consecutive_failures": 100, "sglang_server_concurrency": 64,
@@ -40,7 +40,7 @@ def make_args(**changes: Any) -> SimpleNamespace:
         "use_rollout_routing_replay": False,
         "log_multi_turn": False, "log_correct_samples": False,
     }  # fmt: skip
-    return SimpleNamespace(**{**base, **changes})
+    return Args(**{**base, **changes})
 
 
 class Source:
@@ -209,8 +209,8 @@ def test_siblings_of_a_fanned_out_baseline_are_averaged() -> None:
     sample = Sample(index=0)
     siblings = [Sample(reward={"acc": r}, status=SampleStatus.COMPLETED) for r in (0.0, 1.0)]
     baseline.attach([sample], siblings)
-    assert baseline.baseline_reward(SimpleNamespace(reward_key="acc"), sample) == 0.5
-    assert baseline.baseline_reward(SimpleNamespace(reward_key=None), sample) is None
+    assert baseline.baseline_reward(Args(reward_key="acc"), sample) == 0.5
+    assert baseline.baseline_reward(Args(reward_key=None), sample) is None
     siblings[1].fail("reward", "down")
     baseline.attach([sample], siblings)
     assert baseline.missing([sample]) == baseline.FAILED

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.estimator import EstimatorBase
 from slime_core.ops import group_normalize
@@ -15,7 +15,7 @@ from slime_core.rollout.batch import make_batch
 from slime_core.rollout.columns import fill_ids
 from slime_core.types import Sample, SampleStatus, TrainBatch
 
-ARGS = SimpleNamespace(reward_key=None, eps_clip=0.2)
+ARGS = Args(reward_key=None, eps_clip=0.2)
 
 
 class Centred(EstimatorBase):
@@ -67,7 +67,7 @@ def test_groups_go_by_group_index_not_by_position() -> None:
 
 
 def test_mapping_rewards_use_the_reward_key() -> None:
-    args = SimpleNamespace(reward_key="score")
+    args = Args(reward_key="score")
     batch = make_batch(args, 0, [[sample(0, {"score": 3.0, "other": 1})]], EstimatorBase(args))
     assert batch.rewards == [3.0]
     with pytest.raises(RolloutError, match=r"keys \['score'\]; --reward-key must name one"):

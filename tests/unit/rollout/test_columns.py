@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.learning.tensors import TrainTensors
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.columns import batch_from_columns, version_column
 from slime_core.types import NOT_SAMPLED, Sample, TrainBatch
 
-ARGS = SimpleNamespace(reward_key=None)
+ARGS = Args(reward_key=None)
 
 
 def sample(versions: list[int], **changes: Any) -> Sample:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.rollout import deadlines
 from slime_core.rollout.filters import FilterStage
@@ -33,7 +33,7 @@ def _args(**changes):
         "rollout_skip_special_tokens": False, "group_timeout": STEP, "group_timeout_policy": "substitute",
         "group_timeout_retries": 2, "rollout_stall_timeout": None, "rollout_stop_timeout": STEP,
     }  # fmt: skip
-    return SimpleNamespace(**{**base, **changes})
+    return Args(**{**base, **changes})
 
 
 class Source:
@@ -284,5 +284,5 @@ def test_the_stall_deadline_follows_from_those_of_samples(timeouts, hooks, expec
 
 
 def test_settings_that_are_not_there_have_their_defaults() -> None:
-    limits = deadlines.Limits.of(SimpleNamespace(rollout_timeout=1.0, rm_timeout=1.0))
+    limits = deadlines.Limits.of(Args(rollout_timeout=1.0, rm_timeout=1.0))
     assert (limits.group, limits.policy, limits.retries, limits.stop) == (None, "substitute", 2, 60.0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.types import Sample
 
-ARGS = SimpleNamespace(
+ARGS = Args(
     rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8,
     mask_offpolicy_in_partial_rollout=False, apply_chat_template=False, reward_key=None,
 )  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_time_out_of_the_functions_own_is_not_called_the_runs() -> None:
 
     error = asyncio.run(_runner(mine).run_group(_group(), {}, rollout_id=0))[1].metadata["failure"]["error"]
     assert error == "TimeoutError: my service"
-    args = SimpleNamespace(**{**vars(ARGS), "rollout_timeout": 0.05})
+    args = ARGS.model_copy(update={"rollout_timeout": 0.05})
     sample = asyncio.run(_runner(endless, args=args).run_group(_group(), {}, rollout_id=0))[1]
     assert sample.metadata["failure"]["error"] == "error: not done within --rollout-timeout 0.05 s"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
@@ -17,7 +17,7 @@ from slime_core.rollout.hooks import RolloutHooks
 from slime_core.types import Sample
 from tests.hooks_with import hooks_with
 
-ARGS = SimpleNamespace(rollout_timeout=5.0)
+ARGS = Args(rollout_timeout=5.0)
 FLAG = "--rollout-sample-hook-path"
 
 
@@ -112,7 +112,7 @@ def test_an_endless_hook_fails_its_sample_at_the_deadline() -> None:
     async def endless(args, sample):
         await asyncio.Event().wait()
 
-    (sample,) = _run(endless, samples=[_done(0)], args=SimpleNamespace(rollout_timeout=0.01))
+    (sample,) = _run(endless, samples=[_done(0)], args=Args(rollout_timeout=0.01))
     assert sample.status == Sample.Status.FAILED
     assert sample.metadata["failure"]["error"] == "error: not done within --rollout-timeout 0.01 s"
 
@@ -177,7 +177,7 @@ class Rewards:
 
 
 def test_fan_out_and_continued_samples_are_seen_once_before_their_reward() -> None:
-    args = SimpleNamespace(
+    args = Args(
         rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8,
         mask_offpolicy_in_partial_rollout=False,
     )  # fmt: skip
@@ -210,7 +210,7 @@ def test_fan_out_and_continued_samples_are_seen_once_before_their_reward() -> No
 
 
 def test_a_hook_that_breaks_a_sample_fails_it_under_its_flag() -> None:
-    args = SimpleNamespace(
+    args = Args(
         rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8,
         mask_offpolicy_in_partial_rollout=False,
     )  # fmt: skip

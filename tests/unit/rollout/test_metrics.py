@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import combinations
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_core.config import Args
 from slime_core.rollout.metrics import (
     eval_metrics,
     has_repetition,
@@ -19,7 +19,7 @@ from slime_core.rollout.metrics import (
 )
 from slime_core.types import Sample
 
-ARGS = SimpleNamespace(
+ARGS = Args(
     reward_key=None, log_reward_category=None, log_passrate=True, log_multi_turn=False, log_correct_samples=False,
     rollout_max_response_len=3, use_rollout_routing_replay=False,
 )  # fmt: skip
@@ -71,7 +71,7 @@ def test_speculative_decoding_is_averaged_over_samples() -> None:
 
 
 def test_replayed_tokens_are_counted() -> None:
-    args = SimpleNamespace(**{**vars(ARGS), "use_rollout_routing_replay": True})
+    args = ARGS.model_copy(update={"use_rollout_routing_replay": True})
     known, unknown = Sample(tokens=[1, 2]), Sample(tokens=[1, 2])
     known.append_response_tokens(
         tokens=[3, 4], log_probs=[-0.5] * 2, meta_info={"routed_experts": [[[0, 1]], [[2, 0]], [[1, 2]]]}
@@ -95,7 +95,7 @@ def test_rollout_metrics() -> None:
 
 
 def test_multi_turn_and_correct_samples() -> None:
-    args = SimpleNamespace(**{**vars(ARGS), "log_multi_turn": True, "log_correct_samples": True})
+    args = ARGS.model_copy(update={"log_multi_turn": True, "log_correct_samples": True})
     groups = [[_sample(0, 1.0), _sample(0, 0.0)]]
     groups[0][0].metadata["round_number"] = 3
     groups[0][1].metadata["num_turns"] = 1

@@ -6,13 +6,13 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime_core.config import Args
 from slime_core.errors import CheckpointError, RolloutError, RolloutInterrupted
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.gate import GatedEngine
@@ -26,7 +26,7 @@ from slime_core.types import FilterDecision, Sample, SampleStatus
 from tests.hooks_with import hooks_with
 
 
-def _args(**changes: Any) -> SimpleNamespace:
+def _args(**changes: Any) -> Args:
     base = {
         "rollout_batch_size": 2, "over_sampling_batch_size": 2, "n_samples_per_prompt": 2, "rollout_seed": 1,
         "rm_timeout": 5.0, "rollout_timeout": 5.0, "max_consecutive_failures": 100, "sglang_server_concurrency": 8,
@@ -37,7 +37,7 @@ def _args(**changes: Any) -> SimpleNamespace:
         "rollout_skip_special_tokens": False, "num_rollout": None, "update_weights_interval": 1,
         "async_buffer_groups": None, "max_staleness": None, "staleness_policy": "recycle", "staleness_max_retries": 1,
     }  # fmt: skip
-    return SimpleNamespace(**{**base, **changes})
+    return Args(**{**base, **changes})
 
 
 class Source:
@@ -71,7 +71,7 @@ class World:
 
     label = "generator 'test'"
 
-    def __init__(self, args: SimpleNamespace, **changes: Any) -> None:
+    def __init__(self, args: Args, **changes: Any) -> None:
         self.args, self.version, self.hold = args, 1, False
         self.source: Any = changes.get("source") or Source(args.n_samples_per_prompt)
         self.doors: dict[int, asyncio.Future[str]] = {}

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginNotFoundError, RolloutError
 from slime_core.rollout import reward_failures
 from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import Sample
 
-ARGS = SimpleNamespace(rm_timeout=5.0)
+ARGS = Args(rm_timeout=5.0)
 
 
 class Scorer:
@@ -87,14 +87,14 @@ class Broken(Scorer):
         return await super().score(samples, evaluation)
 
 
-def _run_args(tmp_path: Path, **changes) -> SimpleNamespace:
-    return SimpleNamespace(**{"rm_timeout": 5.0, "run_dir": str(tmp_path / "run"), "reward_key": "acc", **changes})
+def _run_args(tmp_path: Path, **changes) -> Args:
+    return Args(**{"rm_timeout": 5.0, "run_dir": str(tmp_path / "run"), "reward_key": "acc", **changes})
 
 
 async def test_a_failed_score_leaves_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
     error = ValueError("no luck")
     error.worker_traceback = "line 3"
-    args = _run_args(tmp_path, handle=lambda: 1, __pydantic_extra__={"token_price": 0.5, "handle": print})
+    args = _run_args(tmp_path, handle=print, token_price=0.5)
     stage = RewardStage(args, Broken(error, {4}), None)
     samples = [_sample(index=3), Sample(index=4, response="x", status=Sample.Status.TRUNCATED)]
     await stage.score_group(samples, rollout_id=7)
@@ -107,7 +107,10 @@ async def test_a_failed_score_leaves_what_it_takes_to_repeat_it(tmp_path: Path) 
     record = json.loads(path.read_text())
     assert record["component"] == {"spec": "reward 1.0", "sha256": "abc"}
     assert record["error"] == {"where": "reward 1.0", "error": "ValueError: no luck", "traceback": "line 3"}
-    assert record["args"] == {"rm_timeout": 5.0, "reward_key": "acc", "token_price": 0.5}
+    assert record["args"] == {
+        "rm_timeout": 5.0, "reward_key": "acc", "token_price": 0.5, "plugins": {}, "plugin_dir": [],
+        "group_rm": False, "seed": 1234,
+    }  # fmt: skip
     assert (record["evaluation"], record["rollout_id"]) == (False, 7)
     assert record["replay"] == f"slime rewards replay {path}"
     assert Sample.from_dict(record["samples"][0]) == Sample(index=4, response="x", status=Sample.Status.TRUNCATED)
@@ -160,20 +163,20 @@ def test_what_a_row_names_is_resolved_before_the_start() -> None:
 def test_in_evaluation_a_mapping_counts_by_a_named_key_only() -> None:
     samples = [_sample(index=0, reward={"acc": 1.0, "fmt": 0.5}), _sample(index=1, reward=0.25), _sample(index=2)]
     for args in (
-        SimpleNamespace(reward_key="acc", eval_reward_key=None),
-        SimpleNamespace(reward_key="fmt", eval_reward_key="acc"),
+        Args(reward_key="acc", eval_reward_key=None),
+        Args(reward_key="fmt", eval_reward_key="acc"),
     ):
         assert eval_columns(args, samples)["rewards"] == [1.0, 0.25, 0.0]
     with pytest.raises(RolloutError, match=r"sample 0 .* 'acc', 'fmt', and no setting names one: --eval-reward-key"):
-        eval_columns(SimpleNamespace(reward_key=None, eval_reward_key=None), samples)
+        eval_columns(Args(reward_key=None, eval_reward_key=None), samples)
     with pytest.raises(RolloutError, match="'right' is not among them"):
-        eval_columns(SimpleNamespace(reward_key=None, eval_reward_key="right"), samples)
+        eval_columns(Args(reward_key=None, eval_reward_key="right"), samples)
 
 
 @pytest.mark.parametrize("lost", [math.nan, -math.inf, None, {"acc": math.nan}, {"acc": None}, {"acc": "high"}])
 def test_in_evaluation_what_is_no_finite_number_has_failed(lost: object) -> None:
     samples = [_sample(index=0, reward=1.0), _sample(index=1, reward=lost)]
-    found = eval_columns(SimpleNamespace(reward_key="acc", eval_reward_key=None), samples)
+    found = eval_columns(Args(reward_key="acc", eval_reward_key=None), samples)
     assert found["rewards"] == [1.0, 0.0]
     assert [s.status for s in samples] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
     assert samples[1].metadata["failure"]["where"] == "evaluation"

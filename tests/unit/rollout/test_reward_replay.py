@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from slime_command_inspect.reward_replay import Saved, read_saved, rescore, summary
 
+from slime_core.config import Args
 from slime_core.data.dumps import write_samples
 from slime_core.errors import DataError
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import Sample
 
-ARGS = SimpleNamespace(rm_timeout=5.0)
+ARGS = Args(rm_timeout=5.0)
 
 
 class ByLabel:

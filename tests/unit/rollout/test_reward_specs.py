@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from slime_core.config import Args, EvalDataset
 from slime_core.data.dataset import open_rows
 from slime_core.errors import ConfigError
 from slime_core.rollout.reward_specs import check_named_rewards, named_rewards
@@ -63,14 +64,14 @@ class Known:
 def test_training_and_evaluation_rows_are_checked(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", ROWS)
     source = SimpleNamespace(rows=open_rows(path))
-    args = SimpleNamespace(metadata_key="metadata", eval_datasets=None)
+    args = Args()
     check_named_rewards(Known("math", "f1", "last", "a/rm.py:f"), args, source)
     with pytest.raises(ConfigError, match=r"a.jsonl:7: rm_type in the row's 'metadata' names 'last'"):
         check_named_rewards(Known("math", "f1", "a/rm.py:f"), args, source)
-    dataset = SimpleNamespace(name="held", path=str(path), metadata_key="metadata", metadata_overrides=None)
+    dataset = EvalDataset(name="held", path=str(path))
     args.eval_datasets = [dataset]
     with pytest.raises(ConfigError, match=r"a.jsonl:4: .* 'f1'"):
         check_named_rewards(Known("math", "last", "a/rm.py:f"), args, None)
     dataset.metadata_overrides = {"rm_type": "math"}  # which wins over the rows
     check_named_rewards(Known("math", "a/rm.py:f"), args, None)
-    check_named_rewards(Known(), SimpleNamespace(metadata_key="metadata", eval_datasets=[]), object())
+    check_named_rewards(Known(), Args(), object())

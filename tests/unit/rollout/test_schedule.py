@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import PluginError, RolloutError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.registry import Registry
@@ -30,7 +30,7 @@ def _args(**changes):
         "rollout_max_response_len": 4, "rollout_stop": None, "rollout_stop_token_ids": None,
         "rollout_skip_special_tokens": False, "max_staleness": None,
     }  # fmt: skip
-    return SimpleNamespace(**{**base, **changes})
+    return Args(**{**base, **changes})
 
 
 class Source:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_command_sft.rollout import fill_supervised, generate_rollout
 
+from slime_core.config import Args
 from slime_core.data.prompts import DatasetSource
 from slime_core.data.tokenizer import encode_prompt, load_tokenizer
 from slime_core.errors import ConfigError, DataError
@@ -70,7 +70,7 @@ def trained_runs(sample: Sample, tokenizer: Any) -> list[str]:
 
 def test_one_turn(tokenizer: Any) -> None:
     sample = conversation(turn("user", "37+48=?"), turn("assistant", r"\boxed{85}"))
-    fill_supervised(sample, tokenizer)
+    fill_supervised(sample, tokenizer, Args())
     assert sample.status == SampleStatus.COMPLETED
     assert sample.reward == 0.0
     assert sample.prompt_tokens == encode_prompt(tokenizer, sample.prompt[:1])  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def test_several_turns_train_the_assistant_alone(chatml: Any) -> None:
         turn("user", "b?"),
         turn("assistant", "third"),
     )
-    fill_supervised(sample, chatml)
+    fill_supervised(sample, chatml, Args())
     assert trained_runs(sample, chatml) == ["first<|end|>", "second<|end|>", "third<|end|>"]
     whole = chatml.apply_chat_template(sample.prompt, tokenize=False)
     assert chatml.decode(sample.tokens) + "\n" == whole  # what follows the last end token is not kept
@@ -105,7 +105,7 @@ def test_step_loss_mask_leaves_a_message_out(chatml: Any) -> None:
         turn("user", "c?"),
         turn("assistant", "third", step_loss_mask=0),
     )
-    fill_supervised(sample, chatml)
+    fill_supervised(sample, chatml, Args())
     assert trained_runs(sample, chatml) == ["second<|end|>"]
     assert "first" in chatml.decode(sample.prompt_tokens)
     assert "third" not in chatml.decode(sample.tokens)
@@ -114,14 +114,14 @@ def test_step_loss_mask_leaves_a_message_out(chatml: Any) -> None:
 def test_all_turns_left_out_is_an_error(tokenizer: Any) -> None:
     sample = conversation(turn("user", "a?"), turn("assistant", "b", step_loss_mask=0))
     with pytest.raises(DataError, match=r"chat, row 4 \(from 0\): no assistant message to train on"):
-        fill_supervised(sample, tokenizer)
+        fill_supervised(sample, tokenizer, Args())
 
 
 def test_templates_that_rewrite_history_train_turns_as_they_are_sampled(with_template: Any) -> None:
     tokenizer = with_template(FORGETFUL)
     messages = [turn("user", "a?"), turn("assistant", "why=>x"), turn("user", "b?"), turn("assistant", "why=>y")]
     sample = conversation(*messages)
-    fill_supervised(sample, tokenizer)
+    fill_supervised(sample, tokenizer, Args())
     assert trained_runs(sample, tokenizer) == ["why=>x<|end|>", "why=>y<|end|>"]
     assert "why=>x" not in tokenizer.apply_chat_template(messages, tokenize=False)
     assert tokenizer.decode(sample.tokens) == (
@@ -134,6 +134,7 @@ def test_a_template_whose_generation_prompt_is_not_what_it_writes(with_template:
         fill_supervised(
             conversation(turn("user", "a?"), turn("assistant", "b")),
             with_template(NO_END + "{% if add_generation_prompt %}<|tool|>{% endif %}"),
+            Args(),
         )
 
 
@@ -148,12 +149,12 @@ def test_unmasked_text_is_exactly_the_assistants(
     chosen = chatml if use_chatml else tokenizer
     messages = [m for question, answer in exchanges for m in (turn("user", question), turn("assistant", answer))]
     sample = conversation(*messages)
-    fill_supervised(sample, chosen)
+    fill_supervised(sample, chosen, Args())
     assert trained_runs(sample, chosen) == [answer + "<|end|>" for _, answer in exchanges]
     assert chosen.decode(sample.tokens) == chosen.apply_chat_template(messages, tokenize=False).rstrip("\n")
 
 
-def source(path: Path, rows: list[dict], tokenizer: Any, **changes: Any) -> tuple[SimpleNamespace, DatasetSource]:
+def source(path: Path, rows: list[dict], tokenizer: Any, **changes: Any) -> tuple[Args, DatasetSource]:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     defaults = {
         "prompt_data": str(path),
@@ -168,7 +169,7 @@ def source(path: Path, rows: list[dict], tokenizer: Any, **changes: Any) -> tupl
         "rollout_batch_size": 2,
         "rollout_seed": 0,
     }
-    args = SimpleNamespace(**{**defaults, **changes})
+    args = Args(**{**defaults, **changes})
     return args, DatasetSource(args, tokenizer)
 
 

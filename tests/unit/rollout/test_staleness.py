@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.staleness import Verdict
 from slime_core.types import Sample, SampleStatus
@@ -22,8 +22,8 @@ def _sample(*versions: int, **changes: Any) -> Sample:
     return Sample(**{**base, **changes})
 
 
-def _args(limit: int | None, policy: str = "recycle", retries: int = 2) -> SimpleNamespace:
-    return SimpleNamespace(max_staleness=limit, staleness_policy=policy, staleness_max_retries=retries)
+def _args(limit: int | None, policy: str = "recycle", retries: int = 2) -> Args:
+    return Args(max_staleness=limit, staleness_policy=policy, staleness_max_retries=retries)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import timeit
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.waits import board as board_module
 from slime_core.waits import (
@@ -483,7 +484,6 @@ def test_call_within() -> None:
 
 
 def test_user_code_is_a_wait_with_the_deadline_of_the_run(tmp_path) -> None:
-    from types import SimpleNamespace
 
     from slime_core.plugins.boundary import guarded
     from slime_core.waits import published
@@ -494,7 +494,7 @@ def test_user_code_is_a_wait_with_the_deadline_of_the_run(tmp_path) -> None:
         (wait,) = current()
         seen.append((wait.what, wait.deadline, wait.stop))
 
-    with published(SimpleNamespace(run_dir=tmp_path, user_code_timeout=9.0), "rank 0"):
+    with published(Args(run_dir=str(tmp_path), user_code_timeout=9.0), "rank 0"):
         guarded(look, "--my-flag")()
         guarded(look, "--rollout-function-path", lasting=True)()
     guarded(look, "after the run")()

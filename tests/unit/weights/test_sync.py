@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginSignatureError, WeightSyncError
 from slime_core.models.hf_io import read_weights
 from slime_core.weights.checksum import checksum_dtype, tensor_checksum
@@ -57,14 +57,13 @@ class Receiver:
 def _sync(tmp_path: Path, receiver: Receiver, post_write=None, **changes) -> WeightSync:
     (tmp_path / "model").mkdir(exist_ok=True)
     (tmp_path / "model" / "config.json").write_text("{}")
-    args = SimpleNamespace(save_shard_size=5.0, 
+    args = Args(save_shard_size=5.0, 
         update_weight_start_version=0, update_weight_transport="auto", colocate=False, use_fault_tolerance=False,
-        rollout_external_engine_addrs=None, sglang_router_ip=None,
-        update_weight_disk_dir=None, run_dir=tmp_path,
-        update_weight_disk_keep_files=False, check_weight_update_equal=True, hf_checkpoint=tmp_path / "model",
+        update_weight_disk_dir=None, run_dir=str(tmp_path),
+        update_weight_disk_keep_files=False, check_weight_update_equal=True, hf_checkpoint=str(tmp_path / "model"),
         custom_update_weight_post_write_path=None,
     )  # fmt: skip
-    vars(args).update(changes)
+    args = args.model_copy(update=changes)
     return WeightSync(args, Trainer(), receiver, TOLD.append, post_write)
 
 

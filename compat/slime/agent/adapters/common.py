@@ -22,11 +22,13 @@ from slime_agent_base_url.server import AgentServer, session_samples
 from slime_agent_base_url.sessions import FORK_THRESHOLD, Session, SessionLimits
 
 from slime import _missing
+from slime.agent._asgi import aiohttp_application
 from slime.agent.parsing import check_reasoning_parser, parser_of
 from slime.agent.trajectory import TurnRecord
 from slime.rollout._state import RouterEngine
 from slime_core.errors import EngineError
 from slime_core.sample import Sample, SampleStatus
+from slime_core.serving.guard import LARGEST_BODY
 from slime_core.types import GenerationOutput
 
 logger = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ class BaseAdapter:
         self.max_turns_per_sid = max_turns_per_sid
         self.fork_threshold_tokens = FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
         self.server = AgentServer(engine, tokenizer, parser=parser_of(tool_parser, tokenizer))
-        self.app: web.Application = self.server.application()
+        self.app: web.Application = aiohttp_application(self.server.application(), 2 * LARGEST_BODY)
         """To be run with `slime.agent.aiohttp_threaded.run_app_in_thread`, or by aiohttp in any other way."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.app.on_startup.append(self._started)

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from slime import _missing
+from slime._settings import settings_of
 from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
 from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
@@ -42,8 +43,8 @@ def scorer(args: Any, spec: str, origin: str = "slime.rollout.rm_hub") -> Reward
             _CALLERS.move_to_end(key)
             return _CALLERS[key][1]
     resolved = resolve("rewards", spec, origin=origin)
-    group = bool(getattr(args, "group_rm", False))
-    caller = RewardCaller(resolved, args, spec=absolute_spec(spec), group=group)
+    settings = settings_of(args)
+    caller = RewardCaller(resolved, settings, spec=absolute_spec(spec), group=settings.group_rm)
     with _LOCK:
         _CALLERS[key] = args, caller
         while len(_CALLERS) > _KEPT:

@@ -1,13 +1,13 @@
-"""One request of a session, from messages to a recorded turn.
+"""One request of a session, from messages to a recorded turn: the front's `Desk` of agents.
 
-`server` calls `Answering.begin`, shows the client what `pieces` yields, and `deliver`s::
+::
 
-    begin      messages -> place in the tree -> prompt ids -> room          (400)
-    pieces     engine.stream or engine.generate, text as it becomes known   (client gone: engine.abort)
-    deliver    node in the tree; it counts once the client has the answer
+    begin      messages -> place in the tree -> prompt ids -> room            (400, 429, 503)
+    pieces     engine.stream or engine.generate, text as it becomes known     (client gone: engine.abort)
+    finished   node in the tree; it counts once the client has the answer (`ended`)
 
 What a reader would get wrong: the node is there before the answer is sent, since the client's next request may
-come before the server knows that the last byte has left; `withdraw` takes it out again when the client was gone.
+come before the server knows that the last byte has left; `ended` takes it out again when the client was gone.
 """
 
 from __future__ import annotations
@@ -16,30 +16,34 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from slime_agent_base_url.answer import Answer, LiveText, TurnReader, calls_of
-from slime_agent_base_url.messages import BadRequest, Wanted
+from slime_command_serve.front.answer import Answer, LiveText, Piece, TurnReader, calls_of, finish_of
+from slime_command_serve.front.prompts import check_conversation
+from slime_command_serve.front.sampling import api_name
+from slime_command_serve.front.wanted import Wanted
+
 from slime_agent_base_url.prompts import PromptWriter
-from slime_agent_base_url.sessions import Refused, Session
-from slime_agent_base_url.tree import Node, Place, Prompt, Turn, finish_of
+from slime_agent_base_url.sessions import Session, session_key
+from slime_agent_base_url.tree import Node, Place, Prompt, Turn
 from slime_core.protocols import RolloutEngine
+from slime_core.serving.beside import Beside
+from slime_core.serving.errors import BadRequest, Refused
 from slime_core.tools import ParsedTurn
 from slime_core.types import GenerationOutput
 from slime_core.waits import loop_turn, waiting
 
 logger = logging.getLogger(__name__)
 
-Piece = tuple[str, str]
-"""New text of (reasoning, content)."""
+_CONSTRAINTS = ("json_schema", "regex")
 
 
 @dataclass(eq=False)
-class Asked:
-    """A request that is being answered."""
+class Turned:
+    """A request that is being answered; an `Asked`."""
 
     session: Session
     wanted: Wanted
@@ -54,38 +58,99 @@ class Asked:
     answer: Answer | None = None
     node: Node | None = None
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompt."""
+        return len(self.ids)
 
-class Answering:
+
+class AgentDesk:
     """Answers requests of all sessions with one engine."""
 
-    def __init__(self, engine: RolloutEngine, writer: PromptWriter, reader: TurnReader) -> None:
-        self.engine = engine
-        self.writer = writer
-        self.reader = reader
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        writer: PromptWriter,
+        reader: TurnReader,
+        sessions: Mapping[str, Session],
+        model_name: str,
+        context: int,
+    ) -> None:
+        """`context`: tokens, a bound on the conversations that are rendered."""
+        self.engine, self.writer, self.reader = engine, writer, reader
+        self.sessions, self.model_name, self.context = sessions, model_name, context
+        self._beside: Beside | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
-    def begin(self, session: Session, wanted: Wanted) -> Asked:
-        """Make the engine's request; the session has yet to `admit` it.
+    async def about(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def caller(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Session:
+        """The session of a request. Raises Refused with 401."""
+        key = session_key(headers, body)
+        session = self.sessions.get(key or "")
+        if session is None:
+            what = "there is no API key" if not key else "the API key is no open session's"
+            raise Refused(401, f"{what}; the program's environment has it (OPENAI_API_KEY, ANTHROPIC_API_KEY)")
+        return session
+
+    async def begin(self, caller: Session, wanted: Wanted) -> list[Turned]:
+        """Make the engine's request.
 
         Raises:
-            BadRequest: Messages that cannot be rendered, or tools without a parser.
+            BadRequest: Messages that cannot be rendered, tools without a parser, or a wish that training cannot grant.
+            Refused: The session takes no more requests.
         """
+        await loop_turn()
+        if wanted.n != 1:
+            raise BadRequest(f"n is {wanted.n}; allowed: 1. Ask several times: each answer is a branch of its own")
+        if wanted.top_logprobs:
+            raise BadRequest("top_logprobs is not offered: logprobs has the sampled tokens' own")
+        if any(name in wanted.sampling for name in _CONSTRAINTS):
+            raise BadRequest("response_format is not offered, nor any constraint: the policy's own tokens are trained")
+        if wanted.template_kwargs:
+            raise BadRequest("chat_template_kwargs is not offered: the run's are used (--apply-chat-template-kwargs)")
         if wanted.tools and self.reader.parser is None:
             raise BadRequest("tools are given, and no tool call parser is chosen for the model; --tool-call-parser")
-        session.counts["requests"] += 1
-        number = session.counts["requests"]
-        for name in wanted.ignored:
-            session.warn(f"{name} has no effect")
-        place = session.tree.find(wanted.messages, wanted.tools)
-        prompt = self.writer.prompt(wanted.messages, wanted.tools, place)
-        ids, params = prompt.ids, _params(session, wanted, number)
-        room = session.room(len(ids), _first_prompt(place, len(ids)))
+        caller.conversations.resolve(wanted)
+        caller.counts["requests"] += 1
+        number = caller.counts["requests"]
+        for name in wanted.wishes:
+            caller.warn(f"{name} has no effect")
+        if not wanted.parallel_calls and wanted.tools:
+            caller.warn("parallel_tool_calls has no effect")
+        place, prompt = await self._prompt(caller, wanted)
+        ids, params = prompt.ids, _params(caller, wanted, number)
+        room = caller.room(len(ids), _first_prompt(place, len(ids)))
         if wanted.max_tokens is not None:
             room = min(room, wanted.max_tokens)
         params["max_new_tokens"] = max(room, 0)
-        return Asked(session, wanted, place, prompt, ids, f"agent-{secrets.token_hex(12)}", params, room)
+        caller.admit()
+        return [Turned(caller, wanted, place, prompt, ids, f"agent-{secrets.token_hex(12)}", params, room)]
 
-    async def pieces(self, asked: Asked) -> AsyncGenerator[Piece, None]:
+    async def _prompt(self, session: Session, wanted: Wanted) -> tuple[Place, Prompt]:
+        check_conversation(wanted, self.context)
+        place = session.tree.find(wanted.messages, wanted.tools)
+        write = self.writer.prompt
+        prompt = await self.beside.call("rendering the messages", lambda: write(wanted.messages, wanted.tools, place))
+        return place, prompt
+
+    async def count(self, caller: Session, wanted: Wanted) -> int:
+        """Tokens of the prompt that the same request would make. Raises BadRequest."""
+        check_conversation(wanted, self.context)
+        place = caller.tree.find(wanted.messages, wanted.tools)
+        return await self.beside.call(
+            "rendering the messages", lambda: self.writer.count(wanted.messages, wanted.tools, place)
+        )
+
+    @property
+    def beside(self) -> Beside:
+        """Made in the loop that asks."""
+        self._beside = self._beside or Beside()
+        return self._beside
+
+    async def pieces(self, asked: Turned) -> AsyncGenerator[Piece, None]:
         """Ask the engine; yields text of a streamed request as it is known. `asked.answer` is set at the end.
 
         Raises:
@@ -102,7 +167,7 @@ class Answering:
                 async for so_far in outputs:
                     asked.output = so_far
                     if wanted.stream and not so_far.meta_info.get("finish_reason"):
-                        yield live.grow(self.reader.text(so_far, skips, ())[0])
+                        yield Piece(*live.grow(self.reader.text(so_far, skips, ())[0]))
         assert asked.output is not None, "the engine ended without an answer"
         output = asked.output
         if finish_of(output) == "abort":
@@ -111,7 +176,7 @@ class Answering:
         await loop_turn()
         stop_match, parsed = self._read(wanted, output, skips, opened)
         if wanted.stream:
-            yield live.finish(parsed.content, parsed.reasoning)
+            yield Piece(*live.finish(parsed.content, parsed.reasoning))
             if live.content != parsed.content or live.reasoning != parsed.reasoning:
                 asked.session.warn("streamed text differs from the parsed turn; what was streamed is recorded")
         asked.answer = Answer(
@@ -122,7 +187,7 @@ class Answering:
             len(parsed.ill_formed),
             len(asked.ids),
             stop_match,
-            self.reader.log_probs(output) if wanted.logprobs else [],
+            [] if wanted.top_logprobs is None else self.reader.log_probs(output),
         )
 
     def _read(
@@ -132,7 +197,7 @@ class Answering:
         text, stop_match = self.reader.text(output, skips, wanted.stop)
         return stop_match, self.reader.parse(text, wanted.tools, opened)
 
-    async def _outputs(self, asked: Asked) -> AsyncGenerator[GenerationOutput, None]:
+    async def _outputs(self, asked: Turned) -> AsyncGenerator[GenerationOutput, None]:
         """The engine's answers so far, the last one finished; ends the engine's request when it is left."""
         ids, finished = asked.ids, False
         session = asked.session
@@ -167,42 +232,53 @@ class Answering:
         if not task.cancelled() and task.exception() is not None:
             logger.warning("a request whose client was gone could not be ended: %s", task.exception())
 
-    def deliver(self, asked: Asked) -> None:
-        """Put the answer into the tree, to be followed up; it does not count before `delivered`."""
+    def works(self, caller: Session, task: asyncio.Task[Any]) -> None:
+        """Closing the session ends it."""
+        caller.running.add(task)
+        task.add_done_callback(caller.running.discard)
+
+    def finished(self, caller: Session, asked: Turned, response: str) -> None:
+        """Put the answer into the tree, to be followed up; it does not count before `ended`."""
         answer, output = asked.answer, asked.output
-        assert answer is not None, "deliver comes after pieces"
-        assert output is not None, "deliver comes after pieces"
+        assert answer is not None, "finished comes after pieces"
+        assert output is not None, "finished comes after pieces"
+        if asked.wanted.conversation:
+            caller.conversations.remember(response, asked.wanted, answer.message)
         if finish_of(output) == "length":
-            asked.session.truncated = True
+            caller.truncated = True
         if not output.token_ids:
             return
         turn = Turn(asked.prompt, output, ill_formed=answer.ill_formed, tool_calls=len(answer.calls))
-        asked.node = asked.session.tree.add(asked.place, asked.wanted.messages, answer.message, turn)
+        asked.node = caller.tree.add(asked.place, asked.wanted.messages, answer.message, turn)
 
-    def delivered(self, asked: Asked) -> None:
-        """The client has the answer."""
-        if asked.node is not None:
-            asked.node.delivered = True
-        else:
-            asked.session.give_back()
+    def ended(self, caller: Session, asked: Sequence[Turned], delivered: bool) -> None:
+        """The client has the answer; or not: unless it went on from it meanwhile, it was never given."""
+        (turned,) = asked
+        if not delivered:
+            caller.counts["disconnected"] += 1
+        if delivered and turned.node is not None:
+            turned.node.delivered = True
+        elif turned.node is None or not turned.node.children:
+            if turned.node is not None:
+                caller.tree.forget(turned.node)
+            caller.give_back()
 
-    def withdraw(self, asked: Asked) -> None:
-        """The client does not have the answer; unless it went on from it meanwhile, it was never given."""
-        if asked.node is not None and asked.node.children:
-            return
-        if asked.node is not None:
-            asked.session.tree.forget(asked.node)
-        asked.session.give_back()
+    def refused(self, caller: Session, asked: Sequence[Turned], problem: Exception) -> int:
+        """502 for what the engine says; noted in the session, which gets its turn back."""
+        status = 400 if isinstance(problem, BadRequest) else getattr(problem, "status", None) or 502
+        caller.errors.append(f"{status}: {problem}")
+        for _ in asked:
+            caller.give_back()
+        return int(status)
 
 
 def _params(session: Session, wanted: Wanted, number: int) -> dict[str, Any]:
     """The session's sampling parameters, with what of the request has an effect."""
     params = dict(session.sampling_params)
-    for name in ("temperature", "top_p"):
-        value = getattr(wanted, name)
-        if value is None:
-            continue
-        if session.limits.client_sampling and session.evaluation:
+    for name, value in wanted.sampling.items():
+        if name not in ("temperature", "top_p"):
+            session.warn(f"{api_name(name)} has no effect")
+        elif session.limits.client_sampling and session.evaluation:
             params[name] = value
         elif value != params.get(name, 1.0):
             session.warn(f"{name} has no effect: the run's is used")
@@ -221,7 +297,7 @@ def _first_prompt(place: Place, length: int) -> int:
     return length if first is None else len(first.prompt.ids)
 
 
-def _nothing(asked: Asked) -> GenerationOutput:
+def _nothing(asked: Turned) -> GenerationOutput:
     """The answer when there is no room for one."""
     meta = {"finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(asked.ids)}
     return GenerationOutput([], [], "", meta)

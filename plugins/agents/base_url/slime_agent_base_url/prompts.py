@@ -20,12 +20,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_agent_base_url.messages import BadRequest, Message
+from slime_command_serve.front.prompts import render
+from slime_command_serve.front.wanted import Message
+
 from slime_agent_base_url.tree import Place, Prompt, Rendering, Turn
-from slime_core.data.tokenizer import encode_rendered, render_messages
+from slime_core.data.tokenizer import encode_rendered
 from slime_core.data.turns import turn_delta
 from slime_core.errors import DataError
 from slime_core.provenance import Source
+from slime_core.serving.errors import BadRequest
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +72,10 @@ class PromptWriter:
         except BadRequest as problem:  # not what it is for; requests may have what the template wants
             logger.debug("warming up: %s", problem)
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], place: Place) -> Prompt:
-        """The ids that the engine goes on from.
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], place: Place, *, drift: Drift | None = None
+    ) -> Prompt:
+        """The ids that the engine goes on from; `drift` is where it is counted, `self.drift` unless given.
 
         Raises:
             BadRequest: There are no messages, the last one is the assistant's, or the template refuses them.
@@ -79,18 +84,18 @@ class PromptWriter:
             raise BadRequest("there are no messages")
         if messages[-1]["role"] == "assistant":
             raise BadRequest("the last message is the assistant's; an answer begun by the client is not offered")
-        held = place.held
+        drift, held = drift or self.drift, place.held
         parts = self._delta(messages, held[0], tools, held[1]) if held else None
         if held is None or parts is None:
-            self.drift.lost += held is not None
+            drift.lost += held is not None
             rendering = self._rendered(messages, tools, None)
             return Prompt(rendering.ids, rendering=rendering if self.check else None)
         prompt = Prompt([], held[1], parts)
         if self.check:
             prompt.rendering = self._rendered(messages, tools, held[1].prompt)
             prompt.drifted = prompt.ids != prompt.rendering.ids
-        self.drift.turns += 1
-        self.drift.drifted += prompt.drifted
+        drift.turns += 1
+        drift.drifted += prompt.drifted
         if prompt.drifted:
             self.drift.note("drift", "the chat template would write other tokens than were sampled; those are kept")
         return prompt
@@ -98,12 +103,7 @@ class PromptWriter:
     def count(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], place: Place) -> int:
         """Tokens of the prompt that `prompt` would make; also for conversations that end with the assistant."""
         if messages and messages[-1]["role"] != "assistant":
-            before = self.drift
-            self.drift = Drift(_logged=before._logged)
-            try:
-                return len(self.prompt(messages, tools, place).ids)
-            finally:
-                self.drift = before
+            return len(self.prompt(messages, tools, place, drift=Drift()).ids)
         return len(encode_rendered(self.tokenizer, self._render(messages, tools)))
 
     def _delta(
@@ -160,10 +160,7 @@ class PromptWriter:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool = False) -> str:
         kwargs = {**({"add_generation_prompt": True} if generation else {}), **self.template_kwargs}
-        try:
-            return render_messages(self.tokenizer, messages, tools, kwargs)
-        except DataError as error:
-            raise BadRequest(str(error)) from error
+        return render(self.tokenizer, messages, tools, kwargs)
 
 
 def _common(one: str, other: str) -> int:

@@ -2,81 +2,45 @@
 
 A harness starts one in the rollout's event loop and opens a session per sample::
 
-    program --HTTP--> AgentServer --ids--> engine             one event loop: the engine's methods belong to it, and
-       ^    <-- JSON or events <-- Answer <-- tokens           handlers only wait and translate, so no thread of its own
-       |                |
-       key = session    `-- MessageTree --finish_session--> samples
+    program --HTTP--> front --AgentDesk--ids--> engine        one event loop: the engine's methods belong to it, and
+       ^    <-- JSON or events <-- Answer <-- tokens           handlers only wait and translate; templates run beside it
+       |                        |
+       key = session            `-- MessageTree --finish_session--> samples
 
-`/v1/chat/completions`, `/v1/responses`, `/v1/messages`, `/v1/messages/count_tokens`, `/v1/models`, `/healthz`. What a
-reader would get wrong: the API key is all that tells whose request it is. There is no default session; a key that
-nobody opened is 401, whatever address it comes from.
+The routes are the front's (`slime_command_serve.front`), without `/v1/completions` and with `/healthz`. What a reader
+would get wrong: the API key is all that tells whose request it is. There is no default session; a key that nobody
+opened is 401, whatever address it comes from.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import logging
+import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import aclosing
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-import orjson
-from aiohttp import web
+from fastapi import FastAPI, Request
+from slime_command_serve.front.answer import TurnReader
+from slime_command_serve.front.app import add_front
 
-from slime_agent_base_url import anthropic_messages, openai_chat, openai_responses
-from slime_agent_base_url.answer import Answer, TurnReader
-from slime_agent_base_url.answering import Answering, Asked
+from slime_agent_base_url.answering import AgentDesk
 from slime_agent_base_url.linearise import Line, Step, linearise
-from slime_agent_base_url.messages import BadRequest, Wanted
 from slime_agent_base_url.prompts import PromptWriter
-from slime_agent_base_url.sessions import Refused, Session, SessionLimits, session_key
-from slime_core.errors import EngineError
+from slime_agent_base_url.sessions import Session, SessionLimits
 from slime_core.protocols import Args, RolloutEngine
+from slime_core.serving.application import application, bind, listen
+from slime_core.serving.errors import Refused, explain
+from slime_core.serving.guard import Access
 from slime_core.tools import ToolParser
 from slime_core.types import Sample, SampleStatus
 from slime_core.waits import loop_turn, waiting
 
-logger = logging.getLogger(__name__)
-
-_LARGEST_BODY = 64 << 20
 _CLOSING_S = 5.0
 """Seconds that requests get to end once they were cancelled."""
-_HEADERS = {"x-should-retry": "false"}
-"""Both clients retry 408, 409, 429 and 5xx unless told; a closed session stays closed."""
-
-
-class Events(Protocol):
-    """One streamed answer in the events of an API."""
-
-    def begin(self) -> Iterator[bytes]:
-        """Events before any text."""
-
-    def piece(self, reasoning: str, content: str) -> Iterator[bytes]:
-        """New text of each kind, or ""."""
-
-    def end(self, answer: Answer) -> Iterator[bytes]:
-        """What comes last."""
-
-    def failed(self, status: int, message: str) -> Iterator[bytes]:
-        """Instead of the end."""
-
-
-class Api(Protocol):
-    """One API: the modules `openai_chat`, `openai_responses`, `anthropic_messages`."""
-
-    def Stream(self, wanted: Wanted, ident: str, prompt_tokens: int) -> Events:
-        """What makes the events of one streamed answer, a class."""
-
-    def wanted(self, body: Mapping[str, Any]) -> Wanted:
-        """The request. Raises BadRequest."""
-
-    def reply(self, wanted: Wanted, ident: str, answer: Answer) -> dict[str, Any]:
-        """The answer's body."""
-
-    def error(self, status: int, message: str) -> dict[str, Any]:
-        """An error's body."""
+_MOST_CONTEXT = 1 << 20
 
 
 class AgentServer:
@@ -96,57 +60,56 @@ class AgentServer:
         Args:
             engine: Started; its methods are called in the loop that `start` is called in.
             tokenizer: With a chat template.
-            args: The run's settings; read for `apply_chat_template_kwargs`.
+            args: The run's settings; read for `apply_chat_template_kwargs` and the context's length.
             parser: Reads the model's tool calls; without one, requests with tools are refused.
             model_name: What `/v1/models` lists; requests may name any model.
             check_drift: Count prompts that the template would have written otherwise.
         """
-        kwargs = getattr(args, "apply_chat_template_kwargs", None)
         self.args = args
-        self.writer = PromptWriter(tokenizer, kwargs, check=check_drift)
-        self.answering = Answering(engine, self.writer, TurnReader(tokenizer, parser))
-        self.model_name = model_name
+        self.writer = PromptWriter(tokenizer, args.apply_chat_template_kwargs if args else None, check=check_drift)
         self.sessions: dict[str, Session] = {}
-        self._runner: web.AppRunner | None = None
+        reader = TurnReader(tokenizer, parser)
+        self.desk = AgentDesk(engine, self.writer, reader, self.sessions, model_name, context_of(args, tokenizer))
+        self._stop: Callable[[], Awaitable[None]] | None = None
         self.host, self.port = "127.0.0.1", 0
 
     # -- life ----------------------------------------------------------------------------------------
 
-    def application(self) -> web.Application:
-        """The endpoints, for whoever listens by himself; in the loop of the engine, with `handler_cancellation`."""
-        app = web.Application(client_max_size=_LARGEST_BODY)
-        post, get = app.router.add_post, app.router.add_get
-        post("/v1/chat/completions", self._endpoint(openai_chat))
-        post("/v1/responses", self._endpoint(openai_responses))
-        post("/v1/messages", self._endpoint(anthropic_messages))
-        post("/v1/messages/count_tokens", self._count_tokens)
-        get("/v1/models", self._models)
-        get("/v1/models/{name:.+}", self._models)
-        get("/healthz", self._healthz)
+    def application(self) -> FastAPI:
+        """The endpoints, for whoever listens by himself, in the loop of the engine."""
+        # A session's key tells who asks; the name by which a sandbox reaches this machine does not matter.
+        app = application(Access(hosts=frozenset({"*"})))
+        add_front(app, self.desk, completions=False)
+        app.state.refuses = self._refuses
+
+        @app.get("/healthz")
+        async def healthz() -> dict[str, Any]:
+            return {"status": "ok", "sessions": len(self.sessions)}
+
         return app
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen; port 0 takes a free one. Raises OSError when the address cannot be had."""
-        await asyncio.to_thread(self.writer.warm_up)
-        self._runner = web.AppRunner(
-            self.application(), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_S
-        )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+    def _refuses(self, request: Request, body: Any, errors: Any) -> Refused:
+        """A body that no API takes: noted in its session, where it has one."""
         try:
-            await site.start()
-        except OSError:
-            await self.stop()
-            raise
-        self.host, self.port = host, int(self._runner.addresses[0][1])
+            session = self.desk.caller(request.headers, body if isinstance(body, Mapping) else {})
+        except Refused as stranger:
+            return stranger
+        problem = Refused(400, explain(errors))
+        self.desk.refused(session, (), problem)
+        return problem
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen; port 0 takes a free one. Raises EngineError when the address cannot be had."""
+        await asyncio.to_thread(self.writer.warm_up)
+        self.host, self.port, self._stop = await listen(self.application(), bind(host, port))
 
     async def stop(self) -> None:
         """Close every session and stop listening; safe to call twice."""
         for key in list(self.sessions):
             await self.drop_session(key)
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            await stop()
 
     @property
     def url(self) -> str:
@@ -176,7 +139,7 @@ class AgentServer:
         """No more requests: 503 from here on, and what is being answered is cancelled."""
         session = self.sessions[key]
         session.closed = True
-        running = {task for task in session.running if task is not asyncio.current_task()}
+        running = set(session.running)
         for task in running:
             task.cancel()
         if running:
@@ -200,143 +163,15 @@ class AgentServer:
         await loop_turn()
         return session_samples(session, reward, self.args)
 
-    # -- endpoints -----------------------------------------------------------------------------------
 
-    def _endpoint(self, api: Api) -> Callable[[web.Request], Any]:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            session: Session | None = None
-            task = asyncio.current_task()
-            assert task is not None
-            try:
-                body = await _body(request)
-                session = self._session(request, body)
-                session.running.add(task)
-                await loop_turn()
-                asked = self._asked(api, session, body)
-                session.admit()
-                return await (self._stream if asked.wanted.stream else self._whole)(api, request, asked)
-            except BadRequest as problem:
-                return _refuse(api, session, 400, str(problem))
-            except Refused as refusal:
-                return _refuse(api, session, refusal.status, str(refusal))
-            finally:
-                if session is not None:
-                    session.running.discard(task)
-
-        return handle
-
-    def _asked(self, api: Api, session: Session, body: Mapping[str, Any]) -> Asked:
-        wanted = api.wanted(body)
-        session.resolve(wanted)
-        return self.answering.begin(session, wanted)
-
-    async def _whole(self, api: Api, request: web.Request, asked: Asked) -> web.StreamResponse:
-        ident = secrets.token_hex(12)
-        try:
-            async with aclosing(self.answering.pieces(asked)) as pieces:
-                async for _ in pieces:
-                    pass
-        except (EngineError, Refused) as problem:
-            asked.session.give_back()
-            return _refuse(api, asked.session, getattr(problem, "status", None) or 502, str(problem))
-        except asyncio.CancelledError:
-            self._gone(asked)
-            raise
-        assert asked.answer is not None
-        self._deliver(api, asked, ident)
-        content = orjson.dumps(api.reply(asked.wanted, ident, asked.answer))
-        response = web.Response(body=content, content_type="application/json", headers={"request-id": ident})
-        return await self._sent(request, asked, response)
-
-    async def _sent(
-        self, request: web.Request, asked: Asked, response: web.StreamResponse, content: bytes = b""
-    ) -> web.StreamResponse:
-        """Send what there is no more of: a whole response, or the `content` that ends a stream."""
-        try:
-            with waiting("an agent to read its answer", deadline=None, then="it closes the connection"):
-                await response.prepare(request)
-                await response.write_eof(content)
-        except (ConnectionError, asyncio.CancelledError) as gone:
-            self._gone(asked)
-            if isinstance(gone, asyncio.CancelledError):
-                raise
-            return response
-        self.answering.delivered(asked)
-        return response
-
-    async def _stream(self, api: Api, request: web.Request, asked: Asked) -> web.StreamResponse:
-        ident = secrets.token_hex(12)
-        stream = api.Stream(asked.wanted, ident, len(asked.ids))
-        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "request-id": ident}
-        response = web.StreamResponse(headers=headers)
-        try:
-            await response.prepare(request)
-            await response.write(b"".join(stream.begin()))
-            async with aclosing(self.answering.pieces(asked)) as pieces:
-                async for piece in pieces:
-                    data = b"".join(stream.piece(*piece))
-                    if data:
-                        await response.write(data)
-        except (EngineError, Refused) as problem:
-            asked.session.give_back()
-            asked.session.errors.append(str(problem))
-            await response.write(b"".join(stream.failed(getattr(problem, "status", None) or 502, str(problem))))
-            await response.write_eof()
-            return response
-        except (ConnectionError, asyncio.CancelledError) as gone:
-            self._gone(asked)
-            if isinstance(gone, asyncio.CancelledError):
-                raise
-            return response
-        assert asked.answer is not None
-        self._deliver(api, asked, ident)
-        return await self._sent(request, asked, response, b"".join(stream.end(asked.answer)))
-
-    def _deliver(self, api: Api, asked: Asked, ident: str) -> None:
-        assert asked.answer is not None
-        self.answering.deliver(asked)
-        if api is openai_responses:  # the others' requests bring their conversations along
-            conversation = [*asked.wanted.conversation, asked.answer.message]
-            asked.session.responses[openai_responses.response_id(ident)] = conversation
-
-    def _gone(self, asked: Asked) -> None:
-        """The client has gone (499): what was sampled for this request does not count."""
-        asked.session.counts["disconnected"] += 1
-        self.answering.withdraw(asked)
-
-    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        session = None
-        try:
-            body = await _body(request)
-            session = self._session(request, body)
-            wanted = anthropic_messages.counted(body)
-            place = session.tree.find(wanted.messages, wanted.tools)
-            count = self.writer.count(wanted.messages, wanted.tools, place)
-        except BadRequest as problem:
-            return _refuse(anthropic_messages, session, 400, str(problem))
-        except Refused as refusal:
-            return _refuse(anthropic_messages, session, refusal.status, str(refusal))
-        return _json({"input_tokens": count})
-
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info.get("name")
-        card = {"id": name or self.model_name, "object": "model", "created": 0, "owned_by": "slime", "type": "model",
-                "display_name": name or self.model_name, "created_at": "1970-01-01T00:00:00Z"}  # fmt: skip
-        if name:
-            return _json(card)
-        listed = {"object": "list", "data": [card], "has_more": False}
-        return _json({**listed, "first_id": card["id"], "last_id": card["id"]})
-
-    async def _healthz(self, request: web.Request) -> web.StreamResponse:
-        return _json({"status": "ok", "sessions": len(self.sessions)})
-
-    def _session(self, request: web.Request, body: Mapping[str, Any]) -> Session:
-        key = session_key(request.headers, body)
-        session = self.sessions.get(key or "")
-        if session is None:
-            what = "there is no API key" if not key else "the API key is no open session's"
-            raise Refused(401, f"{what}; the program's environment has it (OPENAI_API_KEY, ANTHROPIC_API_KEY)")
-        return session
+def context_of(args: Args | None, tokenizer: Any) -> int:
+    """Tokens that a conversation may have, as far as anything says it: a bound on what is rendered."""
+    settings = {} if args is None else vars(args)  # those made by hand may lack some
+    file = Path(settings.get("hf_checkpoint") or "") / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    positions = config.get("text_config", config).get("max_position_embeddings")
+    known = (settings.get("rollout_max_context_len"), positions, getattr(tokenizer, "model_max_length", None))
+    return min([int(length) for length in known if length and length < _MOST_CONTEXT], default=_MOST_CONTEXT)
 
 
 def session_samples(session: Session, reward: float | dict[str, Any] | None, args: Args | None) -> list[Sample]:
@@ -378,26 +213,3 @@ def _sample(
         "truncated": session.truncated,
     }
     return sample
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    with waiting("the body of an agent's request", deadline=None, then="it closes the connection"):
-        raw = await request.read()
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
-    return body
-
-
-def _json(value: Any, status: int = 200) -> web.Response:
-    headers = _HEADERS if status != 200 else None
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json", headers=headers)
-
-
-def _refuse(api: Api, session: Session | None, status: int, message: str) -> web.Response:
-    if session is not None:
-        session.errors.append(f"{status}: {message}")
-    return _json(api.error(status, message), status)

@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_agent_base_url.messages import BadRequest, Message, Wanted
+from slime_command_serve.front.wanted import Conversations
+
 from slime_agent_base_url.tree import MessageTree
+from slime_core.serving.errors import Refused
 from slime_core.types import Sample
 
 FORK_THRESHOLD = 1024
@@ -35,15 +37,6 @@ def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | No
     named = metadata if isinstance(metadata, Mapping) else {}
     others = headers.get("X-Session-ID"), named.get("session_id"), named.get("user_id"), body.get("user")
     return next((str(key) for key in (*(k for k in keys if k != "EMPTY"), *others) if key), None)
-
-
-class Refused(Exception):
-    """A request that the session does not take."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        """HTTP status."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +79,8 @@ class Session:
     """Answers other than 200, the newest last."""
     counts: Counter[str] = field(default_factory=Counter)
     """`requests`, `disconnected`, `over_turn_cap`, ..."""
-    responses: dict[str, list[Message]] = field(default_factory=dict)
-    """Responses API: id -> the conversation up to and with that response, without instructions."""
+    conversations: Conversations = field(default_factory=Conversations)
+    """Responses API: what responses ended."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     """Requests that are being answered."""
     rids: set[str] = field(default_factory=set)
@@ -127,16 +120,6 @@ class Session:
     def give_back(self) -> None:
         """An answer that `admit` counted did not come about."""
         self.turns -= 1
-
-    def resolve(self, wanted: Wanted) -> None:
-        """Put what the request refers to into its messages. Raises BadRequest for a response that is not known."""
-        if wanted.previous is not None:
-            if wanted.previous not in self.responses:
-                raise BadRequest(f"previous_response_id {wanted.previous!r} is none of this session's responses")
-            wanted.messages = [*self.responses[wanted.previous], *wanted.messages]
-        wanted.conversation = wanted.messages
-        if wanted.instructions:
-            wanted.messages = [{"role": "system", "content": wanted.instructions}, *wanted.messages]
 
     def warn(self, what: str) -> None:
         """Remember that something was asked for and had no effect."""

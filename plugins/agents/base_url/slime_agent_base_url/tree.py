@@ -13,13 +13,50 @@ answered from the turns alone: a client may rewrite a message and still be in th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from slime_agent_base_url.messages import Key, Message, canonical, key_of, same_reasoning
+from slime_command_serve.front.answer import finish_of
+from slime_command_serve.front.wanted import Message
+
 from slime_core.provenance import Source
 from slime_core.types import GenerationOutput
+
+
+class Key(NamedTuple):
+    """What two messages have in common when they are the same message.
+
+    Two assistant messages are, when content and calls are, whatever the ids of the calls and the white space around the
+    text. A client may leave the reasoning of earlier turns out; what it sends of it has to be what was sampled.
+    """
+
+    role: str
+    content: str
+    calls: str = ""
+    """Names and arguments, as canonical JSON."""
+
+
+def key_of(message: Mapping[str, Any]) -> Key:
+    """The key of one message."""
+    content = str(message.get("content") or "")
+    if message["role"] != "assistant":
+        return Key(message["role"], content)
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    text = canonical([[c["name"], c["arguments"]] for c in calls]) if calls else ""
+    return Key("assistant", content.strip(), text)
+
+
+def same_reasoning(sampled: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
+    """False when the client sent reasoning that is not the sampled one."""
+    theirs = str(sent.get("reasoning_content") or "").strip()
+    return not theirs or theirs == str(sampled.get("reasoning_content") or "").strip()
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same text for the same value."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass
@@ -79,12 +116,6 @@ class Turn:
     def finish(self) -> str:
         """ "stop" or "length"."""
         return finish_of(self.output)
-
-
-def finish_of(output: GenerationOutput) -> str:
-    """ "stop", "length" or "abort"."""
-    reason = output.meta_info.get("finish_reason")
-    return str(reason.get("type") if isinstance(reason, dict) else reason)
 
 
 @dataclass(eq=False)

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from slime_buffer_curriculum import Buffer
 
 from slime_core import Sample, SlimeError
+from slime_core.config import Args
 
 
 def make(seed: int = 1, **options: object) -> Buffer:
-    return Buffer(SimpleNamespace(reward_key=None, rollout_seed=seed, plugins={"curriculum": options}))
+    return Buffer(Args(reward_key=None, rollout_seed=seed, plugins={"curriculum": options}))
 
 
 def scored(row: int | None, *rewards: float | None) -> list[Sample]:

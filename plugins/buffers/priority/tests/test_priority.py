@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import json
 import random
-from types import SimpleNamespace
 
 import pytest
 from slime_buffer_priority import Buffer
 
 from slime_core import Sample, SampleStatus, SlimeError
+from slime_core.config import Args
 
 
 def make(**options: object) -> Buffer:
-    return Buffer(SimpleNamespace(reward_key=None, plugins={"priority": options}))
+    return Buffer(Args(reward_key=None, plugins={"priority": options}))
 
 
 def group(index: int, rewards: tuple[float | None, ...] = (None,), version: int | None = None) -> list[Sample]:

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from slime_buffer_replay import Buffer
 
 from slime_core import Sample, SlimeError
+from slime_core.config import Args
 
 
-def args(**changes: object) -> SimpleNamespace:
+def args(**changes: object) -> Args:
     options = changes.pop("options", {"share": 0.5})
     base = {"rollout_batch_size": 4, "rollout_seed": 1, "use_tis": True, "use_rollout_logprobs": False,
             "mask_offpolicy_in_partial_rollout": False}  # fmt: skip
-    return SimpleNamespace(plugins={"replay": options}, **{**base, **changes})
+    return Args(plugins={"replay": options}, **{**base, **changes})
 
 
 def trained(index: int, version: int) -> list[Sample]:

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from slime_buffer_stratified import Buffer
 
 from slime_core import Sample, SlimeError
+from slime_core.config import Args
 
 
 def make(**options: object) -> Buffer:
-    return Buffer(SimpleNamespace(plugins={"stratified": options}))
+    return Buffer(Args(plugins={"stratified": options}))
 
 
 def prompt(source: str | None, row: int | None = None) -> Sample:

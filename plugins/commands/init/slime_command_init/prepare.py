@@ -24,7 +24,7 @@ def prepare(args: Args) -> None:
     random model.
     """
     train, held_out = task.split_problems()
-    if not getattr(args, "compute_advantages_and_returns", True):
+    if not args.compute_advantages_and_returns:
         _prepare_supervised(args, train)
         return
     input_key, label_key = args.input_key or "input", args.label_key or "label"

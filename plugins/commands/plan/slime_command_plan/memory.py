@@ -138,7 +138,7 @@ def trainer_items(
     copies = 1 + critic
     held = own * sharding.weight_bytes + (trained * sharding.weight_bytes if args.lora_rank is not None else 0)
     spread = sharding.data if sharding.spread_optimizer else 1
-    moments = 0 if getattr(args, "use_stateless_adam", False) else sharding.moment_bytes
+    moments = 0 if args.use_stateless_adam else sharding.moment_bytes
     optimizer = trained * (sharding.master_bytes + moments) / spread
     over = f" / {spread} data-parallel ranks" if spread > 1 else ""
     items = [

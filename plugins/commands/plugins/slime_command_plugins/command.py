@@ -30,7 +30,9 @@ def add_parser(subparsers: Any) -> None:
     for name, (module, text) in _COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         import_module(f"{__package__}.{module}").add_arguments(command)
-        if name != "trace":  # whose settings are those of the command it runs
+        if name == "trace":  # whose settings are those of the command it runs
+            command.set_defaults(plugin_dir=(), no_plugins=False)
+        else:
             command.add_argument("--plugin-dir", action="append", default=[], metavar="DIR", help="also look here")
             command.add_argument("--no-plugins", action="store_true", help="safe mode: slime's own plugins only")
 
@@ -40,9 +42,9 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_core.plugins.allow import enter_safe_mode
     from slime_core.plugins.discovery import add_plugin_directories
 
-    if getattr(namespace, "no_plugins", False):
+    if namespace.no_plugins:
         enter_safe_mode()
-    add_plugin_directories(getattr(namespace, "plugin_dir", ()))
+    add_plugin_directories(namespace.plugin_dir)
     module, _ = _COMMANDS[namespace.plugins_command]
     return int(import_module(f"{__package__}.{module}").run(namespace))
 

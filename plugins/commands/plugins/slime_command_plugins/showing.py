@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 from slime_command_plugins.naming import kind_word, origin, split
+from slime_core.errors import name_of
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, Kind, kind_of
 from slime_core.plugins.registry import ComponentRef
 
@@ -80,7 +81,7 @@ def _calls(kind: Kind, obj: Any) -> str:
 
 
 def _signature(obj: Any) -> str:
-    name = getattr(obj, "__name__", type(obj).__name__)
+    name = name_of(obj)
     word = "async " if inspect.iscoroutinefunction(obj) else "class " if inspect.isclass(obj) else ""
     return f"{word}{name}{inspect.signature(obj)}"
 

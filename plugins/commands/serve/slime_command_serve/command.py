@@ -1,4 +1,4 @@
-"""`slime serve`: serve a checkpoint over HTTP (SGLang's and OpenAI's APIs).
+"""`slime serve`: serve a checkpoint over HTTP (SGLang's, OpenAI's and Anthropic's APIs).
 
 The checkpoint is an HF-layout model directory. Loads torch and the web framework only when it runs. Prints one line
 when requests are answered; SIGTERM and ctrl-C end it cleanly.
@@ -7,12 +7,14 @@ when requests are answered; SIGTERM and ctrl-C end it cleanly.
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from slime_core.protocols import Command
 
 if TYPE_CHECKING:
     from slime_core.engines.embedded.engine import EmbeddedEngine
+    from slime_core.serving.guard import Access
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,11 +22,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "serve",
         help="serve a checkpoint over HTTP",
-        description="Serve an HF-layout model directory: SGLang's API (/generate, ...) and OpenAI's (/v1/...).",
+        description="Serve an HF-layout model directory: SGLang's API (/generate), OpenAI's and Anthropic's (/v1/...).",
     )
     parser.add_argument("--hf-checkpoint", "--model-path", required=True, metavar="DIR", help="model directory")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=30000, help="port, 0 for a free one (default %(default)s)")
+    parser.add_argument("--api-key", metavar="KEY", help="asked of every request but GET (default: $SLIME_API_KEY)")
+    parser.add_argument("--allowed-hosts", metavar="NAMES", help="in Host and Origin, besides this machine's; *: any")
+    parser.add_argument("--tool-call-parser", default="auto", metavar="NAME", help="reads the model's tool calls")
     parser.add_argument("--served-model-name", help="name in /v1/models (default: the directory)")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (default %(default)s)")
@@ -44,14 +49,32 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_core.engines.embedded.engine import EmbeddedEngine
 
     args = Args.model_construct(**vars(namespace), rollout_seed=namespace.seed)
+    _access(namespace)
     return asyncio.run(_serve(namespace, EmbeddedEngine(args, step_in_thread=True)))
+
+
+def _access(namespace: argparse.Namespace) -> Access:
+    """Who may ask. Raises ConfigError for an address that others reach, without a key."""
+    from slime_core.errors import ConfigError
+    from slime_core.serving.guard import KEY_VARIABLE, Access, is_local
+
+    key = namespace.api_key or os.environ.get(KEY_VARIABLE) or None
+    if key is None and not is_local(namespace.host):
+        raise ConfigError(
+            f"--host {namespace.host} is reached from other machines, and whoever reaches it could change the weights;"
+            f" give --api-key KEY (or {KEY_VARIABLE}), or leave --host out"
+        )
+    hosts = {name.strip().lower() for name in (namespace.allowed_hosts or "").split(",") if name.strip()}
+    # A page that gives its own name to this machine's address does not have the key.
+    return Access(key, frozenset(hosts | ({"*"} if not is_local(namespace.host) else set())))
 
 
 async def _serve(namespace: argparse.Namespace, engine: EmbeddedEngine) -> int:
     import asyncio
     import signal
 
-    from slime_core.engines.embedded.server import bind, serve_socket
+    from slime_core.engines.embedded.server import serve_socket
+    from slime_core.serving.application import bind
 
     sock = bind(namespace.host, namespace.port)
     try:
@@ -64,7 +87,7 @@ async def _serve(namespace: argparse.Namespace, engine: EmbeddedEngine) -> int:
         await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.is_set():
             await starting
-            host, port, stop = await serve_socket(engine, sock, namespace.served_model_name)
+            host, port, stop = await serve_socket(engine, sock, namespace.served_model_name, _access(namespace))
             print(f"slime: serving {namespace.hf_checkpoint} on http://{host}:{port}", flush=True)
             await ended
             await stop()

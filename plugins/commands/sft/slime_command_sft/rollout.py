@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_command_sft.demonstrations import Piece, conversation_pieces, end_of_turn
-from slime_command_sft.mask_types import AUTO, apply_type
+from slime_command_sft.mask_types import apply_type
 from slime_command_sft.sampled_rows import SampledRow
 from slime_core import provenance
 from slime_core.data.rows import is_conversation
@@ -56,7 +56,7 @@ def _tokenizer(directory: str) -> Any:
     return load_tokenizer(directory)
 
 
-def fill_supervised(sample: Sample, tokenizer: Any, args: Args | None = None) -> bool:
+def fill_supervised(sample: Sample, tokenizer: Any, args: Args) -> bool:
     """Turn prompt and answer into tokens, spans, response and loss mask; it is then COMPLETED with reward 0.
 
     Args:
@@ -88,7 +88,7 @@ def fill_supervised(sample: Sample, tokenizer: Any, args: Args | None = None) ->
     return exact
 
 
-def _pieces(sample: Sample, tokenizer: Any, args: Args | None) -> list[Piece]:
+def _pieces(sample: Sample, tokenizer: Any, args: Args) -> list[Piece]:
     if is_conversation(sample.prompt):
         assert not isinstance(sample.prompt, str)
         return _conversation(sample, sample.prompt, tokenizer, args)
@@ -99,26 +99,25 @@ def _pieces(sample: Sample, tokenizer: Any, args: Args | None) -> list[Piece]:
     return _answered(sample, sample.label, tokenizer, args)
 
 
-def _pieces_by_text(row: SampledRow, sample: Sample, tokenizer: Any, args: Args | None) -> list[Piece]:
+def _pieces_by_text(row: SampledRow, sample: Sample, tokenizer: Any, args: Args) -> list[Piece]:
     text = row.text()
     if isinstance(sample.prompt, str):
         return _answered(sample, text, tokenizer, args)
     return _conversation(sample, [*sample.prompt, {"role": "assistant", "content": text}], tokenizer, args)
 
 
-def _conversation(sample: Sample, messages: Sequence[dict[str, Any]], tokenizer: Any, args: Args | None) -> list[Piece]:
+def _conversation(sample: Sample, messages: Sequence[dict[str, Any]], tokenizer: Any, args: Args) -> list[Piece]:
     tools, kwargs = told_tools(args, sample.metadata), sample.apply_chat_template_kwargs
     pieces = conversation_pieces(tokenizer, messages, tools, kwargs)
-    mask_type = getattr(args, "loss_mask_type", AUTO)
-    return apply_type(mask_type, tokenizer, messages, pieces, tools, kwargs)
+    return apply_type(args.loss_mask_type, tokenizer, messages, pieces, tools, kwargs)
 
 
-def _answered(sample: Sample, answer: str, tokenizer: Any, args: Args | None) -> list[Piece]:
+def _answered(sample: Sample, answer: str, tokenizer: Any, args: Args) -> list[Piece]:
     """The prompt as the data source spelled it, and the answer with what ends it."""
     spans = sample.told_spans()
     starts = [provenance.num_tokens(spans[:i]) for i in range(len(spans))]
     prompt = [Piece(sample.tokens[at : at + s.length], s.source, s.withheld) for at, s in zip(starts, spans)]
-    templated = not isinstance(sample.prompt, str) or getattr(args, "apply_chat_template", False)
+    templated = not isinstance(sample.prompt, str) or args.apply_chat_template
     end = end_of_turn(tokenizer, sample.apply_chat_template_kwargs) if templated else ""
     text = answer + (end or tokenizer.eos_token or "")
     return [*prompt, Piece(encode_rendered(tokenizer, text), Source.DEMONSTRATION, text=text)]

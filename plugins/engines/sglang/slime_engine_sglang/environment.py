@@ -42,7 +42,7 @@ def find_python(args: Args) -> Path | None:
     Raises:
         ConfigError: The one named is no interpreter, or has no SGLang.
     """
-    named, where = getattr(args, "engine_python", None), f"--engine-python / {PYTHON_VARIABLE}"
+    named, where = args.engine_python, f"--engine-python / {PYTHON_VARIABLE}"
     if not named:
         named = os.environ.get(PYTHON_VARIABLE)
     if not named:

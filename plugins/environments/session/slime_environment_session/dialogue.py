@@ -40,7 +40,7 @@ class Dialogue:
         if "{observation}" not in template:
             raise DataError(f"observation_template {template!r} has no {{observation}} in it")
         self.chat = not isinstance(sample.prompt, str)
-        if not self.chat and getattr(args, "apply_chat_template", False):
+        if not self.chat and args.apply_chat_template:
             raise DataError(
                 "the row's prompt was turned into text by --apply-chat-template, so later turns cannot be written as"
                 " its messages' continuation: give rows whose prompt column is a list of chat messages, and leave"
@@ -48,7 +48,7 @@ class Dialogue:
             )
         self._args, self._tokenizer, self._sample = args, tokenizer, sample
         self._role, self._template = role, template
-        self._kwargs = sample.apply_chat_template_kwargs or getattr(args, "apply_chat_template_kwargs", None) or {}
+        self._kwargs = sample.apply_chat_template_kwargs or args.apply_chat_template_kwargs
         self._tools = sample.metadata.get("tools")
         self.messages: list[dict[str, Any]] = []
         """The conversation so far, the row's prompt included; empty for text rows."""

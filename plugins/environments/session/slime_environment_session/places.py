@@ -24,7 +24,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from slime_core.config.sections.environment import EnvironmentArgs
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.resolve import Resolved
 from slime_core.plugins.signatures import construct
@@ -36,7 +35,6 @@ from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_THREADS = EnvironmentArgs.model_fields["environment_threads"].default
 END_DEADLINE = 10.0
 """Seconds that closing an abandoned environment may take."""
 
@@ -110,8 +108,7 @@ class ThreadPlace:
 
     async def build(self) -> None:
         """Wait for one of the places, start the thread, construct the environment in it."""
-        count = int(getattr(self._args, "environment_threads", _DEFAULT_THREADS))
-        release = await THREADS.take(count, self._found.ref.label)
+        release = await THREADS.take(self._args.environment_threads, self._found.ref.label)
         self._thread = threading.Thread(
             target=self._work, args=(release,), name=f"slime: {self._found.ref.label}", daemon=True
         )

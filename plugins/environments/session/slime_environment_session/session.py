@@ -16,7 +16,6 @@ import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
-from slime_core.config.sections.environment import EnvironmentArgs
 from slime_core.errors import ConfigError, EnvironmentTimeoutError, PluginError, SlimeError
 from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.resolve import Resolved, absolute_spec, resolve
@@ -39,7 +38,7 @@ def environment_spec(args: Args, sample: Sample) -> str:
     Raises:
         ConfigError: Neither names one.
     """
-    spec = sample.metadata.get("environment_path") or getattr(args, "environment_path", None)
+    spec = sample.metadata.get("environment_path") or args.environment_path
     if not spec:
         raise ConfigError(
             f"sample {sample.index} has no environment: set --environment-path NAME (`slime plugins list environments`"
@@ -78,10 +77,8 @@ class EnvironmentSession:
         """
         spec = environment_spec(args, sample)
         found = _resolved(spec)
-        timeout = getattr(args, "environment_step_timeout", None)
-        if timeout is None:
-            timeout = EnvironmentArgs.model_fields["environment_step_timeout"].default
-        session = cls(found, _place(found, args, spec), f"sample {sample.index}", float(timeout))
+        timeout = args.environment_step_timeout
+        session = cls(found, _place(found, args, spec), f"sample {sample.index}", timeout)
         try:
             await session._bounded(session._place.build(), "its constructor")
         except BaseException:

@@ -29,6 +29,5 @@ class CISPO(EstimatorBase):
     def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
         """[T] loss; metrics `pg_clipfrac` (1 where the weight was clipped) and `ppo_kl` (old minus new log-probs)."""
         ppo_kl = self.policy_kl(inputs)
-        high = getattr(args, "eps_clip_high", None)
-        loss, clipfrac = cispo_surrogate(ppo_kl, inputs.log_probs, inputs.advantages, args.eps_clip, high)
+        loss, clipfrac = cispo_surrogate(ppo_kl, inputs.log_probs, inputs.advantages, args.eps_clip, args.eps_clip_high)
         return LossOutputs(loss=loss, metrics={"pg_clipfrac": clipfrac, "ppo_kl": ppo_kl.detach()})

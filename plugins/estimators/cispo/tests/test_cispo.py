@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from slime_estimator_cispo import CISPO
 
 from slime_core import LossInputs
+from slime_core.config import Args
 
-ARGS = SimpleNamespace(eps_clip=0.2, eps_clip_high=0.28)
+ARGS = Args(eps_clip=0.2, eps_clip_high=0.28)
 RATIOS = [1.0, 1.14, 1.56, 0.4]
 CLIPPED = [1.0, 1.14, 1.28, 0.8]
 

@@ -47,7 +47,7 @@ class DAPO(EstimatorBase):
         """Raises ConfigError when the buffer and the longest response do not fit together."""
         super().__init__(args)
         chosen = options(args, "dapo", Options)
-        limit = getattr(args, "rollout_max_response_len", None)
+        limit = args.rollout_max_response_len
         if chosen.overlong_penalty and limit is None:
             raise ConfigError(
                 "--advantage-estimator dapo: its overlong penalty needs --rollout-max-response-len N; without a limit"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,12 @@ import pytest
 from slime_estimator_dapo import DAPO
 
 from slime_core import RewardInputs
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 
 
-def make_args(limit: int | None = 20, **options: Any) -> SimpleNamespace:
-    return SimpleNamespace(
+def make_args(limit: int | None = 20, **options: Any) -> Args:
+    return Args(
         rollout_max_response_len=limit, rewards_normalization=True, grpo_std_normalization=True,
         plugins={"dapo": options}, eps_clip=0.2,
     )  # fmt: skip

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from slime_estimator_dr_grpo import DrGRPO
 
 from slime_core import RewardInputs
+from slime_core.config import Args
 
-ARGS = SimpleNamespace(**DrGRPO.defaults, rewards_normalization=True, eps_clip=0.2)
+ARGS = Args(**DrGRPO.defaults, rewards_normalization=True, eps_clip=0.2)
 
 
 def test_uneven_groups_against_numpy() -> None:

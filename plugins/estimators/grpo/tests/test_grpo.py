@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import statistics
-from types import SimpleNamespace
 
 import pytest
 import torch
 from slime_estimator_grpo import GRPO
 
 from slime_core import AdvantageInputs, RewardInputs
+from slime_core.config import Args
 
 # From TRL 1.16.0: what `_generate_and_score_completions` of a running trainer returns for these rewards, groups of 4.
 TRL_REWARDS = [1.0, 0.0, 0.0, 1.0, 0.5, 2.0, -1.0, 0.25]
@@ -17,9 +17,9 @@ TRL_EPS = 1e-4
 """What TRL adds to the deviation; here it is 1e-6, as in THUDM/slime."""
 
 
-def make_args(**changes: object) -> SimpleNamespace:
+def make_args(**changes: object) -> Args:
     values = {"rewards_normalization": True, "grpo_std_normalization": True, "eps_clip": 0.2}
-    return SimpleNamespace(**{**values, **changes})
+    return Args(**{**values, **changes})
 
 
 def shape(rewards: list[float], groups: list[int], rollouts: list[int] | None = None, **changes: object) -> list[float]:

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from slime_estimator_gspo import GSPO
 
 from slime_core import LossInputs
+from slime_core.config import Args
 
-ARGS = SimpleNamespace(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None)
+ARGS = Args(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None)
 
 
 def inputs(new: list[float], advantages: list[float]) -> LossInputs:

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from slime_estimator_max_rl import MaxRL
 
 from slime_core import RewardInputs
+from slime_core.config import Args
 from slime_core.errors import RolloutError
 
-ARGS = SimpleNamespace(eps_clip=0.2)
+ARGS = Args(eps_clip=0.2)
 
 
 def shape(rewards: list[float], groups: list[int], rollouts: list[int] | None = None) -> list[float]:

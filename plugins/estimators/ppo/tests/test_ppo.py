@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
 from slime_estimator_ppo import PPO
 
 from slime_core import AdvantageInputs, Advantages
+from slime_core.config import Args
 
 
 def run(
@@ -18,7 +18,7 @@ def run(
     dtype: torch.dtype = torch.float32,
     **settings: float,
 ) -> Advantages:
-    args = SimpleNamespace(**{"kl_coef": 0.0, "gamma": 1.0, "lambd": 1.0, "eps_clip": 0.2, **settings})
+    args = Args(**{"kl_coef": 0.0, "gamma": 1.0, "lambd": 1.0, "eps_clip": 0.2, **settings})
     n = len(rewards)
     inputs = AdvantageInputs(
         rewards=torch.tensor(rewards, dtype=dtype),

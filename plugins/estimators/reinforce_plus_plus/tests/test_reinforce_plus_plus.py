@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 from slime_estimator_reinforce_plus_plus import ReinforcePlusPlus
 
 from slime_core import AdvantageInputs
+from slime_core.config import Args
 
 
 def returns_of(
     rewards: list[float], kl: list[list[float]], masks: list[list[int]], kl_coef: float, gamma: float
 ) -> list[torch.Tensor]:
-    args = SimpleNamespace(kl_coef=kl_coef, gamma=gamma, eps_clip=0.2)
+    args = Args(kl_coef=kl_coef, gamma=gamma, eps_clip=0.2)
     n = len(rewards)
     inputs = AdvantageInputs(
         rewards=torch.tensor(rewards),

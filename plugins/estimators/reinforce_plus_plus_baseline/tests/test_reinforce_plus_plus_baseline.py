@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 from slime_estimator_reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
 
 from slime_core import AdvantageInputs, RewardInputs
+from slime_core.config import Args
 
-ARGS = SimpleNamespace(kl_coef=0.1, rewards_normalization=True, eps_clip=0.2)
+ARGS = Args(kl_coef=0.1, rewards_normalization=True, eps_clip=0.2)
 
 
 def test_golden_advantages() -> None:
@@ -27,7 +26,7 @@ def test_golden_advantages() -> None:
 
 
 def test_the_mean_can_be_left_out() -> None:
-    raw = SimpleNamespace(kl_coef=0.0, rewards_normalization=False)
+    raw = Args(kl_coef=0.0, rewards_normalization=False)
     inputs = RewardInputs([1, 3], [0, 0], [0, 1], [5, 5], [False, False])
     assert ReinforcePlusPlusBaseline(raw).shape_rewards(raw, inputs) == [1.0, 3.0]
     assert ReinforcePlusPlusBaseline(ARGS).shape_rewards(ARGS, inputs) == [-1.0, 1.0]

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from slime_estimator_remax import ReMax
 
 from slime_core import RewardInputs
+from slime_core.config import Args
 
-ARGS = SimpleNamespace(eps_clip=0.2)
+ARGS = Args(eps_clip=0.2)
 
 
 def test_rewards_minus_baselines() -> None:

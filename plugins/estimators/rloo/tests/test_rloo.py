@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from slime_estimator_rloo import RLOO
 
 from slime_core import RewardInputs
+from slime_core.config import Args
 
-ARGS = SimpleNamespace(eps_clip=0.2)
+ARGS = Args(eps_clip=0.2)
 
 # From TRL 1.16.0: what `_generate_and_score_completions` of a running trainer returns for these rewards, groups of 4.
 TRL_REWARDS = [1.0, 0.0, 0.0, 1.0, 0.5, 2.0, -1.0, 0.25]

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from slime_filter_band import dynamic_filter
 
 from slime_core import FilterDecision, Sample, SlimeError
+from slime_core.config import Args
 
 
 def decide(*rewards: float | None, **options: object) -> FilterDecision:
-    args = SimpleNamespace(reward_key=None, plugins={"band": options})
+    args = Args(reward_key=None, plugins={"band": options})
     return dynamic_filter(args, [Sample(reward=reward) for reward in rewards])
 
 

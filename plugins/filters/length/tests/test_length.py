@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from slime_filter_length import dynamic_filter
 
 from slime_core import FilterDecision, Sample, SampleStatus, SlimeError
+from slime_core.config import Args
 
 
 def decide(*lengths: int, cut: int = 0, **options: object) -> FilterDecision:
@@ -13,7 +12,7 @@ def decide(*lengths: int, cut: int = 0, **options: object) -> FilterDecision:
     samples = [Sample(tokens=[1] * (n + 1), response_length=n, status=SampleStatus.COMPLETED) for n in lengths]
     for sample in samples[:cut]:
         sample.status = SampleStatus.TRUNCATED
-    return dynamic_filter(SimpleNamespace(plugins={"length": options}), samples)
+    return dynamic_filter(Args(plugins={"length": options}), samples)
 
 
 @pytest.mark.parametrize(("cut", "reason"), [(0, None), (2, None), (3, "truncated"), (4, "truncated")])

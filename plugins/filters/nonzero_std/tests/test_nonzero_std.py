@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from slime_filter_nonzero_std import dynamic_filter
 
 from slime_core import Sample
+from slime_core.config import Args
 
 
 def decide(*rewards: object, reward_key: str | None = None):
-    args = SimpleNamespace(reward_key=reward_key)
+    args = Args(reward_key=reward_key)
     return dynamic_filter(args, [Sample(reward=reward) for reward in rewards])  # type: ignore[arg-type]
 
 

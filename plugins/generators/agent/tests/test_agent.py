@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from slime_generator_agent import generate
 from slime_sandbox_local import isolation_here
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
 from slime_core.engines.scripted import CharTokenizer, Reply, ScriptedEngine
 from slime_core.errors import ConfigError
 
@@ -48,7 +48,7 @@ def running(command: str) -> bool:
 def run(engine: ScriptedEngine, sample: Sample | None = None, **own: Any) -> list[Sample]:
     tokenizer = CharTokenizer()
     sample = sample or Sample(index=4, group_index=1, prompt="1+1=?", tokens=tokenizer.encode("1+1=?"), label="2")
-    args = SimpleNamespace(plugins={"agent": own})
+    args = Args(plugins={"agent": own})
     return asyncio.run(generate(args, sample, dict(PARAMS), context=GenerateContext(engine, tokenizer)))
 
 
@@ -98,7 +98,7 @@ def test_a_run_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
 
     async def cancelled() -> None:
         tokenizer = CharTokenizer()
-        args = SimpleNamespace(plugins={"agent": {"command": marker}})
+        args = Args(plugins={"agent": {"command": marker}})
         sample = Sample(index=4, prompt="x", tokens=[1])
         task = asyncio.ensure_future(
             generate(args, sample, dict(PARAMS), context=GenerateContext(ScriptedEngine([]), tokenizer))
@@ -143,7 +143,7 @@ def test_samples_at_the_same_time_share_the_endpoints() -> None:
     async def several() -> list[list[Sample]]:
         tokenizer = CharTokenizer()
         context = GenerateContext(ScriptedEngine(lambda request: "ok<|end|>"), tokenizer)
-        args = SimpleNamespace(plugins={"agent": {"program": f"{PROGRAMS}:ask"}})
+        args = Args(plugins={"agent": {"program": f"{PROGRAMS}:ask"}})
         samples = [Sample(index=n, prompt=f"row {n}", tokens=[1]) for n in range(4)]
         done = await asyncio.gather(*(generate(args, s, dict(PARAMS), context=context) for s in samples))
         assert [t.get_name() for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slime_generator_best_of_n import generate
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
@@ -30,7 +30,7 @@ async def generate(args, sample, sampling_params, *, context):
 
 def run(engine: ScriptedEngine, *, evaluation: bool = True, label: str = "2", seed: int = 7, **own: Any) -> Any:
     sample = Sample(index=3, tokens=CharTokenizer().encode("1+1="), session_id="s", label=label)
-    args = SimpleNamespace(rm_type="exact", plugins={"best_of_n": own})
+    args = Args(rm_type="exact", plugins={"best_of_n": own})
     context = GenerateContext(engine, engine.tokenizer, evaluation=evaluation)
     params = {"max_new_tokens": 40, "temperature": 0.5, "sampling_seed": seed}
     return asyncio.run(generate(args, sample, params, context=context))
@@ -95,5 +95,5 @@ def test_training_is_refused_unless_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"best_of_n is for evaluation: .*--set plugins.best_of_n.in_training=true"):
         run(ScriptedEngine([]), evaluation=False)
     with pytest.raises(ConfigError, match="for evaluation"):
-        generate.traits.check(SimpleNamespace(), training=True)  # type: ignore[attr-defined]
+        generate.traits.check(Args(), training=True)  # type: ignore[attr-defined]
     assert run(ScriptedEngine(["2", "1"]), evaluation=False, n=2, in_training=True).response == "2"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from slime_generator_code_sandbox import HISTORY, STATS, find_code, generate
 from slime_sandbox_local import SandboxError, isolation_here, pool_of
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.protocols import GenerateTraits, traits_of
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
@@ -24,7 +24,7 @@ def prompt(**metadata: Any) -> Sample:
 
 def run(script: Any, *samples: Sample, limit: int = 600, concurrency: int = 4, **options: Any) -> list[Sample]:
     """Play each sample against an engine of its own; afterwards no sandbox is left."""
-    args = SimpleNamespace(
+    args = Args(
         plugins={"code_sandbox": {"observation": "[{result}]", "timeout": 20.0, **options}},
         sandbox_concurrency=concurrency,
     )
@@ -101,7 +101,7 @@ def test_more_samples_than_sandboxes() -> None:
     args_of = {id(s): script(int(s.metadata["number"])) for s in samples}
 
     async def play() -> None:
-        args = SimpleNamespace(plugins={"code_sandbox": {"observation": "[{result}]"}}, sandbox_concurrency=1)
+        args = Args(plugins={"code_sandbox": {"observation": "[{result}]"}}, sandbox_concurrency=1)
         await asyncio.gather(
             *(
                 generate(
@@ -118,7 +118,7 @@ def test_more_samples_than_sandboxes() -> None:
 
 def test_a_cancelled_sample_leaves_no_sandbox() -> None:
     async def play() -> None:
-        args = SimpleNamespace(plugins={"code_sandbox": {"observation": "[{result}]"}}, sandbox_concurrency=2)
+        args = Args(plugins={"code_sandbox": {"observation": "[{result}]"}}, sandbox_concurrency=2)
         engine = ScriptedEngine(["<code>import time; time.sleep(1000)</code>"])
         call = generate(args, prompt(), {"max_new_tokens": 600}, context=GenerateContext(engine, TOKENIZER))
         task = asyncio.create_task(call)
@@ -168,7 +168,7 @@ def test_pools_are_shared_by_equal_limits() -> None:
     from slime_sandbox_local import SandboxLimits
 
     async def look() -> None:
-        args = SimpleNamespace(sandbox_concurrency=3, sandbox_isolation="require")
+        args = Args(sandbox_concurrency=3, sandbox_isolation="require")
         assert pool_of(args, SandboxLimits()) is pool_of(args, SandboxLimits())
         assert pool_of(args, SandboxLimits()) is not pool_of(args, SandboxLimits(memory_mb=5))
         assert pool_of(args, SandboxLimits()).size == 3
@@ -183,4 +183,4 @@ def test_a_machine_that_cannot_isolate_ends_the_run_before_it_starts(monkeypatch
     monkeypatch.setattr("slime_generator_code_sandbox.require_isolation", refuses)
     check: Any = traits_of(generate, GenerateTraits).check
     with pytest.raises(ConfigError, match=r"^--sandbox-isolation require: require needs user namespaces$"):
-        check(SimpleNamespace(sandbox_isolation="require"), training=True)
+        check(Args(sandbox_isolation="require"), training=True)

@@ -132,4 +132,4 @@ async def _reward(args: Args, chosen: Options, samples: dict[str, Sample], conte
 
 def args_spec(args: Args) -> str | None:
     """The run's reward: `--custom-rm-path`, else `--rm-type`."""
-    return getattr(args, "custom_rm_path", None) or getattr(args, "rm_type", None)
+    return args.custom_rm_path or args.rm_type

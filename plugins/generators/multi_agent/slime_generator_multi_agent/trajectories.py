@@ -113,7 +113,7 @@ def sibling(origin: Sample, role: Role) -> Sample:
 def question_of(args: Args, sample: Sample) -> str:
     """The text of the row's last user message, or its prompt. Raises ConfigError for one that was rendered."""
     if isinstance(sample.prompt, str):
-        if getattr(args, "apply_chat_template", False):
+        if args.apply_chat_template:
             raise ConfigError(
                 "the row's prompt was turned into text by --apply-chat-template, so roles cannot be told its question:"
                 " give rows whose prompt column is a list of chat messages, and leave --apply-chat-template out"

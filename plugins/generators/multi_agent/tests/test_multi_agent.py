@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slime_generator_multi_agent import generate
 
 from slime_core import GenerateContext, Sample, SampleStatus, SlimeError
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
@@ -27,7 +27,7 @@ def prompt(**fields: Any) -> Sample:
 
 
 def run(engine: ScriptedEngine, sample: Sample, limit: int = 200, **given: Any) -> list[Sample]:
-    args = SimpleNamespace(**{"plugins": {"multi_agent": {"roles": ROLES}}, **given})
+    args = Args(**{"plugins": {"multi_agent": {"roles": ROLES}}, **given})
     context = GenerateContext(engine, TOKENIZER)
     result = asyncio.run(generate(args, sample, {"max_new_tokens": limit}, context=context))
     return result if isinstance(result, list) else [result]

@@ -239,7 +239,7 @@ class Episode:
 def _rule_without(args: Args, sample: Sample) -> str:
     """Who scores where nothing is said: a reward that is named, else the steps."""
     named = (
-        getattr(args, "rm_type", None), getattr(args, "custom_rm_path", None), sample.custom_rm_path,
+        args.rm_type, args.custom_rm_path, sample.custom_rm_path,
         sample.metadata.get("rm_type"), sample.metadata.get("custom_rm_path"),
     )  # fmt: skip
     return "none" if any(named) else "sum"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -13,6 +12,7 @@ from slime_environment_session.session import EnvironmentSession
 from slime_generator_multi_turn import generate
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
 from slime_core.errors import ConfigError, DataError, EnvironmentTimeoutError, PluginError
 from slime_core.plugins.loading import import_file
 from slime_core.testing import CharTokenizer, Reply, Request, ScriptedEngine
@@ -49,7 +49,7 @@ def chat(label: str = "5", **metadata: Any) -> Sample:
 
 def run(engine: ScriptedEngine, sample: Sample, name: str = "Guess", *, limit: int = 200, **args: Any) -> Sample:
     own = {"observation_template": TEMPLATE, **args.pop("own", {})}
-    settings = SimpleNamespace(environment_path=f"{FILE}:{name}", plugins={"multi_turn": own}, **args)
+    settings = Args(environment_path=f"{FILE}:{name}", plugins={"multi_turn": own}, **args)
     params = {"max_new_tokens": limit, "skip_special_tokens": True}
     return asyncio.run(generate(settings, sample, params, context=GenerateContext(engine, TOKENIZER)))
 
@@ -197,7 +197,7 @@ def test_a_cancellation_during_a_step_is_gone_on_from_before_it(world: Any) -> N
     sample = row()
 
     async def cancelled() -> None:
-        settings = SimpleNamespace(environment_path=f"{FILE}:Hanging", plugins={})
+        settings = Args(environment_path=f"{FILE}:Hanging", plugins={})
         context = GenerateContext(ScriptedEngine(["3", "7"]), TOKENIZER)
         task = asyncio.create_task(generate(settings, sample, {"max_new_tokens": 99}, context=context))
         while (
@@ -245,7 +245,7 @@ def test_a_step_that_hangs_fails_the_sample_and_not_the_loop(world: Any, second_
                 await asyncio.sleep(0.01)
 
         beat = asyncio.create_task(beats())
-        settings = SimpleNamespace(environment_path=f"{FILE}:Hanging", environment_step_timeout=60.0, plugins={})
+        settings = Args(environment_path=f"{FILE}:Hanging", environment_step_timeout=60.0, plugins={})
         context = GenerateContext(ScriptedEngine(["3", "5"]), TOKENIZER)
         with pytest.raises(EnvironmentTimeoutError, match=r"step 2 for sample 3: not done within 1 s"):
             await generate(settings, row(), {"max_new_tokens": 99}, context=context)
@@ -299,7 +299,7 @@ def test_a_process_that_hangs_is_killed(world: Any, second_step_is_short: None) 
 
 def test_threads_of_environments_are_bounded(world: Any) -> None:
     async def crowd() -> None:
-        settings = SimpleNamespace(environment_path=f"{FILE}:Guess", environment_threads=3, plugins={})
+        settings = Args(environment_path=f"{FILE}:Guess", environment_threads=3, plugins={})
 
         async def one() -> None:
             engine = ScriptedEngine([Reply("5<|end|>", delay=0.02)])
@@ -327,9 +327,7 @@ def test_a_close_that_raises_is_recorded_and_no_more() -> None:
 def test_settings_that_cannot_be_are_told() -> None:
     with pytest.raises(ConfigError, match="set --environment-path NAME"):
         asyncio.run(
-            generate(
-                SimpleNamespace(), row(), {"max_new_tokens": 9}, context=GenerateContext(ScriptedEngine([]), TOKENIZER)
-            )
+            generate(Args(), row(), {"max_new_tokens": 9}, context=GenerateContext(ScriptedEngine([]), TOKENIZER))
         )
     with pytest.raises(DataError, match="turned into text by --apply-chat-template"):
         run(ScriptedEngine([]), row(), apply_chat_template=True)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from slime_generator_search.documents import Document, read_document
 from slime_generator_search.server import read_answer
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
 from slime_core.errors import ConfigError, DataError
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
@@ -36,7 +36,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def run(script: Any, sample: Sample | None = None, limit: int = 900, **options: Any) -> Sample:
-    args = SimpleNamespace(plugins={"search": options})
+    args = Args(plugins={"search": options})
     sample = sample or Sample(index=0, prompt="?", tokens=TOKENIZER.encode("?"))
     context = GenerateContext(ScriptedEngine(script), TOKENIZER)
     return asyncio.run(generate(args, sample, {"max_new_tokens": limit}, context=context))

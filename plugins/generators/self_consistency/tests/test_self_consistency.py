@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slime_generator_self_consistency import generate
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 
 def run(engine: ScriptedEngine, *, evaluation: bool = True, rm_type: str | None = "exact", **own: Any) -> Any:
     sample = Sample(index=3, tokens=CharTokenizer().encode("1+1="), session_id="s", label="2")
-    args = SimpleNamespace(rm_type=rm_type, plugins={"self_consistency": own})
+    args = Args(rm_type=rm_type, plugins={"self_consistency": own})
     context = GenerateContext(engine, engine.tokenizer, evaluation=evaluation)
     return asyncio.run(generate(args, sample, {"max_new_tokens": 40, "sampling_seed": 1}, context=context))
 

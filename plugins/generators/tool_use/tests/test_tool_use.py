@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from slime_generator_tool_use import generate
 from slime_generator_tool_use.calculator import calculate
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
@@ -23,7 +23,7 @@ def prompt(**metadata: Any) -> Sample:
 
 def run(engine: ScriptedEngine, sample: Sample, limit: int = 200, **args: Any) -> Sample:
     params = {"max_new_tokens": limit, "skip_special_tokens": True}
-    return asyncio.run(generate(SimpleNamespace(**args), sample, params, context=GenerateContext(engine, TOKENIZER)))
+    return asyncio.run(generate(Args(**args), sample, params, context=GenerateContext(engine, TOKENIZER)))
 
 
 def test_a_call_is_answered_and_not_trained_on() -> None:

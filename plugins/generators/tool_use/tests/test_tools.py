@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from slime_generator_tool_use import generate
 from slime_testing_contracts import ToolContract
 
 from slime_core import GenerateContext, Sample, SampleStatus
+from slime_core.config import Args
 from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 TOKENIZER = CharTokenizer([*CharTokenizer.SPECIALS, "<tool_call>", "</tool_call>"])
@@ -46,10 +46,10 @@ tools = [weather, long, broken, forever, who]
 
 
 @pytest.fixture
-def args(tmp_path: Path) -> SimpleNamespace:
+def args(tmp_path: Path) -> Args:
     file = tmp_path / "mine.py"
     file.write_text(TOOLS)
-    return SimpleNamespace(tools_path=[str(file)], tool_call_parser="hermes", tool_timeout=60.0)
+    return Args(tools_path=[str(file)], tool_call_parser="hermes", tool_timeout=60.0)
 
 
 def call(name: str, arguments: str = "{}") -> str:
@@ -67,7 +67,7 @@ def tool_messages(sample: Sample) -> list[str]:
     return [m["content"] for m in sample.metadata["tool_messages"] if m["role"] == "tool"]
 
 
-def test_calls_of_a_turn_run_at_the_same_time_and_are_answered_in_order(args: SimpleNamespace) -> None:
+def test_calls_of_a_turn_run_at_the_same_time_and_are_answered_in_order(args: Args) -> None:
     turn = call("weather", '{"city": "Oslo"}') + call("weather", '{"city": "Rome"}') + "<|end|>"
     sample = run(args, ScriptedEngine([Reply(turn), "Both fine."]))
     assert tool_messages(sample) == ["Oslo is fine", "Rome is fine"], "each waits for the other"
@@ -89,7 +89,7 @@ def test_calls_of_a_turn_run_at_the_same_time_and_are_answered_in_order(args: Si
         ("<tool_call>", "error: the call cannot be read: the call has no </tool_call>", "ill_formed"),
     ],
 )
-def test_errors_are_observations(args: SimpleNamespace, turn: str, answer: str, counted: str) -> None:
+def test_errors_are_observations(args: Args, turn: str, answer: str, counted: str) -> None:
     sample = run(args, ScriptedEngine([Reply(turn + "<|end|>"), "I see."]))
     assert sample.status == SampleStatus.COMPLETED
     assert tool_messages(sample)[0].startswith(answer)
@@ -97,14 +97,14 @@ def test_errors_are_observations(args: SimpleNamespace, turn: str, answer: str, 
     assert (stats["calls"], stats["errors"]) == (1, 1)
 
 
-def test_a_call_that_hangs_is_answered_at_its_deadline(args: SimpleNamespace) -> None:
+def test_a_call_that_hangs_is_answered_at_its_deadline(args: Args) -> None:
     args.tool_timeout = 0.05
     sample = run(args, ScriptedEngine([call("forever"), "Never mind."]))
     assert tool_messages(sample) == ["error: forever did not answer within 0.05 s"]
     assert sample.metadata["tool_stats"]["forever"]["seconds"] >= 0.05
 
 
-def test_results_are_cut_and_calls_are_bounded(args: SimpleNamespace) -> None:
+def test_results_are_cut_and_calls_are_bounded(args: Args) -> None:
     args.tool_result_tokens, args.max_calls_per_turn = 5, 2
     sample = run(args, ScriptedEngine([call("long", '{"n": 9}') + call("who") + call("who"), "ok"]))
     assert tool_messages(sample) == [
@@ -115,18 +115,18 @@ def test_results_are_cut_and_calls_are_bounded(args: SimpleNamespace) -> None:
     }  # fmt: skip
 
 
-def test_a_tool_may_take_the_sample(args: SimpleNamespace) -> None:
+def test_a_tool_may_take_the_sample(args: Args) -> None:
     assert tool_messages(run(args, ScriptedEngine([call("who"), "ok"]))) == ["sample 7"]
 
 
-def test_a_rows_own_tools_are_what_it_may_call(args: SimpleNamespace) -> None:
+def test_a_rows_own_tools_are_what_it_may_call(args: Args) -> None:
     own = {"type": "function", "function": {"name": "who", "description": "", "parameters": {"type": "object"}}}
     sample = Sample(index=7, prompt="?", tokens=TOKENIZER.encode("?"), metadata={"tools": [own]})
     run(args, ScriptedEngine([call("broken"), "ok"]), sample)
     assert tool_messages(sample) == ["error: no tool named 'broken'; tools: who"]
 
 
-def test_an_interruption_while_tools_run_calls_them_again(args: SimpleNamespace) -> None:
+def test_an_interruption_while_tools_run_calls_them_again(args: Args) -> None:
     """The turn is sampled, its calls are not answered: the next rollout begins with the calls."""
 
     async def cancelled() -> Sample:
@@ -149,7 +149,7 @@ def test_an_interruption_while_tools_run_calls_them_again(args: SimpleNamespace)
     assert sample.status == SampleStatus.COMPLETED
 
 
-def test_options_of_the_plugin(args: SimpleNamespace) -> None:
+def test_options_of_the_plugin(args: Args) -> None:
     args.plugins = {"tool_use": {"max_turns": 1}}
     sample = run(args, ScriptedEngine([call("who")]))
     assert sample.status == SampleStatus.TRUNCATED

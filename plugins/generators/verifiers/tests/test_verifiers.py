@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from slime_core.config import Args
 
 pytest.importorskip("verifiers")
 from slime_generator_verifiers import Options, _spec, generate
@@ -20,15 +21,15 @@ PARAMS = {"max_new_tokens": 200, "temperature": 1.0, "skip_special_tokens": Fals
 SPOKEN = "<|user|>Write digits, task 3.<|end|><|assistant|>"
 
 
-def settings(**own: Any) -> SimpleNamespace:
-    return SimpleNamespace(plugins={"verifiers": {"env": "digit-echo", **own}}, metadata_key="metadata")
+def settings(**own: Any) -> Args:
+    return Args(plugins={"verifiers": {"env": "digit-echo", **own}}, metadata_key="metadata")
 
 
-def rows(args: SimpleNamespace, **select: Any) -> TaskRows:
+def rows(args: Args, **select: Any) -> TaskRows:
     return TaskRows(json.loads(_spec(options(args, "verifiers", Options))), select, COLUMNS)
 
 
-def sample_of(args: SimpleNamespace, index: int) -> Sample:
+def sample_of(args: Args, index: int) -> Sample:
     row = rows(args)[index]
     return Sample(index=index, group_index=0, prompt=row["input"], tokens=[1], metadata=row["metadata"])
 

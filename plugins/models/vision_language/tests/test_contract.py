@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import torch
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 
+from slime_core.config import Args
 from slime_core.data.images import ImagePrompts, load_processor
 from slime_core.errors import ConfigError, TrainError
 from slime_core.multimodal import TrainInputs, image_token_of
@@ -41,7 +41,7 @@ def checkpoint() -> Path:
 
 
 def trainer_of(checkpoint: Path, **changes: Any) -> Any:
-    settings = SimpleNamespace(**{**SETTINGS, "hf_checkpoint": str(checkpoint), **changes})
+    settings = Args(**{**SETTINGS, "hf_checkpoint": str(checkpoint), **changes})
     return resolve("trainers", "embedded", origin="test").obj(settings)
 
 
@@ -226,10 +226,10 @@ def test_a_policy_that_samples_the_token_of_images_loses_the_sample_and_not_the_
 
     assert token is not None
     trainer, group = trainer_of(model()), [sample(0, [70, 71]), sample(1, [70, token])]
-    unchecked = make_batch(SimpleNamespace(reward_key=None), 0, [copy.deepcopy(group)], None)
+    unchecked = make_batch(Args(reward_key=None), 0, [copy.deepcopy(group)], None)
     with pytest.raises(TrainError, match="the model refuses a sample"):
         trainer.log_probs(unchecked, [[0], [1]])
-    batch = make_batch(SimpleNamespace(reward_key=None, hf_checkpoint=str(model())), 0, [group], None)
+    batch = make_batch(Args(reward_key=None, hf_checkpoint=str(model())), 0, [group], None)
     assert [s.status for s in group] == [SampleStatus.COMPLETED, SampleStatus.FAILED]
     assert "the token of images" in group[1].metadata["failure"]["error"]
     assert torch.equal(trainer.log_probs(batch, [[0], [1]])[0], trainer.log_probs(unchecked.select([0]), [[0]])[0])

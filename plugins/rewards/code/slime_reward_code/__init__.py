@@ -60,8 +60,7 @@ def reward(args: Args, sample: Sample) -> float:
         return 0.0
     wanted = options(args, "code", Options)
     tests = read_tests(sample.metadata.get("tests") or sample.label, sample.metadata)
-    deadline = getattr(args, "rm_timeout", None)
-    until = float("inf") if deadline is None else time.monotonic() + 0.9 * deadline
+    until = float("inf") if args.rm_timeout is None else time.monotonic() + 0.9 * args.rm_timeout
     with ThreadPoolExecutor(1) as thread:  # as a term of weighted_sum it is called where an event loop runs
         passed = thread.submit(asyncio.run, _passed(program, tests, wanted, until)).result()
     if wanted.score == "fraction":

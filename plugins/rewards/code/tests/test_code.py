@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,6 +14,7 @@ from slime_reward_code.cases import read_tests, same_output, same_value
 from slime_reward_code.runs import run_program
 
 from slime_core import Sample
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 
 ADD = "def add(a, b):\n    return a + b"
@@ -27,7 +27,7 @@ def ran(program: str, text: str = "", **options: Any) -> str | None:
 
 
 def score(program: str, label: Any, options: dict[str, Any] | None = None, **metadata: Any) -> float:
-    args = SimpleNamespace(rm_timeout=60.0, plugins={"code": {"timeout": 30.0, **(options or {})}})
+    args = Args(rm_timeout=60.0, plugins={"code": {"timeout": 30.0, **(options or {})}})
     return reward(args, Sample(response=f"```python\n{program}\n```", label=label, metadata=metadata))
 
 
@@ -229,7 +229,7 @@ def test_a_runaway_is_ended_with_all_it_started(program: str) -> None:
 
 @pytest.mark.slow
 def test_the_time_of_all_tests_stays_below_the_deadline_of_the_score() -> None:
-    args = SimpleNamespace(rm_timeout=1.0, plugins={"code": {"timeout": 60.0, "score": "fraction"}})
+    args = Args(rm_timeout=1.0, plugins={"code": {"timeout": 60.0, "score": "fraction"}})
     sample = Sample(response="```python\nwhile True: pass\n```", label={"inputs": [""] * 3, "outputs": [""] * 3})
     started = time.monotonic()
     assert reward(args, sample) == 0.0

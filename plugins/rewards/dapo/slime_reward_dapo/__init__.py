@@ -43,8 +43,8 @@ def extract_answer(sample: Sample) -> str | None:
 def reward(args: Args, sample: Sample, evaluation: bool = False) -> float | dict[str, Any]:
     """The mapping of `score` when `--reward-key` (or another reader of mappings) is set, else its `score` alone."""
     result = score(sample.response, sample.label)
-    key = getattr(args, "eval_reward_key" if evaluation else "reward_key", None)
-    return result if key or getattr(args, "custom_reward_post_process_path", None) else float(result["score"])
+    key = args.eval_reward_key if evaluation else args.reward_key
+    return result if key or args.custom_reward_post_process_path else float(result["score"])
 
 
 def score(response: str, label: Any) -> dict[str, Any]:

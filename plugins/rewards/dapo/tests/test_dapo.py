@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 from slime_reward_dapo import TAIL, find_answer, normalized, reward, score
 
 from slime_core import Sample
+from slime_core.config import Args
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_only_the_tail_is_read() -> None:
 
 def test_a_mapping_only_for_those_who_read_it() -> None:
     sample = Sample(response="Answer: 7", label="seven")
-    assert reward(SimpleNamespace(reward_key=None), sample) == -1.0
-    assert reward(SimpleNamespace(reward_key="acc"), sample) == score("Answer: 7", "seven")
-    args = SimpleNamespace(reward_key=None, eval_reward_key="acc")
+    assert reward(Args(reward_key=None), sample) == -1.0
+    assert reward(Args(reward_key="acc"), sample) == score("Answer: 7", "seven")
+    args = Args(reward_key=None, eval_reward_key="acc")
     assert reward(args, sample) == -1.0
     assert reward(args, sample, evaluation=True) == score("Answer: 7", "seven")
-    assert reward(SimpleNamespace(custom_reward_post_process_path="m.f"), sample) == score("Answer: 7", "seven")
+    assert reward(Args(custom_reward_post_process_path="m.f"), sample) == score("Answer: 7", "seven")
 
 
 @given(st.text(), st.one_of(st.none(), st.text(), st.integers(), st.floats()))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import string
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from slime_reward_ifbench import CHECKS, NOT_CHECKED, reward
 from slime_reward_ifbench.text import paragraphs, sentences, words
 
 from slime_core import Sample
+from slime_core.config import Args
 
 SIX_EIGHTS = "word " * 8
 CSV = "ID,Country,City,Year,Count\n" + "1,France,Paris,2020,3\n" * 7
@@ -135,14 +135,14 @@ def test_every_instruction_has_a_case_and_the_benchmarks_are_complete() -> None:
 
 def test_all_must_be_followed_unless_a_fraction_is_wanted() -> None:
     ids, kwargs = ["punctuation:no_comma", "startend:quotation"], [{}, {}]
-    share = SimpleNamespace(plugins={"ifbench": {"score": "fraction"}})
+    share = Args(plugins={"ifbench": {"score": "fraction"}})
     assert reward(None, sample("a", ids, kwargs)) == 0.0
     assert reward(share, sample("a", ids, kwargs)) == 0.5
     assert reward(None, sample('"a"', ids, kwargs)) == 1.0
 
 
 def test_loose_forgives_an_introduction_a_farewell_and_asterisks() -> None:
-    ids, loose = ["startend:quotation"], SimpleNamespace(plugins={"ifbench": {"loose": True}})
+    ids, loose = ["startend:quotation"], Args(plugins={"ifbench": {"loose": True}})
     text = 'Sure, here it is:\n*"a"*\nBye!'
     assert reward(None, sample(text, ids, [{}])) == 0.0
     assert reward(loose, sample(text, ids, [{}])) == 1.0

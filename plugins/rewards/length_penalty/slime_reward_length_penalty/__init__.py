@@ -53,7 +53,7 @@ class LengthPenalty:
         given = options(args, "length_penalty", Options)
         self.options = given
         if given.shape == "overlong":
-            self.max_length = given.max_length or getattr(args, "rollout_max_response_len", None) or 0
+            self.max_length = given.max_length or args.rollout_max_response_len or 0
             if not self.max_length:
                 raise ConfigError(
                     "plugins.length_penalty.max_length: must be given where --rollout-max-response-len is not;"

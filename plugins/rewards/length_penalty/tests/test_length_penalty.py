@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +9,12 @@ from hypothesis import strategies as st
 from slime_reward_length_penalty import LengthPenalty
 
 from slime_core import Sample
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 
 
 def made(limit: int | None = None, **options: Any) -> LengthPenalty:
-    return LengthPenalty(SimpleNamespace(rollout_max_response_len=limit, plugins={"length_penalty": options}))
+    return LengthPenalty(Args(rollout_max_response_len=limit, plugins={"length_penalty": options}))
 
 
 @pytest.mark.parametrize(

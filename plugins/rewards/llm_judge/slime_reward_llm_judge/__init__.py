@@ -112,8 +112,7 @@ class LlmJudge:
             "model": given.model, "messages": messages, "max_tokens": given.max_tokens,
             "temperature": given.temperature, **given.extra_body,
         }  # fmt: skip
-        timeout = getattr(args, "rm_timeout", None)
-        seconds = None if timeout is None else 0.95 * timeout
+        seconds = None if args.rm_timeout is None else 0.95 * args.rm_timeout
         answer = _content(self.url, await self.client.post(self.url, body, headers=self.headers, timeout=seconds))
         score = self.read(answer)
         if score is None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +11,13 @@ from slime_reward_llm_judge import LlmJudge
 from slime_testing_contracts import ScriptedService
 
 from slime_core import Sample
+from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError
 
 
-def settings(url: str = "http://x/v1", timeout: float = 10.0, **options: Any) -> SimpleNamespace:
+def settings(url: str = "http://x/v1", timeout: float = 10.0, **options: Any) -> Args:
     given = {"url": url, "model": "m", **options}
-    return SimpleNamespace(rm_timeout=timeout, plugins={"llm_judge": given})
+    return Args(rm_timeout=timeout, plugins={"llm_judge": given})
 
 
 def score(text: Any, sample: Sample | None = None, **options: Any) -> tuple[float, ScriptedService]:

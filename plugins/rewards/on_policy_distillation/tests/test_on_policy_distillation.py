@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import slime_reward_on_policy_distillation as plugin
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError, PluginError
 from slime_core.types import Sample
 
@@ -17,7 +17,7 @@ def make_sample() -> Sample:
 
 
 def score(url: str, sample: Sample, **keywords: Any) -> float:
-    args = SimpleNamespace(rm_url=url)
+    args = Args(rm_url=url)
     return asyncio.run(plugin.TeacherLogProbs(args)(args, sample, **keywords))
 
 
@@ -59,13 +59,13 @@ def test_no_response_and_evaluation_ask_nobody(teacher: Any) -> None:
 
 def test_no_address() -> None:
     with pytest.raises(ConfigError, match="needs --rm-url"):
-        plugin.TeacherLogProbs(SimpleNamespace(rm_url=None))
+        plugin.TeacherLogProbs(Args(rm_url=None))
 
 
 def test_a_model_of_this_run_named_teacher(teacher: Any, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("sglang: [{name: actor, server_groups: [{num_gpus: 1}]}]")
-    args = SimpleNamespace(rm_url=None, rollout_engine="sglang", sglang_config=str(file))
+    args = Args(rm_url=None, rollout_engine="sglang", sglang_config=str(file))
     with pytest.raises(ConfigError, match="or a model named 'teacher' in the file of --sglang-config"):
         plugin.TeacherLogProbs(args)
     file.write_text("sglang: [{name: teacher, model_path: /models/t, server_groups: [{num_gpus: 1}]}]")

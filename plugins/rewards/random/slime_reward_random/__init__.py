@@ -16,5 +16,5 @@ from slime_core import Args, RewardTraits, Sample, declares
 def reward(args: Args, sample: Sample) -> float:
     """0.0 or 1.0, each with probability 1/2 over the indices."""
     name = (sample.group_index, sample.index) if sample.index is not None else (str(sample.prompt), sample.response)
-    text = repr((getattr(args, "rollout_seed", None), *name))
+    text = repr((args.rollout_seed, *name))
     return float(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=1).digest()[0] & 1)

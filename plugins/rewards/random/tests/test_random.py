@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from hypothesis import given
 from hypothesis import strategies as st
 from slime_reward_random import reward
 
 from slime_core import Sample
+from slime_core.config import Args
 
 
 def coins(seed: int, count: int = 4000) -> list[float]:
-    args = SimpleNamespace(rollout_seed=seed)
+    args = Args(rollout_seed=seed)
     return [reward(args, Sample(group_index=i // 8, index=i, response=f"r{i}")) for i in range(count)]
 
 
@@ -24,10 +23,10 @@ def test_fair_repeatable_and_seeded() -> None:
 
 
 def test_the_response_has_no_say_but_tells_nameless_samples_apart() -> None:
-    assert len({reward(None, Sample(group_index=0, index=3, response=str(i))) for i in range(50)}) == 1
-    assert len({reward(None, Sample(response=str(i))) for i in range(50)}) == 2
+    assert len({reward(Args(), Sample(group_index=0, index=3, response=str(i))) for i in range(50)}) == 1
+    assert len({reward(Args(), Sample(response=str(i))) for i in range(50)}) == 2
 
 
 @given(st.text(st.characters()))
 def test_any_text(text: str) -> None:
-    assert reward(None, Sample(prompt=text, response=text)) in (0.0, 1.0)
+    assert reward(Args(), Sample(prompt=text, response=text)) in (0.0, 1.0)

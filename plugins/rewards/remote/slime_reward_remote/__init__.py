@@ -43,7 +43,7 @@ class Remote:
 
     def __init__(self, args: Args) -> None:
         self.options = options(args, self.name, Options)
-        self.url = getattr(args, "rm_url", None) or ""
+        self.url = args.rm_url or ""
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--rm-url {self.url!r}: reward {self.name!r} asks a service; type --rm-url http://HOST:PORT/PATH"
@@ -55,8 +55,7 @@ class Remote:
         """What the service answers. Raises PluginError when it refuses or cannot be reached in time."""
         body = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
         body |= {name: getattr(sample, name) for name in self.options.include}
-        timeout = getattr(args, "rm_timeout", None)
-        seconds = None if timeout is None else 0.95 * timeout
+        seconds = None if args.rm_timeout is None else 0.95 * args.rm_timeout
         return await self.client.post(self.url, body, headers=self.headers, timeout=seconds)
 
 

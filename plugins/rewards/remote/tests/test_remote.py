@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,13 +8,14 @@ from slime_reward_remote import Remote, RemoteRm
 from slime_testing_contracts import ScriptedService
 
 from slime_core import RewardCaller, Sample, resolve
+from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError
 
 SAMPLE = Sample(prompt=[{"role": "user", "content": "1+1="}], response="2", label=2, index=7, metadata={"k": "v"})
 
 
-def args(url: str | None, name: str = "remote", **options: Any) -> SimpleNamespace:
-    return SimpleNamespace(rm_url=url, rm_timeout=10.0, reward_key=None, plugins={name: options})
+def args(url: str | None, name: str = "remote", **options: Any) -> Args:
+    return Args(rm_url=url, rm_timeout=10.0, reward_key=None, plugins={name: options})
 
 
 def test_what_is_sent_and_what_comes_back() -> None:

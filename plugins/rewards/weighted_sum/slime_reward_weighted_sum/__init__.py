@@ -99,8 +99,8 @@ class WeightedSum:
 
     @staticmethod
     def _read_as_mapping(args: Args, evaluation: bool) -> bool:
-        key = getattr(args, "eval_reward_key" if evaluation else "reward_key", None)
-        return bool(key or getattr(args, "custom_reward_post_process_path", None))
+        key = args.eval_reward_key if evaluation else args.reward_key
+        return bool(key or args.custom_reward_post_process_path)
 
 
 class _TermArgs:
@@ -111,8 +111,8 @@ class _TermArgs:
     def __init__(self, args: Args, key: str | None) -> None:
         self._args = args
         self.reward_key = self.eval_reward_key = key
-        timeout = getattr(args, "rm_timeout", None)
-        self.rm_timeout = None if timeout is None else 0.95 * timeout  # so that the term is named, not the sum
+        # Less than the sum's, so that the term is named and not the sum.
+        self.rm_timeout = None if args.rm_timeout is None else 0.95 * args.rm_timeout
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_args"], name)

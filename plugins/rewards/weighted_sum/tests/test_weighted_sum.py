@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from slime_reward_weighted_sum import WeightedSum
 from slime_testing_contracts import ScriptedService
 
 from slime_core import RewardCaller, Sample, resolve
+from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError, PluginNotFoundError
 
 RIGHT = Sample(prompt="1+1=", response="Answer: 2", label="2", index=0)
@@ -47,11 +47,11 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "rm.py")
 
 
-def settings(*terms: dict[str, Any], **more: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"reward_key": None, "plugins": {"weighted_sum": {"terms": list(terms)}}, **more})
+def settings(*terms: dict[str, Any], **more: Any) -> Args:
+    return Args(**{"reward_key": None, "plugins": {"weighted_sum": {"terms": list(terms)}}, **more})
 
 
-def score(args: SimpleNamespace, *samples: Sample, evaluation: bool = False) -> list[Any]:
+def score(args: Args, *samples: Sample, evaluation: bool = False) -> list[Any]:
     caller = RewardCaller(resolve("rewards", "weighted_sum"), args)
     return asyncio.run(caller.score(list(samples), evaluation))
 

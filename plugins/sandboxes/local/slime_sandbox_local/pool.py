@@ -169,8 +169,8 @@ _pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Interpret
 
 def pool_of(args: Args, limits: SandboxLimits) -> InterpreterPool:
     """The pool of this event loop for these limits, made at first use by `--sandbox-concurrency` and `-isolation`."""
-    size = int(getattr(args, "sandbox_concurrency", 32))
-    isolation = str(getattr(args, "sandbox_isolation", "require"))
+    size = args.sandbox_concurrency
+    isolation = args.sandbox_isolation
     pools = _pools.setdefault(asyncio.get_running_loop(), {})
     key = (size, isolation, repr(limits))
     if key not in pools:

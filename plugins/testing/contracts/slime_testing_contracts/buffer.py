@@ -47,7 +47,7 @@ class BufferContract(Contract):
         """The buffer, with the methods of `BufferBase` whatever form its author chose."""
         found = self.resolved.obj
         built = construct(found, self.settings) if inspect.isclass(found) else found
-        return built if callable(getattr(built, "take", None)) else FilteredList(self.settings, built, self.component)
+        return built if hasattr(built, "take") else FilteredList(self.settings, built, self.component)
 
     @pytest.mark.parametrize(("held", "asked"), [(0, 3), (2, 3), (3, 3), (5, 3), (5, 0), (1, 1)])
     def test_takes_at_most_what_was_asked(self, held: int, asked: int) -> None:

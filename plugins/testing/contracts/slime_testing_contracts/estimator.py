@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
-from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args
 from slime_core.testing.base import Contract
 
@@ -34,19 +32,20 @@ class EstimatorContract(Contract):
     @property
     def settings(self) -> Args:
         """With what the estimator's `defaults` bring and its `requires` asks for."""
-        brought = dict(getattr(self.resolved.obj, "defaults", {}))
-        required = dict(getattr(self.resolved.obj, "requires", {}))
-        return super().settings.model_copy(update={**brought, **required, **self.args})
+        made = self.estimator_class
+        return super().settings.model_copy(update={**made.defaults, **made.requires, **self.args})
+
+    @property
+    def estimator_class(self) -> type[Any]:
+        """As the launcher builds it; a function of THUDM/slime's form on top of the base class."""
+        from slime_core.estimator import estimator_class
+
+        return estimator_class(self.resolved.obj, self.component)
 
     @property
     def estimator(self) -> AdvantageEstimator:
-        """Built as the launcher does; a function of THUDM/slime's form on top of the base class."""
-        from slime_core.estimator import CustomAdvantages, EstimatorBase
-
-        obj, settings = self.resolved.obj, self.settings
-        if inspect.isclass(obj):
-            return cast("AdvantageEstimator", construct(obj, settings))
-        return CustomAdvantages(EstimatorBase(settings), obj, self.component)
+        """A fresh one."""
+        return cast("AdvantageEstimator", self.estimator_class(self.settings))
 
     def shape(
         self, rewards: Sequence[float], groups: Sequence[int], rollout_ids: Sequence[int] | None = None
@@ -55,7 +54,7 @@ class EstimatorContract(Contract):
         from slime_core.protocols import RewardInputs
 
         n = len(rewards)
-        baselines = [0.25] * n if getattr(self.resolved.obj, "needs_greedy_baseline", False) else None
+        baselines = [0.25] * n if self.estimator_class.needs_greedy_baseline else None
         inputs = RewardInputs(
             list(rewards), list(groups), list(rollout_ids or range(n)), [10] * n, [False] * n, baselines
         )
@@ -65,8 +64,9 @@ class EstimatorContract(Contract):
         """What it brings, requires and ignores are settings, and the first two do not contradict each other."""
         from slime_core.config.spec import flag_specs
 
-        defaults, requires = (dict(getattr(self.resolved.obj, name, {})) for name in ("defaults", "requires"))
-        named = {*defaults, *requires, *getattr(self.resolved.obj, "ignores", ())}
+        made = self.estimator_class
+        defaults, requires = made.defaults, made.requires
+        named = {*defaults, *requires, *made.ignores}
         unknown = sorted(named - flag_specs().keys())
         assert not unknown, f"`defaults`, `requires`, `ignores` name settings; these are none: {', '.join(unknown)}"
         differ = [name for name, value in defaults.items() if requires.get(name, value) != value]

@@ -11,9 +11,10 @@ import torch
 
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.custom_loss import CustomLoss
+from slime_core.learning.loss import LossBase
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.logprobs import response_log_probs
-from slime_core.protocols import MicroBatchOutput
+from slime_core.protocols import MicroBatchOutput, with_defaults
 from slime_core.testing.base import Contract
 from slime_core.types import TrainBatch
 
@@ -69,7 +70,7 @@ class LossContract(Contract):
     def build(self) -> Any:
         """As the launcher builds it, with the base class for an estimator; override for further arguments."""
         settings = self.settings
-        return self.resolved.obj(settings, EstimatorBase(settings))
+        return with_defaults(self.resolved.obj, LossBase)(settings, EstimatorBase(settings))
 
     def step(self, micro_batches: Sequence[Sequence[int]], per_token: bool = False) -> Bound:
         """Loss, metrics and gradients, summed over micro-batches as the trainer sums them."""
@@ -107,8 +108,8 @@ class LossContract(Contract):
         assert entropy is not None
         return MicroBatchOutput(
             list(positions), torch.cat(log_probs),
-            entropy=torch.cat(entropy) if getattr(loss, "needs_entropy", False) else None,
-            logits=joined[None] if getattr(loss, "needs_logits", False) else None,
+            entropy=torch.cat(entropy) if loss.needs_entropy else None,
+            logits=joined[None] if loss.needs_logits else None,
         )  # fmt: skip
 
     @pytest.mark.parametrize("per_token", [False, True])

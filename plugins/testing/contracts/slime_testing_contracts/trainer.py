@@ -86,7 +86,7 @@ class TrainerContract(Contract):
 
         batch = example_batch()
         decoder = Decoder.from_weights(load_model_config(tiny_model()), weights().items())
-        temperature = float(getattr(self.settings, "rollout_temperature", 1.0))
+        temperature = self.settings.rollout_temperature
         with self.built() as trainer:
             for micro_batches in SPLITS:
                 found = trainer.log_probs(batch, micro_batches)
@@ -228,7 +228,7 @@ class TrainerContract(Contract):
         checkpoint = tiny_moe_model(dense_layer=False)
         settings = self.settings.model_copy(update={"hf_checkpoint": str(checkpoint)})
         decoder = Decoder.from_weights(load_model_config(checkpoint), read_weights(checkpoint))
-        temperature = float(getattr(settings, "rollout_temperature", 1.0))
+        temperature = settings.rollout_temperature
         batch, generator = example_batch(), torch.Generator().manual_seed(8)
         shapes = [(len(tokens) - 1, 3, 8) for tokens in batch.tokens]
         given = [torch.rand(shape, generator=generator).topk(2).indices for shape in shapes]

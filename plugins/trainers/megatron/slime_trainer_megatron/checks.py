@@ -57,7 +57,7 @@ def check_run(args: Args) -> list[str]:
         check_installed()
     special = role_overrides(args)
     for role in ROLES:
-        if role == "critic" and role not in special and not getattr(args, "critic_load", None):
+        if role == "critic" and role not in special and not args.critic_load:
             continue  # the actor's model and flags
         own = role_args(args, role)
         settings = None
@@ -103,7 +103,7 @@ def _check_shared(args: Args, layouts: Mapping[Role, Layout]) -> None:
     whole = MegatronSettings.from_args(args).layout
     for role, layout in layouts.items():
         if layout != whole:
-            path = getattr(args, "megatron_config_path", None)
+            path = args.megatron_config_path
             cited = f"--megatron-config-path {path!r}" if path else f"--critic-load {args.critic_load!r}"
             raise ConfigError(
                 f"{cited}: actor and critic share their processes, so their parallel sizes are the run's: the run has"
@@ -170,7 +170,7 @@ def _check_routing(args: Args, settings: MegatronSettings) -> None:
             f"{shown('moe_aux_loss_coeff', coefficient)}:"
             f" {shown('moe_router_load_balancing_type', types)} has no such loss; set aux_loss or remove one"
         )
-    if not getattr(args, "use_routing_replay", False):
+    if not args.use_routing_replay:
         return
     if "sinkhorn" in kinds:
         raise ConfigError(

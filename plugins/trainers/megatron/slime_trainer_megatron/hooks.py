@@ -28,7 +28,7 @@ def model_provider(args: Args) -> Callable[..., Any] | None:
     Raises:
         PluginError: It cannot be found or has another signature.
     """
-    spec = getattr(args, _PROVIDER, None)
+    spec = args.custom_model_provider_path
     if not spec:
         return None
     from slime_core.plugins.boundary import guarded

@@ -16,7 +16,7 @@ import torch
 
 from slime_core.errors import ConfigError, TrainError
 from slime_core.protocols import Args
-from slime_core.trainers.settings import Role, value_of
+from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.chosen import trained_names
 from slime_trainer_megatron.families.family import Architecture, MegatronModel, load_megatron_model
@@ -76,7 +76,7 @@ class Models:
         self.adapters: Adapters | None = None
         """Trained in place of the weights, with `--lora-rank`."""
         if settings.lora is not None:
-            self.adapters = Adapters(self.chunks, self.family, settings.lora, int(getattr(args, "seed", 0)))
+            self.adapters = Adapters(self.chunks, self.family, settings.lora, args.seed)
             self.sets.add_changing()
         self._keep_first()
         self.freeze()
@@ -111,7 +111,7 @@ class Models:
                 load_weights(self.chunks, family, directory)
                 self.sets.keep(name)
                 continue
-            if name == "ref" and value_of(self._args, "ref_update_interval", 0):
+            if name == "ref" and self._args.ref_update_interval:
                 raise ConfigError(
                     f"--ref-update-interval copies the actor into the reference, but --ref-load {directory} is another"
                     f" architecture than --hf-checkpoint {settings.hf_checkpoint}"
@@ -128,7 +128,7 @@ class Models:
     def schedule(self, chunks: Sequence[Any], family: MegatronModel | None = None) -> Schedule:
         """Chunks of this rank in the pipeline schedule; without a family, those of the trained model."""
         settings, groups = self._settings, self._groups
-        multiple = settings.layout.tensor * int(value_of(self._args, "data_pad_size_multiplier", 128))
+        multiple = settings.layout.tensor * self._args.data_pad_size_multiplier
         vocab_size = (family or self.family).architecture.vocab_size
         head = Head(chunks[-1], groups, vocab_size, settings.temperature, settings.log_probs_chunk_size)
         packing = Packing(groups.context_rank, groups.context_size, multiple)

@@ -31,7 +31,7 @@ class MegatronSettings(CommonSettings):
         Raises:
             ConfigError: A value that this trainer cannot honour.
         """
-        values = common_values(args, role, "the Megatron trainer")
+        values = common_values(args, role)
         return cls(**values, layout=Layout.from_args(args, _layers_of(str(values["hf_checkpoint"]))))
 
 

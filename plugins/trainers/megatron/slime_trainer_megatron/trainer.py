@@ -21,7 +21,7 @@ from slime_core.models.config import read_hf_config
 from slime_core.plugins.hooks import Hooks, hooks_of
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
-from slime_core.trainers.settings import Role, value_of
+from slime_core.trainers.settings import Role
 from slime_core.types import TrainBatch
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config
@@ -93,7 +93,7 @@ class MegatronTrainer:
             settings.device,
             settings.timeout_minutes,
             settings.distributed_backend,
-            seed=int(value_of(args, "seed", 1234)),
+            seed=args.seed,
         )
         self.device = self.groups.device
         self.rank, self.world_size = self.groups.data_rank, self.groups.data_size
@@ -122,7 +122,7 @@ class MegatronTrainer:
         self.chunks: list[Any] = wrap_for_training(self.models.chunks, self.models.config, ddp)
         """What is trained, as Megatron's wrappers; hooks get these."""
         optimizer = optimizer_config(args, role=role, device=self.device)
-        stateless = bool(value_of(args, "use_stateless_adam", False))
+        stateless = args.use_stateless_adam
         self.optimizer = MegatronAdam(self.chunks, optimizer, schedule, stateless=stateless)
         self._schedule = self.models.schedule(self.chunks)
 
@@ -149,10 +149,10 @@ class MegatronTrainer:
         Raises:
             ConfigError: The GPUs cannot be split into copies of the model.
         """
-        args = settings.args
+        args: Args = settings.args
         layout = Layout.from_args(args)
         if settings.is_given("actor_num_nodes") or settings.is_given("actor_num_gpus_per_node"):
-            asked = int(value_of(args, "actor_num_nodes", 1)) * int(value_of(args, "actor_num_gpus_per_node", 1))
+            asked = args.actor_num_nodes * args.actor_num_gpus_per_node
             layout.data_size(asked)
             return asked
         return layout.model_size

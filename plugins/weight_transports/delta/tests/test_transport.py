@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from safetensors.torch import save_file
 from slime_weight_transport_delta.apply import apply
 from slime_weight_transport_delta.format import read_version, versions_in
 
-from slime_core.config import Settings
+from slime_core.config import Args, Settings
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.launch.component_settings import check_component_settings
 from slime_core.launch.components import Components, named_transport
@@ -72,16 +71,16 @@ def make(tmp_path: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) ->
     (model / "config.json").write_text("{}")
     args = {
         "update_weight_start_version": 0, "update_weight_transport": "delta", "colocate": False,
-        "update_weight_disk_dir": tmp_path / "run" / "weights", "run_dir": tmp_path / "run",
+        "update_weight_disk_dir": str(tmp_path / "run" / "weights"), "run_dir": str(tmp_path / "run"),
         "update_weight_disk_keep_files": False,
-        "check_weight_update_equal": True, "hf_checkpoint": model, "update_weight_delta_encoding": "xor",
+        "check_weight_update_equal": True, "hf_checkpoint": str(model), "update_weight_delta_encoding": "xor",
         "update_weight_delta_checksum": "xxh3-128", "update_weight_buffer_size": 2**20, "true_on_policy_mode": False,
         "save_shard_size": 5.0, "custom_update_weight_post_write_path": None,
     }  # fmt: skip
     receiver = Receiver(tmp_path / "local")
     receiver.weight_transports = changes.pop("transports", receiver.weight_transports)
     post_write = changes.pop("post_write", None)
-    sync = WeightSync(SimpleNamespace(**(args | changes)), trainer, receiver, post_write=post_write)
+    sync = WeightSync(Args(**(args | changes)), trainer, receiver, post_write=post_write)
     return sync, trainer, receiver
 
 

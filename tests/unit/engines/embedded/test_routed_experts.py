@@ -6,7 +6,6 @@ import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.sequence import Sequence
@@ -124,7 +124,7 @@ def loop() -> Iterator[asyncio.Runner]:
 
 
 def engine_of(directory: Path, **args: Any) -> EmbeddedEngine:
-    return EmbeddedEngine(SimpleNamespace(hf_checkpoint=str(directory), num_threads=1, **args))
+    return EmbeddedEngine(Args(hf_checkpoint=str(directory), num_threads=1, **args))
 
 
 def test_they_come_when_the_run_replays_them_or_when_asked_for(loop: asyncio.Runner) -> None:
@@ -185,7 +185,7 @@ def test_over_http_as_sglang_sends_them(loop: asyncio.Runner, start: int, hf_mod
     np.testing.assert_array_equal(np.sort(flat.reshape(rows, 3, 2)[:, SPARSE]), experts[start:])
     sample = Sample(tokens=list(PROMPT))
     log_probs = [entry[0] for entry in meta["output_token_logprobs"]]
-    sample.append_response_tokens(SimpleNamespace(hf_checkpoint=tiny_moe_model()), ids, log_probs, meta_info=meta)
+    sample.append_response_tokens(Args(hf_checkpoint=str(tiny_moe_model())), ids, log_probs, meta_info=meta)
     assert np.asarray(sample.rollout_routed_experts)[start:].tolist() == flat.reshape(rows, 3, 2).tolist()
 
 

@@ -4,7 +4,6 @@ import os
 import sys
 import timeit
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from slime_engine_sglang import environment
@@ -18,6 +17,7 @@ from slime_engine_sglang.environment import (
     server_environment,
 )
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(
@@ -41,8 +41,8 @@ def make_environment(folder: Path, *infos: str) -> Path:
     return folder / "bin" / "python"
 
 
-def args(python: object = None) -> SimpleNamespace:
-    return SimpleNamespace(engine_python=python)
+def args(python: object = None) -> Args:
+    return Args(engine_python=python)
 
 
 def test_the_flag_goes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

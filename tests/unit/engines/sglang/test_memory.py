@@ -10,13 +10,13 @@ from slime_engine_sglang.api.control import Control
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.engine import SglangEngine
 
-from tests.engine_args import engine_args
+from slime_core.config import Args
 
 
 @pytest.mark.parametrize("saver", [True, False])
 async def test_servers_of_our_own_that_have_the_memory_saver(monkeypatch: pytest.MonkeyPatch, saver: bool) -> None:
     """Without it SGLang would take back what it never gave, and end."""
-    engine = SglangEngine(engine_args(update_weight_transport="auto"))
+    engine = SglangEngine(Args(update_weight_transport="auto"))
     ours = Worker("http://a:1", state=WorkerState.READY, owned=True)
     theirs = Worker("http://b:1", state=WorkerState.READY)
     engine.pool = WorkerPool([ours, theirs])

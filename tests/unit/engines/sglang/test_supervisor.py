@@ -16,10 +16,10 @@ from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.supervised import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 
+from slime_core.config import Args
 from slime_core.errors import EngineError
 from slime_core.observability.events import EventLog, read_events
 from slime_core.testing.tiny import tiny_model
-from tests.engine_args import engine_args
 from tests.engine_processes import EmbeddedServer, SmallRouter
 
 READY, OUT = WorkerState.READY, WorkerState.QUARANTINED
@@ -55,7 +55,7 @@ class Fleet:
             "use_fault_tolerance": True, "rollout_health_check_interval": 0.2, "rollout_health_check_timeout": 10.0,
             "rollout_health_check_first_wait": 0.0, "rollout_max_engine_restarts": 3,
         }  # fmt: skip
-        self.supervisor = Supervisor(engine_args(**defaults | settings), [self.model], Incidents(EventLog(directory)))
+        self.supervisor = Supervisor(Args(**defaults | settings), [self.model], Incidents(EventLog(directory)))
 
     async def _catch_up(self, worker: Worker) -> None:
         """What a weight transport does, with the smallest update there is."""

@@ -12,7 +12,7 @@ from aiohttp import web
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.api.worker import WorkerPool
 
-from tests.engine_args import engine_args
+from slime_core.config import Args
 
 Reaction = Callable[["Server", web.Request, Any, int], Awaitable[Any]]
 """(server, request, its JSON, how many came to this path before) -> JSON, (status, JSON or bytes), or a response."""
@@ -147,7 +147,7 @@ def await_all(pool: WorkerPool, wait: bool = True) -> None:
 @asynccontextmanager
 async def engine_at(*made: Server, **args: Any) -> AsyncIterator[HttpEngine]:
     """A started engine over these servers; nobody brings them back, but for the test."""
-    engine = HttpEngine(engine_args(rollout_external_engine_addrs=[s.address for s in made], **args))
+    engine = HttpEngine(Args(rollout_external_engine_addrs=[s.address for s in made], **args))
     await engine.start()
     assert engine._supervisor is not None
     engine._supervisor.stop()

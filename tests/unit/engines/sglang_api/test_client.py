@@ -14,9 +14,9 @@ from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
+from slime_core.config import Args
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
-from tests.engine_args import engine_args
 from tests.unit.engines.sglang_api.servers import (
     Reaction,
     Server,
@@ -698,6 +698,6 @@ async def test_prefill_and_decode_servers_are_never_asked_directly() -> None:
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:
-    engine = HttpEngine(engine_args(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
+    engine = HttpEngine(Args(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
         await engine.start()

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from slime_engine_sglang.api.engine import HttpEngine
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from tests.engine_args import engine_args
 from tests.unit.engines.sglang_api.servers import Server, engine_at, servers, well
 
 
@@ -35,7 +35,7 @@ async def test_the_workers_of_a_router_are_found_and_requests_go_through_it() ->
 
         front.react = router
         host, port = front.address.split(":")
-        engine = HttpEngine(engine_args(sglang_router_ip=host, sglang_router_port=int(port)))
+        engine = HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port)))
         await engine.start()
         assert await engine.address() == (host, int(port))
         assert (await engine.generate([3], {})).token_ids == [1]
@@ -52,7 +52,7 @@ async def test_an_address_without_a_list_of_workers_is_a_server() -> None:
 
     async with servers(lonely) as (server,):
         host, port = server.address.split(":")
-        engine = HttpEngine(engine_args(sglang_router_ip=host, sglang_router_port=int(port)))
+        engine = HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port)))
         await engine.start()
         await engine.start()  # safe twice
         assert engine.router is None
@@ -68,15 +68,15 @@ async def test_settings_that_make_no_sense() -> None:
         return {"workers": []}
 
     with pytest.raises(ConfigError, match="--rollout-external-engine-addrs"):
-        await HttpEngine(engine_args()).start()
+        await HttpEngine(Args()).start()
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        await HttpEngine(engine_args(rollout_external_engine_addrs=["localhost"])).start()
+        await HttpEngine(Args(rollout_external_engine_addrs=["localhost"])).start()
     with pytest.raises(EngineError, match="start"):
-        await HttpEngine(engine_args(rollout_external_engine_addrs=["a:1"])).generate([1], {})
+        await HttpEngine(Args(rollout_external_engine_addrs=["a:1"])).generate([1], {})
     async with servers(nobody) as (front,):
         host, port = front.address.split(":")
         with pytest.raises(EngineError, match="has no workers"):
-            await HttpEngine(engine_args(sglang_router_ip=host, sglang_router_port=int(port))).start()
+            await HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port))).start()
 
 
 async def test_metrics_begin_at_zero_and_name_what_is_ready() -> None:

@@ -11,6 +11,7 @@ from slime_engine_sglang.api.continuation import rest_of
 from slime_engine_sglang.api.flights import Flight
 from slime_engine_sglang.api.requests import generate_request
 
+from slime_core.config import Args
 from slime_core.errors import EngineError
 from slime_core.protocols import GenerateContext, GenerateTraits
 from slime_core.rollout.gate import GatedEngine
@@ -39,7 +40,7 @@ async def test_single_turn_sends_the_images_of_the_sample() -> None:
     sample = Sample(index=0, tokens=[3], multimodal_inputs={"images": [PNG_FILE]})
     async with servers(well) as (server,), engine_at(server) as engine:
         context = GenerateContext(GatedEngine(engine, deterministic=False), None)  # type: ignore[arg-type]
-        await generate(SimpleNamespace(), sample, {"max_new_tokens": 1}, context=context)
+        await generate(Args(), sample, {"max_new_tokens": 1}, context=context)
         assert [body["image_data"] for body in server.asked("/generate")] == [[PNG_FILE]]
 
 

@@ -20,10 +20,10 @@ from slime_engine_sglang.api.weight_check import WeightCheck, compare
 from slime_engine_sglang.api.weight_readers import ACTION, Finding
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.models.hf_io import write_weights
 from slime_core.weights.checksum import tensor_checksum
-from tests.engine_args import engine_args
 from tests.unit.engines.sglang.fused_model import FusedModel, Shape, ranks, read_back, unchanged
 from tests.unit.engines.sglang_api.servers import Reaction, Server, engine_at, servers, well
 
@@ -186,7 +186,7 @@ async def checking(*reactions: Reaction, awaited: bool = False, **args: Any) -> 
         http = Http()
         await http.open()
         try:
-            settings_ = engine_args(check_weight_update_equal=True, update_weight_timeout=5.0, **args)
+            settings_ = Args(check_weight_update_equal=True, update_weight_timeout=5.0, **args)
             yield WeightCheck(http, pool, settings_), pool
         finally:
             await http.close()

@@ -18,10 +18,9 @@ from slime_engine_sglang.api.worker import WorkerState
 from slime_weight_transport_delta.puller import Puller, serve
 from slime_weight_transport_delta.writer import DeltaWriter
 
-from slime_core.config import Settings
+from slime_core.config import Args, Settings
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.plugins.presets import load_settings
-from tests.engine_args import engine_args
 from tests.unit.engines.sglang_api.servers import Server, servers
 
 
@@ -64,7 +63,7 @@ async def pullers(tmp_path: Path, *engines: Sequence[str]) -> AsyncIterator[list
 async def http_engine(made: Sequence[Server], addresses: Sequence[str], **settings: Any) -> AsyncIterator[HttpEngine]:
     args = {"rollout_timeout": 10, "update_weight_timeout": 10, **settings}
     urls = {"rollout_external_engine_addrs": [s.address for s in made], "update_weight_puller_addrs": list(addresses)}
-    engine = HttpEngine(engine_args(**args, **urls))
+    engine = HttpEngine(Args(**args, **urls))
     await engine.start()
     try:
         yield engine

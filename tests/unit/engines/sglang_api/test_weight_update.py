@@ -21,8 +21,8 @@ from slime_engine_sglang.api.weight_buckets import Buffers
 from slime_engine_sglang.api.weight_update import WeightUpdates
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, WeightSyncError
-from tests.engine_args import engine_args
 from tests.unit.engines.sglang_api.servers import Server, die, hang, servers
 from tests.unit.engines.sglang_api.weight_servers import WeightServer
 
@@ -67,7 +67,7 @@ async def setup(*rules: WeightServer, **args: Any) -> AsyncIterator[Setup]:
     async with servers(*rules) as running:
         http = Http()
         await http.open()
-        made = Setup(http, running, rules, engine_args(**given))
+        made = Setup(http, running, rules, Args(**given))
         try:
             yield made
         finally:

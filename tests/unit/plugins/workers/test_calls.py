@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,14 +84,14 @@ def test_settings_arrive_with_custom_ones_and_objects() -> None:
 
 
 def test_what_cannot_travel_says_so_when_it_is_read() -> None:
-    there = unpack_args(pack_args(SimpleNamespace(a=1, handle=lambda: None)))
+    there = unpack_args(pack_args(Args(a=1, handle=lambda: None)))
     assert there.a == 1
     with pytest.raises(AttributeError, match=r"args.handle cannot be sent .*execution='thread'"):
         _ = there.handle
 
 
 def test_settings_are_updated_in_place_and_only_where_they_changed() -> None:
-    args = SimpleNamespace(kept=1, port=None, array=np.zeros(2), becomes_plain=np.ones(1))
+    args = Args(kept=1, port=None, array=np.zeros(2), becomes_plain=np.ones(1))
     before = pack_args(args)
     there = unpack_args(before)
     there.of_the_users = "a cache"
@@ -103,5 +102,5 @@ def test_settings_are_updated_in_place_and_only_where_they_changed() -> None:
     assert (there.port, list(there.array), there.becomes_plain, there.new) == (7, [1.0, 1.0], 3, {"a": ("h", 1)})
     assert (there.kept, there.of_the_users) == (5, "a cache")
     args.port = args
-    update_args(there, args_changes(pack_args(SimpleNamespace(**vars(args) | {"port": 7})), pack_args(args)))
+    update_args(there, args_changes(pack_args(args.model_copy(update={"port": 7})), pack_args(args)))
     assert there.port.kept == 1, "plain before, and not any more"

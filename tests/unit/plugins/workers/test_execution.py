@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import PluginError
 from slime_core.plugins import adapters
 from slime_core.plugins.adapters import RewardCaller
@@ -23,8 +24,8 @@ from tests.virtual_time import in_virtual_time
 def caller(function, **args) -> RewardCaller:
     registry = Registry()
     registry.add_object("rewards", "mine", function)
-    args = {"reward_key": None, "rm_timeout": 5.0, "rm_concurrency": None, **args}
-    return RewardCaller(resolve("rewards", "mine", registry=registry), SimpleNamespace(**args))
+    args = {"reward_key": None, "rm_timeout": 5.0, **args}
+    return RewardCaller(resolve("rewards", "mine", registry=registry), Args(**args))
 
 
 @pytest.mark.parametrize(
@@ -161,5 +162,5 @@ def test_code_that_has_no_address_runs_on_threads_even_with_workers() -> None:
     registry = Registry()
     registry.add_object("rewards", "mine", lambda args, sample: 1.0)
     resolved = resolve("rewards", "mine", registry=registry)
-    call = RewardCaller(resolved, SimpleNamespace(reward_key=None), workers=Unused(), spec="mine")
+    call = RewardCaller(resolved, Args(reward_key=None), workers=Unused(), spec="mine")
     assert call.execution == "thread"

@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
@@ -95,7 +95,7 @@ class Asks:
         self.args = args  # as the worker had them when it built this
     def __call__(self, args, sample):
         sample.metadata["address"] = getattr(self.args, "address", None)
-        sample.metadata["plugins"] = getattr(self.args, "plugins", None)
+        sample.metadata["plugins"] = self.args.plugins
         return float(self.args is args)
 
 class Judge:
@@ -114,7 +114,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "rm.py"
 
 
-ARGS = SimpleNamespace(offset=0.5, rm_timeout=20.0, reward_key=None, seed=7)
+ARGS = Args(offset=0.5, rm_timeout=20.0, reward_key=None, seed=7)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def caller(pool: WorkerPool, spec: Any, **changes: Any) -> RewardCaller:
-    args = SimpleNamespace(**{**vars(ARGS), **changes})
+    args = ARGS.model_copy(update=changes)
     made = RewardCaller(resolve("rewards", str(spec)), args, workers=pool, spec=str(spec))
     assert made.execution == "process"
     return made
@@ -154,14 +154,14 @@ def say(text: str, index: int = 0) -> Sample:
 
 async def test_settings_that_are_set_later_arrive_when_told(file: Path) -> None:
     """As an engine's address, which is known after the workers have loaded the reward."""
-    args = SimpleNamespace(**vars(ARGS), address=None)
+    args = ARGS.model_copy(update={"address": None})
     pool = WorkerPool(args, 1)
     try:
         call = caller(pool, f"{file}:Asks")
         await call.start()
         pid = [worker.pid for worker in workers()]
         options = {"asks": {"loudly": True}}
-        own = call.under(SimpleNamespace(**vars(args), plugins=options))
+        own = call.under(args.model_copy(update={"plugins": options}))
         asked = [say("own"), say("own, later")]
         assert await own.score(asked[:1]) == [1.0]
         args.address = {"judge": ("127.0.0.1", 5)}
@@ -177,11 +177,11 @@ async def test_settings_that_are_set_later_arrive_when_told(file: Path) -> None:
         pool.close()
     assert [s.metadata["address"] for s in samples] == [None, args.address, args.address]
     assert [s.metadata["address"] for s in asked] == [None, args.address]
-    assert [s.metadata["plugins"] for s in (*samples, *asked)] == [None, None, None, options, options]
+    assert [s.metadata["plugins"] for s in (*samples, *asked)] == [{}, {}, {}, options, options]
 
 
 def test_settings_that_change_before_the_first_worker_are_packed_then(file: Path) -> None:
-    args = SimpleNamespace(**vars(ARGS))
+    args = ARGS.model_copy()
     pool = WorkerPool(args, 1)
     args.address = "early"
     pool.settings_changed()
@@ -227,7 +227,7 @@ async def test_what_goes_wrong_is_the_calls_alone(
     pool: WorkerPool, file: Path, text: str, error: type, message: str
 ) -> None:
     keys = {"custom_reward_post_process_path": "shape.py"} if text == "unpicklable" else {}
-    pool._args = SimpleNamespace(**{**vars(ARGS), **keys})
+    pool._args = ARGS.model_copy(update=keys)
     call = caller(pool, file)
     with pytest.raises(error, match=message) as caught:
         await call.score([say(text)])
@@ -393,14 +393,14 @@ async def test_closing_ends_calls_that_run_and_wait(file: Path) -> None:
 
 DRIVER = """
 import asyncio, sys
-from types import SimpleNamespace
+from slime_core.config import Args
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.pool import WorkerPool
 from slime_core.types import Sample
 
 async def main():
-    args = SimpleNamespace(offset=0.0, rm_timeout=None, reward_key=None)
+    args = Args(offset=0.0, rm_timeout=None)
     call = RewardCaller(resolve("rewards", sys.argv[1]), args, workers=WorkerPool(args, 2), spec=sys.argv[1])
     await call.start()
     samples = [Sample(index=i, response="add 1") for i in range(8)]

@@ -66,6 +66,7 @@ def test_a_hanging_reward_delays_neither_the_others_nor_the_exit() -> None:
     code = """
 import asyncio, threading, os
 from slime_core import Sample
+from slime_core.config import Args
 from slime_core.plugins.adapters import RewardCaller, _THREADS
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.resolve import resolve
@@ -77,7 +78,7 @@ def reward(args, sample):
 
 registry = Registry()
 registry.add_object("rewards", "mine", reward)
-caller = RewardCaller(resolve("rewards", "mine", registry=registry), None)
+caller = RewardCaller(resolve("rewards", "mine", registry=registry), Args())
 
 async def score(index):
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import write_config, write_weights
@@ -60,12 +60,12 @@ def model_dir(make_model: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def make_args(model_dir: Path) -> Callable[..., SimpleNamespace]:
+def make_args(model_dir: Path) -> Callable[..., Args]:
     """Arguments for the model, with overrides."""
 
-    def make(**overrides: Any) -> SimpleNamespace:
+    def make(**overrides: Any) -> Args:
         defaults = {"hf_checkpoint": str(model_dir), "device": "cpu", "lr": 1e-2, "lr_decay_style": "constant"}
-        return SimpleNamespace(**{**defaults, **overrides})
+        return Args(**{**defaults, **overrides})
 
     return make
 

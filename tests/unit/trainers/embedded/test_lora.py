@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from slime_core.config import Args
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import load_model_config
 from slime_core.models.decoder import init_weights
@@ -23,7 +23,7 @@ from slime_core.testing.tiny import tiny_moe_model
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
 
-MakeArgs = Callable[..., SimpleNamespace]
+MakeArgs = Callable[..., Args]
 MakeBatch = Callable[..., TrainBatch]
 LORA: dict[str, Any] = {"lora_rank": 4, "lora_alpha": 8.0}
 MICRO = [[0, 1], [2, 3]]
@@ -286,9 +286,7 @@ def test_parameters_are_chosen_by_name_among_the_adapters(make_args: MakeArgs) -
 
 
 def test_a_mixture_of_experts_trains_what_all_tokens_go_through(make_batch: MakeBatch, tmp_path: Path) -> None:
-    args = SimpleNamespace(
-        hf_checkpoint=str(tiny_moe_model()), device="cpu", lr=1e-2, lr_decay_style="constant", **LORA
-    )
+    args = Args(hf_checkpoint=str(tiny_moe_model()), device="cpu", lr=1e-2, lr_decay_style="constant", **LORA)
     trainer = EmbeddedTrainer(args)
     before = weights(trainer)
     batch = make_batch(4)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, TrainError
 from slime_core.trainers.embedded.optimizer import MAX_CONSECUTIVE_SKIPS, AdamSettings, FlatAdamW
 from slime_core.trainers.embedded.parallel import DataParallel
@@ -124,18 +124,9 @@ def test_reset_forgets_moments_but_not_the_schedule() -> None:
     assert (optimizer.steps, optimizer.moment_steps) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ({"optimizer": "sgd"}, "--optimizer sgd"),
-        ({"adam_beta1": 1.0}, "--adam-beta1 1.0"),
-        ({"weight_decay": -1}, "--weight-decay -1"),
-        ({"clip_grad": math.nan}, "--clip-grad nan"),
-    ],
-)
-def test_settings_out_of_range_are_refused(flags: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        AdamSettings.from_args(SimpleNamespace(**flags))
+def test_another_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--optimizer sgd"):
+        AdamSettings.from_args(Args(optimizer="sgd"))
 
 
 def test_offloaded_gradients_hold_no_memory_and_steps_go_on_bit_for_bit() -> None:

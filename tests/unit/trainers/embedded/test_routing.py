@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from slime_core.config import Args
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.errors import TrainError
 from slime_core.learning.routing import routing_arrays
@@ -43,7 +43,7 @@ def perturbed(scale: float) -> Weights:
 def trainer(weights: Weights | None = None, **changes: Any) -> EmbeddedTrainer:
     defaults = {"hf_checkpoint": str(tiny_moe_model()), "lr": 1e-2, "lr_decay_style": "constant", "num_rollout": 4,
                 "lr_warmup_iters": 0, "train_iters": 10}  # fmt: skip
-    made = EmbeddedTrainer(SimpleNamespace(**defaults | changes))
+    made = EmbeddedTrainer(Args(**defaults | changes))
     if weights is not None:
         with torch.no_grad():
             for name, tensor in made.named_weights():

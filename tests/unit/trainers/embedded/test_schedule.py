@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.trainers.embedded.schedule import LearningRateSchedule
 
 
 def schedule(**flags: Any) -> LearningRateSchedule:
-    return LearningRateSchedule.from_args(SimpleNamespace(**{"lr": 1.0, "lr_decay_iters": 100, **flags}))
+    return LearningRateSchedule.from_args(Args(**{"lr": 1.0, "lr_decay_iters": 100, **flags}))
 
 
 def test_constant_after_warmup() -> None:
@@ -81,7 +81,6 @@ def test_total_steps_follow_from_the_run() -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({"lr_decay_style": "step"}, "--lr-decay-style step"),
         ({"lr_decay_style": "linear", "lr_decay_iters": None, "num_rollout": 3}, "--rollout-batch-size"),
         ({"lr_warmup_iters": 5, "lr_warmup_fraction": 0.1}, "give one of the two"),
         ({"lr_decay_style": "WSD"}, "--lr-wsd-decay-iters"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from slime_command_models.presets import ModelPreset, model_presets
 from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.families import Architecture
 
+from slime_core.config import Args
 from slime_core.config.foreign import Given, Lists, find_foreign, find_owners
 from slime_core.config.origins import FLAG
 from slime_core.errors import ConfigError
@@ -39,14 +39,14 @@ def flags_of(preset: ModelPreset) -> dict[str, Any]:
 
 def check(preset: str, **flags: Any) -> None:
     hf = model_presets()[preset].config
-    check_architecture(SimpleNamespace(**flags), hf, architecture_of(hf))
+    check_architecture(Args(**flags), hf, architecture_of(hf))
 
 
 @pytest.mark.parametrize("preset", WITH_FAMILY, ids=lambda p: p.name)
 def test_the_flags_of_every_preset_agree_with_its_family(preset: ModelPreset) -> None:
     flags = flags_of(preset)
     assert len(flags) >= 15
-    check_architecture(SimpleNamespace(**flags), preset.config, architecture_of(preset.config))
+    check_architecture(Args(**flags), preset.config, architecture_of(preset.config))
 
 
 def test_presets_were_found() -> None:

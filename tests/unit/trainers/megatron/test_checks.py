@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slime_trainer_megatron.checks import check_run
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 
 QWEN3 = {
@@ -27,7 +27,7 @@ def directory(tmp_path: Path) -> Path:
 
 def run(directory: Path, **flags: Any) -> list[str]:
     args = {"hf_checkpoint": str(directory), "device": "cpu", "train_backend": "megatron", **flags}
-    return check_run(SimpleNamespace(**args))
+    return check_run(Args(**args))
 
 
 def test_agreeing_flags_pass(directory: Path) -> None:

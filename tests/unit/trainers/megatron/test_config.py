@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from slime_trainer_megatron.families import Architecture, decoder_architecture
 from slime_trainer_megatron.layout import Layout
 from torch.nn import functional
 
+from slime_core.config import Args
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from slime_core.plugins.resolve import resolve
@@ -36,8 +36,8 @@ DENSE = decoder_architecture(HF)
 MOE = decoder_architecture(HF, num_moe_experts=4, moe_ffn_hidden_size=32, moe_router_topk=2)
 
 
-def settings(**flags: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"hf_checkpoint": "none", **flags})
+def settings(**flags: Any) -> Args:
+    return Args(**{"hf_checkpoint": "none", **flags})
 
 
 def model(architecture: Architecture = DENSE, *, device: torch.device = CPU, layout: Any = None, **flags: Any) -> Any:

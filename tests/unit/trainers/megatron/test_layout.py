@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slime_trainer_megatron.layout import Layout
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 
 NAMES = {
@@ -25,7 +25,7 @@ NAMES = {
 
 
 def layout(num_layers: int | None = None, **flags: Any) -> Layout:
-    return Layout.from_args(SimpleNamespace(**{NAMES.get(k, k): v for k, v in flags.items()}), num_layers)
+    return Layout.from_args(Args(**{NAMES.get(k, k): v for k, v in flags.items()}), num_layers)
 
 
 def test_sizes_are_read() -> None:

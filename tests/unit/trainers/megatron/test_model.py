@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from slime_trainer_megatron.model.specs import block_spec
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.weights.weights_in import load_hf
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError
 from tests.megatron_models import family, save_tiny
 
@@ -32,7 +32,7 @@ LLAMA3 = {
 
 
 def built(directory: Path, role: Any = "actor", provider: Any = None, **flags: Any) -> tuple[Any, Any, Any]:
-    args, model = SimpleNamespace(hf_checkpoint=str(directory), **flags), family(directory)
+    args, model = Args(hf_checkpoint=str(directory), **flags), family(directory)
     config = transformer_config(args, model.architecture, Layout(), role=role, device=CPU)
     [chunk] = build_model(args, model, config, Layout(), role=role, provider=provider)
     return chunk, model, config
@@ -165,6 +165,4 @@ def test_a_provider_without_vp_stage_cannot_build_chunks(groups: ProcessGroups, 
     save_tiny(tmp_path, "qwen3")
     _, model, config = built(tmp_path)
     with pytest.raises(ConfigError, match="takes no `vp_stage`"):
-        build_model(
-            SimpleNamespace(), model, config, Layout(virtual=2), provider=lambda pre_process, post_process: None
-        )
+        build_model(Args(), model, config, Layout(virtual=2), provider=lambda pre_process, post_process: None)

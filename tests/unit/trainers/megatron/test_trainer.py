@@ -12,6 +12,7 @@ import pytest
 import torch
 from slime_trainer_megatron.trainer import MegatronTrainer
 
+from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError, TrainError
 from slime_core.protocols import MicroBatchOutput
 from slime_core.trainers.embedded.optimizer import MAX_CONSECUTIVE_SKIPS
@@ -221,13 +222,13 @@ def test_functions_are_checked_before_anything_is_built(make: Make, tmp_path: Pa
     [({}, 2), ({"actor_num_gpus_per_node": 8}, 8), ({"actor_num_nodes": 2, "actor_num_gpus_per_node": 4}, 8)],
 )
 def test_how_many_processes_a_run_needs(given: dict[str, Any], expected: int) -> None:
-    args = SimpleNamespace(tensor_model_parallel_size=2, **given)
+    args = Args(tensor_model_parallel_size=2, **given)
     settings = SimpleNamespace(args=args, is_given=given.__contains__)
     assert MegatronTrainer.processes(settings) == expected
 
 
 def test_processes_that_hold_no_whole_copies() -> None:
-    args = SimpleNamespace(tensor_model_parallel_size=2, actor_num_gpus_per_node=3)
+    args = Args(tensor_model_parallel_size=2, actor_num_gpus_per_node=3)
     with pytest.raises(ConfigError, match="3 ranks"):
         MegatronTrainer.processes(SimpleNamespace(args=args, is_given={"actor_num_gpus_per_node"}.__contains__))
 

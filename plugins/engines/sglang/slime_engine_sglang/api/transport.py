@@ -12,6 +12,7 @@ opened has executed nothing and is always tried again.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -125,6 +126,7 @@ class Http:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Authorization": f"Bearer {key}"} if (key := os.environ.get("SLIME_API_KEY")) else None,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             )
 

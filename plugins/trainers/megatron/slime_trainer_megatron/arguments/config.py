@@ -16,7 +16,7 @@ import torch
 
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
-from slime_core.trainers.settings import Role, value_of
+from slime_core.trainers.settings import Role
 from slime_trainer_megatron.arguments.architecture import COMPARED
 from slime_trainer_megatron.arguments.fields import known_fields
 from slime_trainer_megatron.arguments.owned import FOR_RL, NO_EFFECT, NOT_ON_CPU
@@ -110,15 +110,16 @@ def optimizer_config(args: Args, *, role: Role = "actor", device: torch.device) 
     """
     from megatron.core.optimizer import OptimizerConfig
 
-    if (optimizer := value_of(args, "optimizer", "adam")) != "adam":
+    if args.optimizer != "adam":
         raise ConfigError(
-            f"--optimizer {optimizer}: Megatron's distributed optimizer and its checkpoints know adam only; remove it"
+            f"--optimizer {args.optimizer}: Megatron's distributed optimizer and its checkpoints know adam only;"
+            " remove it"
         )
     settings = MegatronSettings.from_args(args, role)
     dtype = settings.compute_dtype(device)
     names = ("optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
-    fields = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
-    if role == "critic" and getattr(args, "critic_lr", None) is not None:
+    fields = {name: getattr(args, name) for name in names}
+    if role == "critic" and args.critic_lr is not None:
         fields["lr"] = args.critic_lr
     fields |= {"use_distributed_optimizer": True, **_of(args, "optimizer")}
     fields |= {"bf16": dtype == torch.bfloat16, "params_dtype": dtype}
@@ -156,10 +157,10 @@ def padded_vocab_size(args: Args, vocab_size: int, layout: Layout) -> int:
     Raises:
         ConfigError: --padded-vocab-size is less than the vocabulary, or not divisible.
     """
-    step = int(value_of(args, "make_vocab_size_divisible_by", 1)) * layout.tensor
+    step = int(getattr(args, "make_vocab_size_divisible_by", 1)) * layout.tensor  # Megatron's flag
     if step < 1:
         raise ConfigError(f"--make-vocab-size-divisible-by {step // layout.tensor}: at least 1")
-    rows = getattr(args, "padded_vocab_size", None)
+    rows = args.padded_vocab_size
     if rows is None:
         return -(-vocab_size // step) * step
     if rows < vocab_size or rows % step:
@@ -203,7 +204,7 @@ def _typed(fields: dict[str, Any]) -> None:
 
 def _check_overlap(fields: Mapping[str, Any], args: Args) -> None:
     if fields.get("overlap_param_gather") and not (
-        fields.get("use_distributed_optimizer") and getattr(args, "overlap_grad_reduce", False)
+        fields.get("use_distributed_optimizer") and given(args, "overlap_grad_reduce")
     ):
         raise ConfigError("--overlap-param-gather: needs --overlap-grad-reduce and the distributed optimizer; add them")
 

@@ -20,11 +20,10 @@ def given(args: Args, name: str) -> Any:
     """What a flag was given; None where it was not, although `args.NAME` then answers with Megatron's default.
 
     Args:
-        args: The run's settings, or any object with attributes.
+        args: The run's settings.
         name: Attribute that is no setting of slime's own.
     """
-    extra = getattr(args, "model_extra", None)
-    return getattr(args, name, None) if extra is None else extra.get(name)
+    return (args.model_extra or {}).get(name)
 
 
 def given_fields(args: Args) -> dict[str, Any]:
@@ -83,5 +82,4 @@ def _pattern(node: ast.expr) -> Any:
 
 def recompute_granularity(args: Args) -> str | None:
     """`--recompute-granularity`, or what `--recompute-activations` stands for."""
-    granularity: str | None = getattr(args, "recompute_granularity", None)
-    return granularity or ("selective" if getattr(args, "recompute_activations", False) else None)
+    return args.recompute_granularity or ("selective" if args.recompute_activations else None)

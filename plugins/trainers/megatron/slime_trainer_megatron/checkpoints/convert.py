@@ -26,7 +26,7 @@ from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import read_hf_config
 from slime_core.models.hf_io import copy_assets, write_config
 from slime_core.protocols import Args
-from slime_core.trainers.settings import DTYPES, value_of
+from slime_core.trainers.settings import DTYPES
 from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.checkpoints import dist_checkpoint
 from slime_trainer_megatron.cpu_mode import on_device
@@ -93,7 +93,7 @@ def megatron_to_hf(args: Args, *, dtype: torch.dtype | None = None) -> str:
     """
     assert args.load, "required by the command"
     assert args.save, "required by the command"
-    source = required_source(args.load, value_of(args, "ckpt_step", None), cite=f"--load {args.load}")
+    source = required_source(args.load, args.ckpt_step, cite=f"--load {args.load}")
     if source.megatron is None:
         raise ConfigError(f"--load {args.load}: is {source}: there is nothing to convert")
     assets = _assets(args, source)
@@ -144,7 +144,7 @@ def _model(args: Args, source: Source, dtype: str) -> Iterator[tuple[MegatronMod
     layout.check_model(model.architecture.transformer)
     device = "cpu" if args.device == "auto" else args.device
     own = args.model_copy(update={"hf_checkpoint": str(source.directory), "dtype": dtype, "device": device})
-    groups = ProcessGroups(layout, device, value_of(args, "distributed_timeout_minutes", 10))
+    groups = ProcessGroups(layout, device, args.distributed_timeout_minutes)
     try:
         with on_device(groups.device):
             config = transformer_config(own, model.architecture, layout, device=groups.device)

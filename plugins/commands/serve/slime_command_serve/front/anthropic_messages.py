@@ -1,96 +1,105 @@
 """Anthropic's `/v1/messages` and `/v1/messages/count_tokens` <-> `Wanted` and `Answer`.
 
-`server` calls it as an `Api`. What a reader would get wrong: one message of the client may be several of a template:
+`app` calls it as an `Api`. What a reader would get wrong: one message of the client may be several of a template:
 results of tools are messages of their own, in order, before the user's text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from slime_agent_base_url.answer import Answer, arguments_json
-from slime_agent_base_url.messages import (
-    BadRequest,
-    Message,
-    Wanted,
-    check_fields,
-    function_tool,
-    stop_strings,
-    take,
-    text_of,
-    tool_call,
-)
-from slime_agent_base_url.openai_chat import positive
-from slime_agent_base_url.sse import event
+from pydantic import BaseModel, ConfigDict, Field
 
-_KNOWN = frozenset({
-    "messages", "model", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "temperature",
-    "top_p", "metadata",
-})  # fmt: skip
-_IGNORED = frozenset({
-    "top_k", "thinking", "service_tier", "container", "context_management", "betas", "output_config", "speed",
-    "inference_geo", "cache_control",
-})  # fmt: skip
-_REFUSED = {"mcp_servers": "the server calls no tools itself", "output_format": "what is sampled is not constrained"}
+from slime_command_serve.front.answer import Answer, Piece, arguments_json
+from slime_command_serve.front.wanted import Message, Wanted, function_tool, text_of, tool_call
+from slime_core.serving import bodies
+from slime_core.serving.bodies import NOTHING, Stops
+from slime_core.serving.errors import BadRequest, shown
+from slime_core.serving.streams import event
+
+_WISHES = ("thinking", "context_management", "output_config", "container", "speed")
 _ERRORS = {
-    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error",
-    503: "overloaded_error",
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
 
 
-def wanted(body: Mapping[str, Any]) -> Wanted:
+class InputMessage(BaseModel):
+    """One message of the client."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class CountBody(bodies.Body):
+    """The body of `/v1/messages/count_tokens`."""
+
+    messages: list[InputMessage] = Field(min_length=1)
+    model: str = ""
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = []
+    tool_choice: dict[str, Any] = {}
+    thinking: dict[str, Any] | None = None
+    context_management: Any = None
+    output_config: Any = None
+    speed: Any = None
+    metadata: dict[str, Any] = {}
+    user: str | None = None
+
+    no_effect = frozenset({"service_tier", "betas", "inference_geo", "cache_control"})
+    only = {"mcp_servers": NOTHING, "output_format": ({"type": "text"},)}
+
+
+class Body(CountBody):
+    """The body of `/v1/messages`."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: Stops = []
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    container: Any = None
+
+
+def wanted(body: CountBody) -> Wanted:
     """The request. Raises BadRequest."""
-    if body.get("max_tokens") is None:
-        raise BadRequest("max_tokens is missing; Anthropic's API requires it")
-    return _wanted(body)
-
-
-def counted(body: Mapping[str, Any]) -> Wanted:
-    """The request of `count_tokens`, which has no limit. Raises BadRequest."""
-    return _wanted(body)
-
-
-def _wanted(body: Mapping[str, Any]) -> Wanted:
-    ignored = check_fields(body, _KNOWN, _IGNORED, _REFUSED)
-    system = text_of(body.get("system"), "system", ("text",))
+    system = text_of(body.system, "system", ("text",))
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    for number, message in enumerate(take(body, "messages", list, [])):
+    for number, message in enumerate(body.messages):
         messages += _messages(message, number)
-    choice = take(body, "tool_choice", dict, {})
-    tools = [_tool(t) for t in take(body, "tools", list, [])] if choice.get("type") != "none" else []
-    if choice.get("type") in ("any", "tool") or choice.get("disable_parallel_tool_use"):
-        ignored = [*ignored, "tool_choice"]
-    return Wanted(
+    choice = body.tool_choice.get("type", "auto")
+    wishes = {name: getattr(body, name, None) for name in _WISHES}
+    wishes = {name: value for name, value in wishes.items() if value not in (None, {"type": "disabled"})}
+    if choice not in ("auto", "none"):
+        wishes["tool_choice"] = body.tool_choice
+    made = Wanted(
         messages=messages,
-        tools=tools,
-        stream=take(body, "stream", bool, False),
-        max_tokens=positive(take(body, "max_tokens", int), "max_tokens"),
-        stop=stop_strings(body.get("stop_sequences"), "stop_sequences"),
-        temperature=take(body, "temperature", (int, float)),
-        top_p=take(body, "top_p", (int, float)),
-        model=take(body, "model", str, ""),
-        ignored=ignored,
+        tools=[_tool(tool) for tool in body.tools] if choice != "none" else [],
+        parallel_calls=not body.tool_choice.get("disable_parallel_tool_use"),
+        separate_reasoning=True,
+        model=body.model,
+        wishes=wishes,
     )
+    if isinstance(body, Body):
+        made.stream, made.max_tokens, made.stop = body.stream, body.max_tokens, body.stop_sequences
+        given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
+        made.sampling = {name: value for name, value in given.items() if value is not None}
+    return made
 
 
-def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping) or tool.get("type", "custom") != "custom":
-        kind = tool.get("type") if isinstance(tool, Mapping) else tool
-        raise BadRequest(f"a tool of type {kind!r} is not offered; allowed: custom, with an input_schema")
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type", "custom") != "custom":
+        raise BadRequest(f"a tool of type {shown(tool['type'])} is not offered; allowed: custom, with an input_schema")
     return function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
-def _messages(message: Any, number: int) -> list[Message]:
-    where = f"messages[{number}]"
-    if not isinstance(message, Mapping) or message.get("role") not in ("user", "assistant", "system"):
-        role = message.get("role") if isinstance(message, Mapping) else message
-        raise BadRequest(f"{where}.role is {role!r}; allowed: user, assistant, system")
-    content = message.get("content")
+def _messages(message: InputMessage, number: int) -> list[Message]:
+    where, content = f"messages[{number}]", message.content
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(blocks, list) or any(not isinstance(block, Mapping) for block in blocks):
-        raise BadRequest(f"{where}.content is {type(content).__name__}; allowed: a string or a list of blocks")
-    if message["role"] == "assistant":
+    if message.role == "assistant":
         return [_assistant(blocks, where)]
     made: list[Message] = []
     texts: list[Mapping[str, Any]] = []
@@ -100,7 +109,7 @@ def _messages(message: Any, number: int) -> list[Message]:
         else:
             texts.append(block)
     if texts:
-        made.append({"role": message["role"], "content": text_of(texts, f"{where}.content", ("text",))})
+        made.append({"role": message.role, "content": text_of(texts, f"{where}.content", ("text",))})
     return made
 
 
@@ -110,7 +119,7 @@ def _result(block: Mapping[str, Any], where: str) -> Message:
     return {"role": "tool", "content": text, "tool_call_id": str(block.get("tool_use_id") or "")}
 
 
-def _assistant(blocks: list[Mapping[str, Any]], where: str) -> Message:
+def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
     calls = [b for b in blocks if b.get("type") == "tool_use"]
     thoughts = [str(b.get("thinking") or "") for b in blocks if b.get("type") == "thinking"]
     rest = [b for b in blocks if b.get("type") not in ("tool_use", "thinking", "redacted_thinking")]
@@ -122,8 +131,9 @@ def _assistant(blocks: list[Mapping[str, Any]], where: str) -> Message:
     return made
 
 
-def reply(wanted: Wanted, ident: str, answer: Answer) -> dict[str, Any]:
+def reply(wanted: Wanted, ident: str, answers: list[Answer]) -> dict[str, Any]:
     """The whole answer."""
+    (answer,) = answers
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
@@ -145,21 +155,21 @@ class Stream:
         self.open = ""
         """Type of the block that is open."""
 
-    def begin(self) -> Iterator[bytes]:
+    def begin(self, choice: int) -> Iterator[bytes]:
         """The message without content."""
         message = {**_envelope(self.wanted, self.ident, self.prompt_tokens), "content": []}
         yield _event("message_start", message=message)
 
-    def piece(self, reasoning: str, content: str) -> Iterator[bytes]:
+    def piece(self, choice: int, piece: Piece) -> Iterator[bytes]:
         """New text."""
-        if reasoning:
+        if piece.reasoning:
             yield from self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta({"type": "thinking_delta", "thinking": reasoning})
-        if content:
+            yield self._delta({"type": "thinking_delta", "thinking": piece.reasoning})
+        if piece.content:
             yield from self._block("text", {"type": "text", "text": ""})
-            yield self._delta({"type": "text_delta", "text": content})
+            yield self._delta({"type": "text_delta", "text": piece.content})
 
-    def end(self, answer: Answer) -> Iterator[bytes]:
+    def end(self, choice: int, answer: Answer) -> Iterator[bytes]:
         """Calls, and why it ended."""
         if not self.open and not answer.calls:
             yield from self._block("text", {"type": "text", "text": ""})
@@ -170,6 +180,10 @@ class Stream:
         yield from self._close()
         yield _event("message_delta", delta=_ended(answer), usage={"output_tokens": answer.completion_tokens})
         yield _event("message_stop")
+
+    def close(self, answers: list[Answer]) -> Iterator[bytes]:
+        """Nothing more."""
+        return iter(())
 
     def failed(self, status: int, message: str) -> Iterator[bytes]:
         """An error after the status was sent."""

@@ -1,8 +1,8 @@
 """OpenAI's `/v1/responses` <-> `Wanted` and `Answer`.
 
-`server` calls it as an `Api`. What a reader would get wrong: the items that one answer was given as
+`app` calls it as an `Api`. What a reader would get wrong: the items that one answer was given as
 (reasoning, message, calls) come back as items of their own, and are put together into one assistant message again;
-`previous_response_id` is resolved by the session, so both ways of going on are the same conversation.
+`previous_response_id` is resolved by the desk, so both ways of going on are the same conversation.
 """
 
 from __future__ import annotations
@@ -11,77 +11,95 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slime_agent_base_url.answer import Answer, arguments_json
-from slime_agent_base_url.messages import (
-    BadRequest,
+from pydantic import Field
+
+from slime_command_serve.front.answer import Answer, Piece, arguments_json
+from slime_command_serve.front.openai_chat import error
+from slime_command_serve.front.wanted import (
     Message,
     Wanted,
-    check_fields,
+    chosen_tools,
     function_tool,
-    take,
+    response_format,
     text_of,
     tool_call,
 )
-from slime_agent_base_url.openai_chat import chosen_tools, error, positive
-from slime_agent_base_url.sse import event
+from slime_core.serving import bodies
+from slime_core.serving.bodies import NOTHING
+from slime_core.serving.errors import BadRequest, shown
+from slime_core.serving.streams import event
 
-__all__ = ["Stream", "error", "reply", "wanted"]
+__all__ = ["Body", "Stream", "error", "reply", "wanted"]
 
-_KNOWN = frozenset({
-    "input", "instructions", "model", "tools", "tool_choice", "parallel_tool_calls", "stream", "max_output_tokens",
-    "temperature", "top_p", "previous_response_id", "metadata", "user", "store", "text", "include", "top_logprobs",
-})  # fmt: skip
-_IGNORED = frozenset({
-    "reasoning", "truncation", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "max_tool_calls", "stream_options", "client_metadata",
-})  # fmt: skip
-_REFUSED = {
-    "background": "answers are given on the request", "conversation": "use previous_response_id",
-    "prompt": "there are no stored prompts", "context_management": "the client compacts its context itself",
-}  # fmt: skip
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_WISHES = ("reasoning", "max_tool_calls", "include")
 
 
-def wanted(body: Mapping[str, Any]) -> Wanted:
+class Body(bodies.Body):
+    """The body of `/v1/responses`."""
+
+    input: str | list[dict[str, Any]] = Field([], max_length=1 << 24)
+    instructions: str = ""
+    model: str = ""
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    stream: bool = False
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    previous_response_id: str | None = None
+    text: dict[str, Any] = {}
+    reasoning: Any = None
+    include: list[Any] = []
+    max_tool_calls: int | None = None
+    metadata: dict[str, Any] = {}
+    user: str | None = None
+
+    no_effect = frozenset({
+        "store", "truncation", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+        "stream_options", "client_metadata", "priority",
+    })  # fmt: skip
+    only = dict.fromkeys(("background", "conversation", "prompt", "context_management", "top_logprobs"), NOTHING)
+
+
+def wanted(body: Body) -> Wanted:
     """The request. Raises BadRequest."""
-    given = {name: value for name, value in body.items() if value is not False or name not in _REFUSED}
-    ignored = check_fields(given, _KNOWN, _IGNORED, _REFUSED)
-    form = take(take(body, "text", dict, {}), "format", dict, {}).get("type", "text")
-    if form != "text":
-        raise BadRequest(f"text.format {form!r} is not offered: what is sampled is not constrained; allowed: text")
-    if take(body, "top_logprobs", int, 0):
-        raise BadRequest("top_logprobs is not offered; /v1/chat/completions has the sampled tokens' own")
-    ignored += [f"include {name}" for name in take(body, "include", list, [])]
-    tools, without_effect = chosen_tools(body, [_tool(t) for t in take(body, "tools", list, [])])
-    given_input = take(body, "input", (str, list), [])
-    items = [{"role": "user", "content": given_input}] if isinstance(given_input, str) else given_input
+    form = body.text.get("format")
+    if form is not None and not isinstance(form, Mapping):
+        raise BadRequest(f"text.format is {shown(form)}; allowed: an object")
+    tools, wishes = chosen_tools(body.tool_choice, body.tools, _tool)
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    given = {name: getattr(body, name) for name in _SAMPLING}
     return Wanted(
         messages=_messages(items),
-        instructions=take(body, "instructions", str, ""),
-        previous=take(body, "previous_response_id", str),
+        instructions=body.instructions,
+        previous=body.previous_response_id,
         tools=tools,
-        stream=take(body, "stream", bool, False),
-        max_tokens=positive(take(body, "max_output_tokens", int), "max_output_tokens"),
-        temperature=take(body, "temperature", (int, float)),
-        top_p=take(body, "top_p", (int, float)),
-        model=take(body, "model", str, ""),
-        ignored=ignored + without_effect,
-        echo={"tools": body.get("tools") or [], "metadata": body.get("metadata") or {}},
+        parallel_calls=body.parallel_tool_calls,
+        separate_reasoning=True,
+        stream=body.stream,
+        max_tokens=body.max_output_tokens,
+        sampling={name: value for name, value in given.items() if value is not None} | response_format(form),
+        model=body.model,
+        wishes=wishes | {name: getattr(body, name) for name in _WISHES if getattr(body, name)},
+        echo={"tools": body.tools, "metadata": body.metadata, "text": body.text or {"format": {"type": "text"}}},
     )
 
 
-def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        kind = tool.get("type") if isinstance(tool, Mapping) else tool
-        raise BadRequest(f"a tool of type {kind!r} is not offered; allowed: function")
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise BadRequest(f"a tool of type {shown(tool.get('type'))} is not offered; allowed: function")
     return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
-def _messages(items: list[Any]) -> list[Message]:
+def _messages(items: list[dict[str, Any]]) -> list[Message]:
     messages: list[Message] = []
     open_answer: Message | None = None
     for number, item in enumerate(items):
-        if not isinstance(item, Mapping):
-            raise BadRequest(f"input[{number}] is {type(item).__name__}; allowed: an object")
         kind = item.get("type") or "message"
         if kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant"):
             if open_answer is None or _begins_another(open_answer, kind):
@@ -120,7 +138,7 @@ def _message(item: Mapping[str, Any], kind: Any, number: int) -> Message:
         return {"role": "tool", "content": text, "tool_call_id": str(item.get("call_id") or "")}
     role = "system" if item.get("role") == "developer" else item.get("role")
     if kind != "message" or role not in ("system", "user"):
-        what = f"type is {kind!r}" if kind != "message" else f"role is {role!r}"
+        what = f"type is {shown(kind)}" if kind != "message" else f"role is {shown(role)}"
         raise BadRequest(
             f"input[{number}].{what}; allowed: messages of system, developer, user and assistant, reasoning,"
             " function_call, function_call_output"
@@ -128,8 +146,9 @@ def _message(item: Mapping[str, Any], kind: Any, number: int) -> Message:
     return {"role": role, "content": text_of(item.get("content"), f"input[{number}].content")}
 
 
-def reply(wanted: Wanted, ident: str, answer: Answer) -> dict[str, Any]:
+def reply(wanted: Wanted, ident: str, answers: list[Answer]) -> dict[str, Any]:
     """The whole answer."""
+    (answer,) = answers
     items = []
     if answer.reasoning:
         items.append(_reasoning(ident, answer.reasoning))
@@ -151,15 +170,15 @@ class Stream:
         self.text = ""
         """Of the open item."""
 
-    def begin(self) -> Iterator[bytes]:
+    def begin(self, choice: int) -> Iterator[bytes]:
         """The response without output."""
         response = _response(self.wanted, self.ident, "in_progress", [])
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
-    def piece(self, reasoning: str, content: str) -> Iterator[bytes]:
+    def piece(self, choice: int, piece: Piece) -> Iterator[bytes]:
         """New text."""
-        for kind, text in (("reasoning", reasoning), ("message", content)):
+        for kind, text in (("reasoning", piece.reasoning), ("message", piece.content)):
             if text:
                 yield from self._open(kind)
                 self.text += text
@@ -167,7 +186,7 @@ class Stream:
                 logprobs: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
                 yield self._event(name, **self._where(), delta=text, **logprobs)
 
-    def end(self, answer: Answer) -> Iterator[bytes]:
+    def end(self, choice: int, answer: Answer) -> Iterator[bytes]:
         """Calls, and the response as a whole."""
         if self.open != "message" and not answer.calls:
             yield from self._open("message")
@@ -184,6 +203,10 @@ class Stream:
             self.items.append(item)
         response = _ended(self.wanted, self.ident, self.items, answer)
         yield self._event(f"response.{response['status']}", response=response)
+
+    def close(self, answers: list[Answer]) -> Iterator[bytes]:
+        """Nothing more."""
+        return iter(())
 
     def failed(self, status: int, message: str) -> Iterator[bytes]:
         """An error after the status was sent."""
@@ -263,7 +286,7 @@ def _response(wanted: Wanted, ident: str, status: str, items: list[dict[str, Any
         "id": response_id(ident), "object": "response", "created_at": int(time.time()), "status": status,
         "background": False, "error": None, "incomplete_details": None, "instructions": wanted.instructions or None,
         "max_output_tokens": wanted.max_tokens, "model": wanted.model, "output": list(items),
-        "parallel_tool_calls": True, "previous_response_id": wanted.previous, "temperature": wanted.temperature,
-        "tool_choice": "auto", "top_p": wanted.top_p, "text": {"format": {"type": "text"}}, "truncation": "disabled",
-        "usage": None, "store": True, **wanted.echo,
+        "parallel_tool_calls": wanted.parallel_calls, "previous_response_id": wanted.previous, "tool_choice": "auto",
+        "temperature": wanted.sampling.get("temperature"), "top_p": wanted.sampling.get("top_p"),
+        "truncation": "disabled", "usage": None, "store": True, **wanted.echo,
     }  # fmt: skip

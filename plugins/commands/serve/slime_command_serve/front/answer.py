@@ -1,6 +1,6 @@
 """The engine's tokens -> what a client is shown: reasoning, content and calls, whole or piece by piece.
 
-`answering` makes an `Answer` of each finished request, and feeds a `LiveText` while a streamed one grows. What a reader
+A desk makes an `Answer` of each finished request, and feeds a `LiveText` while a streamed one grows. What a reader
 would get wrong: text that may turn out to be a tool call is held back until it is known, so the pieces of content are
 always the beginning of the final content; where a parser decides otherwise in the end, the content that was shown is
 the content that is recorded.
@@ -12,10 +12,9 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from slime_agent_base_url.messages import Message
-from slime_agent_base_url.tree import finish_of
+from slime_command_serve.front.wanted import Message
 from slime_core.tools import ParsedTurn, ToolCall, ToolParser, split_reasoning
 from slime_core.types import GenerationOutput
 
@@ -23,6 +22,21 @@ _OPENINGS = "<[{"
 """Characters that tool calls begin with, in the formats of all parsers."""
 _LONGEST_MARKER = 48
 """Characters after which an opening is no beginning of a call any more, unless the content begins with it."""
+
+
+def finish_of(output: GenerationOutput) -> str:
+    """ "stop", "length" or "abort"."""
+    reason = output.meta_info.get("finish_reason")
+    return str(reason.get("type") if isinstance(reason, dict) else reason)
+
+
+class Piece(NamedTuple):
+    """New text of a growing answer."""
+
+    reasoning: str = ""
+    content: str = ""
+    log_probs: list[dict[str, Any]] = []
+    """OpenAI's objects, of the tokens since the last piece; where they are wanted."""
 
 
 @dataclass
@@ -40,6 +54,10 @@ class Answer:
     """The stop string of the request that ended it."""
     log_probs: list[dict[str, Any]] = field(default_factory=list)
     """OpenAI's objects, where the request asked for them."""
+    told_log_probs: int = 0
+    """How many of them came with pieces."""
+    first_of_prompt: bool = True
+    """False: another choice for the same prompt."""
 
     @property
     def finish(self) -> str:
@@ -97,10 +115,14 @@ class TurnReader:
         """Whether the prompt ends inside the reasoning."""
         return str(self.tokenizer.decode(list(prompt_ids[-8:]), skip_special_tokens=False)).rstrip().endswith("<think>")
 
-    def log_probs(self, output: GenerationOutput) -> list[dict[str, Any]]:
-        """OpenAI's object per token."""
-        pairs = zip(output.token_ids, output.log_probs, strict=True)
-        return [self._log_prob(token, value) | {"top_logprobs": []} for token, value in pairs]
+    def log_probs(self, output: GenerationOutput, since: int = 0) -> list[dict[str, Any]]:
+        """OpenAI's object per token from `since` on, with the likeliest others where the engine told them."""
+        tops = output.meta_info.get("output_top_logprobs") or [[]] * len(output.token_ids)
+        rows = zip(output.token_ids[since:], output.log_probs[since:], tops[since:])
+        return [
+            self._log_prob(token, value) | {"top_logprobs": [self._log_prob(other, p) for p, other in top]}
+            for token, value, top in rows
+        ]
 
     def _log_prob(self, token: int, value: float) -> dict[str, Any]:
         text = self.tokenizer.decode([token], skip_special_tokens=False)
@@ -145,6 +167,10 @@ class LiveText:
         reasoning = self._grown("reasoning", parsed.reasoning)
         openings = _OPENINGS if self.tools else "<" if not parsed.reasoning and not self.content else ""
         return reasoning, self._grown("content", _before_openings(parsed.content, len(self.content), openings).rstrip())
+
+    def raw(self, text: str) -> str:
+        """New text where none of it is anything but content, given the whole text so far."""
+        return self._grown("content", text)
 
     def finish(self, content: str, reasoning: str) -> tuple[str, str]:
         """The last pieces, given the final ones."""

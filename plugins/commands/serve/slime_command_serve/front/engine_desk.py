@@ -1,0 +1,198 @@
+"""Answers requests of the front with an engine, each for itself.
+
+`add_routes` is the entry point by which the application of an embedded engine has the front's routes; `slime serve` and
+the address of a rollout's engine are such. What a reader would get wrong: of `chat_template_kwargs` only what the
+template itself reads gets there. `apply_chat_template` has parameters of the same shape, one of them the template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+
+from slime_command_serve.front.answer import Answer, LiveText, Piece, TurnReader, calls_of
+from slime_command_serve.front.app import add_front
+from slime_command_serve.front.prompts import allowed_kwargs, check_conversation, render
+from slime_command_serve.front.wanted import Conversations, Wanted
+from slime_core.data.tokenizer import encode_rendered
+from slime_core.data.tools import tool_parser
+from slime_core.engines.embedded.sampler import derive_seed
+from slime_core.errors import EngineError
+from slime_core.protocols import Args
+from slime_core.serving.beside import Beside
+from slime_core.serving.errors import BadRequest, Refused, shown
+from slime_core.serving.limits import check_text
+from slime_core.types import GenerationOutput
+
+if TYPE_CHECKING:
+    from slime_core.engines.embedded.engine import EmbeddedEngine
+
+_RESPONSES = 1024
+"""Responses that `previous_response_id` may name: the newest."""
+
+
+@dataclass(eq=False)
+class Question:
+    """One answer that is being made; an `Asked`."""
+
+    wanted: Wanted
+    ids: list[int]
+    params: dict[str, Any]
+    rid: str
+    first: bool
+    """Of the choices for its prompt."""
+    answer: Answer | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompt."""
+        return len(self.ids)
+
+
+class EngineDesk:
+    """A `Desk` without memory but for the Responses API."""
+
+    def __init__(self, engine: EmbeddedEngine, args: Args, model_name: str) -> None:
+        """`args`: read for `tool_call_parser`."""
+        self.engine, self.args, self.model_name = engine, args, model_name
+        self.conversations = Conversations(_RESPONSES)
+        self.beside = Beside()
+
+    @cached_property
+    def reader(self) -> TurnReader:
+        """Of the model's turns. Raises BadRequest without a tokenizer."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise BadRequest("this API answers with text, and the model directory has no tokenizer; use /generate")
+        return TurnReader(tokenizer, tool_parser(self.args, tokenizer, "hermes"))
+
+    async def about(self) -> dict[str, Any]:
+        """The directory and the context."""
+        info = await self.engine.info()
+        return {"root": info["model_path"], "max_model_len": info["max_context_length"]}
+
+    def caller(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> None:
+        """Anybody whom the guard let in."""
+
+    async def begin(self, caller: None, wanted: Wanted) -> list[Question]:
+        """A question per prompt and choice. Raises BadRequest."""
+        for name, value in wanted.wishes.items():
+            raise BadRequest(f"{name} is {shown(value)}, which is not offered; leave it out")
+        prompts = await self._prompts(wanted)
+        context = (await self.engine.info())["max_context_length"]
+        questions = []
+        for number in range(len(prompts) * wanted.n):
+            ids = prompts[number // wanted.n]
+            limit = max(context - len(ids), 1) if wanted.max_tokens is None else wanted.max_tokens
+            params = {**wanted.sampling, "stop": wanted.stop, "max_new_tokens": limit}
+            if number and params.get("sampling_seed") is not None:
+                params["sampling_seed"] = derive_seed(params["sampling_seed"], number)
+            rid = f"front-{secrets.token_hex(12)}" if wanted.rid is None else f"{wanted.rid}_{number}"
+            if wanted.rid is not None and len(prompts) * wanted.n == 1:
+                rid = wanted.rid
+            questions.append(Question(wanted, ids, params, rid, number % wanted.n == 0))
+        return questions
+
+    async def _prompts(self, wanted: Wanted) -> list[list[int]]:
+        tokenizer = self.reader.tokenizer
+        context = (await self.engine.info())["max_context_length"]
+        if wanted.prompts:
+            for prompt in wanted.prompts:
+                check_text(len(prompt), context, "prompt")
+            prompts = wanted.prompts
+            return await self.beside.call(
+                "tokenising the prompt",
+                lambda: [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
+            )
+        self.conversations.resolve(wanted)
+        check_conversation(wanted, context)
+        kwargs = allowed_kwargs(tokenizer, wanted.template_kwargs)
+        return [await self.beside.call("rendering the messages", lambda: encode_rendered(tokenizer, render(
+            tokenizer, wanted.messages, wanted.tools, {"add_generation_prompt": True, **kwargs}
+        )))]  # fmt: skip
+
+    async def count(self, caller: None, wanted: Wanted) -> int:
+        """Tokens of the prompt. Raises BadRequest."""
+        (ids,) = await self._prompts(wanted)
+        return len(ids)
+
+    async def pieces(self, asked: Question) -> AsyncGenerator[Piece, None]:
+        """Ask the engine. Raises EngineError."""
+        wanted, plain = asked.wanted, not (asked.wanted.tools or asked.wanted.separate_reasoning)
+        opened = not plain and self.reader.opened(asked.ids)
+        live = LiveText(self.reader, wanted.tools, opened, wanted.stop)
+        output: GenerationOutput | None = None
+        told = 0
+        async with aclosing(self._outputs(asked)) as outputs:
+            async for output in outputs:
+                if wanted.stream and not output.meta_info.get("finish_reason"):
+                    reasoning, content = ("", live.raw(output.text)) if plain else live.grow(self._text(asked, output))
+                    if reasoning or content:
+                        log_probs = [] if wanted.top_logprobs is None else self.reader.log_probs(output, told)
+                        told += len(log_probs)
+                        yield Piece(reasoning, content, log_probs)
+        assert output is not None, "the engine ended without an answer"
+        asked.answer = self._answer(asked, output, opened, plain, told)
+        if wanted.stream:
+            last = live.finish(asked.answer.content, asked.answer.reasoning)
+            log_probs = asked.answer.log_probs[told:] if last[1] else []
+            asked.answer.told_log_probs += len(log_probs)
+            yield Piece(*last, log_probs)
+
+    async def _outputs(self, asked: Question) -> AsyncGenerator[GenerationOutput, None]:
+        options: dict[str, Any] = {"top_logprobs": asked.wanted.top_logprobs} if asked.wanted.top_logprobs else {}
+        if not asked.wanted.stream:
+            yield await self.engine.generate(asked.ids, asked.params, rid=asked.rid, **options)
+            return
+        async with aclosing(self.engine.stream(asked.ids, asked.params, rid=asked.rid, **options)) as outputs:
+            async for output in outputs:
+                yield output
+
+    def _text(self, asked: Question, output: GenerationOutput) -> str:
+        """With the special tokens that a parser looks for."""
+        return self.reader.text(output, bool(asked.params.get("skip_special_tokens", True)), asked.wanted.stop)[0]
+
+    def _answer(self, asked: Question, output: GenerationOutput, opened: bool, plain: bool, told: int) -> Answer:
+        wanted, reason = asked.wanted, output.meta_info.get("finish_reason") or {}
+        content, reasoning, calls, ill_formed = output.text, "", [], 0
+        if not plain:
+            parsed = self.reader.parse(self._text(asked, output), wanted.tools, opened)
+            content, reasoning, ill_formed = parsed.content, parsed.reasoning, len(parsed.ill_formed)
+            calls = calls_of(parsed)[: None if wanted.parallel_calls else 1]
+        matched = reason.get("matched")
+        return Answer(
+            output, content, reasoning, calls, ill_formed, len(asked.ids),
+            stop_match=matched if isinstance(matched, str) else None,
+            log_probs=[] if wanted.top_logprobs is None else self.reader.log_probs(output),
+            told_log_probs=told, first_of_prompt=asked.first,
+        )  # fmt: skip
+
+    def works(self, caller: None, task: asyncio.Task[Any]) -> None:
+        """Nobody ends it but its client."""
+
+    def finished(self, caller: None, asked: Question, response: str) -> None:
+        """Remember what a Responses client may go on from."""
+        assert asked.answer is not None, "finished comes after pieces"
+        if asked.wanted.conversation:
+            self.conversations.remember(response, asked.wanted, asked.answer.message)
+
+    def ended(self, caller: None, asked: Sequence[Question], delivered: bool) -> None:
+        """Nothing is kept of it."""
+
+    def refused(self, caller: None, asked: Sequence[Question], problem: Exception) -> int:
+        """503 where the engine has stopped, else a mistake of the client."""
+        if isinstance(problem, Refused):
+            return problem.status
+        return 503 if self.engine.failed and isinstance(problem, EngineError) else 400
+
+
+def add_routes(app: FastAPI, engine: EmbeddedEngine, args: Args) -> None:
+    """Add the front to an engine's application."""
+    add_front(app, EngineDesk(engine, args, app.state.model_name))

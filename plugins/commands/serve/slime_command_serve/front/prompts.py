@@ -1,0 +1,74 @@
+"""Checks of a conversation before its chat template is run, and of what a client may say to the template."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from slime_command_serve.front.wanted import Message, Wanted
+from slime_core.data.tokenizer import render_messages
+from slime_core.errors import DataError
+from slime_core.serving.errors import BadRequest, unknown
+from slime_core.serving.limits import check_text
+
+
+def check_conversation(wanted: Wanted, context: int) -> None:
+    """Raise BadRequest for one that cannot fit into `context` tokens, before anything is computed of it."""
+    if not wanted.messages:
+        raise BadRequest("there are no messages")
+    if len(wanted.messages) > context:
+        raise BadRequest(f"there are {len(wanted.messages)} messages; allowed: {context}, the tokens of the context")
+    said = [str(message.get(key) or "") for message in wanted.messages for key in ("content", "reasoning_content")]
+    calls = [message["tool_calls"] for message in wanted.messages if message.get("tool_calls")]
+    others = [json.dumps(value, default=str) for value in (wanted.tools, wanted.template_kwargs, calls) if value]
+    check_text(sum(map(len, said)) + sum(map(len, others)), context, "the conversation")
+
+
+def render(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+) -> str:
+    """The conversation as the template writes it. Raises BadRequest."""
+    try:
+        return render_messages(tokenizer, messages, tools, kwargs)
+    except DataError as error:
+        raise BadRequest(str(error)) from error
+
+
+def allowed_kwargs(tokenizer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `chat_template_kwargs` the template reads.
+
+    Raises:
+        BadRequest: For another name, unless its value is null or false, which an absent variable is, too.
+    """
+    taken = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
+    known = _variables(str(getattr(tokenizer, "chat_template", None) or ""), taken)
+    for name, value in given.items():
+        if name not in known and value not in (None, False):
+            raise BadRequest(unknown(name, known, "variable of the chat template") + " (chat_template_kwargs)")
+    return {name: value for name, value in given.items() if name in known}
+
+
+@lru_cache(maxsize=16)
+def _variables(template: str, taken: frozenset[str]) -> frozenset[str]:
+    """The undeclared variables of a template, without what `apply_chat_template` gives it or takes itself (`taken`)."""
+    from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+    from jinja2.ext import Extension, loopcontrols
+
+    class Generation(Extension):
+        """transformers' block around what the assistant said."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> nodes.Node | list[nodes.Node]:
+            next(parser.stream)
+            return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+    try:
+        found = meta.find_undeclared_variables(Environment(extensions=[loopcontrols, Generation]).parse(template))
+    except TemplateSyntaxError:
+        return frozenset()
+    own = {*taken, "messages", "raise_exception", "strftime_now"}
+    return frozenset(name for name in found if name not in own and not name.endswith("_token"))

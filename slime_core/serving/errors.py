@@ -1,0 +1,87 @@
+"""Mistakes of clients as exceptions, and how a path's API words an error.
+
+A route raises `BadRequest` or any `EngineError`, and `application` answers in the shape that was registered for the
+path: SGLang's unless a front has registered its own for `/v1/...`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from slime_core.errors import EngineError
+
+Shape = Callable[[int, str], dict[str, Any]]
+"""(status, message) -> an error's body."""
+_SHOWN = 80
+"""Characters of a client's value that an error repeats."""
+
+
+class BadRequest(EngineError):
+    """The request cannot be served as it is."""
+
+
+class Refused(Exception):
+    """The request is not served, with the status that says why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status."""
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def sglang_shape(status: int, message: str) -> dict[str, Any]:
+    """SGLang's error object."""
+    return {"error": {"message": message, "type": "BadRequest" if status < 500 else "InternalError", "code": status}}
+
+
+def shape_of(app: FastAPI, path: str) -> Shape:
+    """That of the longest prefix of `path` that one is registered for."""
+    shapes: dict[str, Shape] = app.state.error_shapes
+    return shapes[max((prefix for prefix in shapes if path.startswith(prefix)), key=len)]
+
+
+def shown(value: Any) -> str:
+    """The beginning of what a client sent."""
+    text = repr(value[: 4 * _SHOWN]) if isinstance(value, str | bytes | list) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def unknown(key: str, known: Iterable[str], what: str = "field") -> str:
+    """What to say of a name that nobody knows."""
+    names = sorted(known)
+    near = difflib.get_close_matches(key[:_SHOWN], names, n=3)
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Known: {', '.join(names)}."
+    return f"unknown {what} {shown(key)}. {hint}"
+
+
+def explain(error: ValidationError | Iterable[ErrorDetails | dict[str, Any]]) -> str:
+    """One line of what is wrong with a body: the first field, and all that it may be."""
+    details: list[Any] = list(error.errors(include_url=False) if isinstance(error, ValidationError) else error)
+    first = details[0]
+    place = _place(first)
+    if first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+        return message if not place or message.startswith(place[-1]) else f"{'.'.join(place)}: {message}"
+    if first["type"] == "missing":
+        return f"{'.'.join(place) or 'the body'} is missing"
+    if first["type"] in ("json_invalid", "model_attributes_type", "dict_type") and not place:
+        return "the body must be a JSON object"
+    where = [one for one in details if _place(one)[: len(place)] == place]
+    allowed = dict.fromkeys(one["msg"].removeprefix("Input should be ") for one in where)
+    return f"{'.'.join(place)} is {shown(first['input'])}; allowed: {' or '.join(allowed)}"
+
+
+def _place(detail: Any) -> list[str]:
+    """Field names and numbers, without "body" and the names of alternatives."""
+    parts = [part for part in detail["loc"] if part != "body"]
+    return [str(part)[:_SHOWN] for part in parts if isinstance(part, int) or str(part).isidentifier()]

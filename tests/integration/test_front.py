@@ -1,0 +1,220 @@
+"""What a stranger sends to `slime serve`: limits, access, work beside the loop, fields of the router, constraints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from slime_core.engines.embedded.engine import EmbeddedEngine
+from slime_core.engines.embedded.server import serve_socket
+from slime_core.serving import beside
+from slime_core.serving.application import bind
+from slime_core.serving.guard import Access
+from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
+
+__all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
+Models = Callable[..., tuple[Path, Any]]
+SAY = [{"role": "user", "content": "hi"}]
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@asynccontextmanager
+async def served(directory: Path, access: Access | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    engine = EmbeddedEngine(SimpleNamespace(hf_checkpoint=str(directory), num_threads=1), step_in_thread=True)
+    await engine.start()
+    host, port, stop = await serve_socket(engine, bind("127.0.0.1", 0), access=access)
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=60, trust_env=False) as client:
+        yield client
+    await stop()
+    await engine.stop()
+
+
+@pytest.fixture(scope="module")
+def directory(make_text_model: Models) -> Path:
+    return make_text_model("qwen3", seed=1)[0]
+
+
+@pytest.fixture
+async def client(directory: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with served(directory) as made:
+        yield made
+
+
+async def refused(client: httpx.AsyncClient, path: str, body: Any, status: int = 400, **kwargs: Any) -> str:
+    answer = await client.post(path, json=body, **kwargs)
+    assert answer.status_code == status, answer.text
+    message: str = answer.json()["error"]["message"]
+    return message
+
+
+async def test_a_client_brings_no_template_of_its_own(client: httpx.AsyncClient) -> None:
+    for name in ("chat_template", "tokenize", "messages", "tools", "no_such_variable"):
+        body = {"messages": SAY, "max_tokens": 2, "chat_template_kwargs": {name: LOOPS}}
+        assert name in await refused(client, "/v1/chat/completions", body)
+    body = {"messages": SAY, "max_tokens": 2, "chat_template_kwargs": {"enable_thinking": False}}
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_a_template_that_takes_for_ever_is_ended_and_others_are_answered(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% if depth %}" + LOOPS + "{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
+    monkeypatch.setattr(beside.Beside.__init__, "__defaults__", (2.0,))
+    async with served(tmp_path) as client:
+        body = {"messages": SAY, "max_tokens": 2}
+        slow = body | {"chat_template_kwargs": {"depth": 9}}
+        waiting = asyncio.ensure_future(refused(client, "/v1/chat/completions", slow, 503))
+        for _ in range(5):
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert not waiting.done()
+        assert "longer than 2 s" in await waiting
+        alive = [thread for thread in beside.threading.enumerate() if thread.name == "slime-beside"]
+        for thread in alive:
+            await asyncio.to_thread(thread.join, 30)
+        assert not any(thread.is_alive() for thread in alive), "ended, not left behind"
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(client: httpx.AsyncClient) -> None:
+    long = "word " * 100_000
+    talk = {"messages": [{"role": "user", "content": long}], "max_tokens": 2}
+    assert "500000 characters" in await refused(client, "/v1/chat/completions", talk)
+    assert "characters" in await refused(client, "/v1/messages", talk)
+    assert "characters" in await refused(client, "/v1/responses", {"input": long})
+    assert "characters" in await refused(client, "/v1/completions", {"prompt": long})
+    assert "characters" in await refused(client, "/generate", {"text": long})
+    assert "messages" in await refused(client, "/v1/chat/completions", {"messages": SAY * 600})
+    assert "bytes" in await refused(client, "/generate", {"text": "x" * (17 << 20)}, 413)
+    assert "n is" in await refused(client, "/v1/completions", {"prompt": "a", "n": 1000})
+    assert "n is" in await refused(client, "/generate", {"text": "a", "sampling_params": {"n": 10**6}})
+    deep: Any = {}
+    for _ in range(80):
+        deep = {"a": [deep]}
+    assert "deep" in await refused(client, "/v1/chat/completions", {"messages": SAY, "tools": [deep]})
+    headers = {"content-type": "application/json"}
+    answer = await client.post("/generate", content=b"[" * 100_000, headers=headers)
+    assert answer.status_code == 400
+    message = await refused(client, "/generate", {"k" * 100_000: 1})
+    assert len(message) < 1000
+    assert len(await refused(client, "/pause_generation", {"mode": "m" * 100_000})) < 1000
+
+
+async def test_a_web_page_cannot_ask(client: httpx.AsyncClient) -> None:
+    body = {"text": "a"}
+    assert "Origin" in await refused(client, "/generate", body, 403, headers={"Origin": "https://page.example"})
+    assert "Host" in await refused(client, "/generate", body, 403, headers={"Host": "page.example"})
+    form = await client.post("/generate", content=json.dumps(body), headers={"content-type": "text/plain"})
+    assert form.status_code == 415
+    assert (await client.get("/model_info", headers={"Host": "page.example"})).status_code == 403
+    near = {"Origin": "http://localhost:3000"}
+    assert (await client.post("/generate", json=body, headers=near)).status_code == 200
+    assert (await client.get("/flush_cache")).status_code == 405, "GET changes nothing"
+
+
+async def test_a_key_is_asked_of_all_but_get(directory: Path) -> None:
+    access = Access("secret", frozenset({"page.example"}))
+    async with served(directory, access) as client:
+        assert (await client.get("/health")).status_code == 200
+        for path in ("/generate", "/update_weights_from_disk", "/v1/chat/completions", "/v1/messages", "/flush_cache"):
+            answer = await client.post(path, json={})
+            assert answer.status_code == 401, path
+            kind = answer.json()["error"]["type"]
+            assert kind == ("authentication_error" if path.startswith("/v1/") else "BadRequest")
+        for headers in ({"Authorization": "Bearer secret"}, {"X-Api-Key": "secret"}):
+            more = {**headers, "Origin": "https://page.example"}
+            assert (await client.post("/generate", json={"text": "a"}, headers=more)).status_code == 200
+    async with served(directory, Access(generates_only=True)) as client:
+        assert (await client.post("/generate", json={"text": "a"})).status_code == 200
+        assert "SLIME_API_KEY" in await refused(client, "/flush_cache", {}, 403)
+
+
+ROUTED: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {
+        "text": "hi", "sampling_params": {"max_new_tokens": 3}, "return_text_in_logprobs": False, "stream": False,
+        "log_metrics": True, "return_hidden_states": False, "background": False, "no_logs": False,
+        "return_bytes": False, "return_entropy": False, "model": None,
+    }),
+    ("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}],
+        "model": "m", "logprobs": False, "max_completion_tokens": 3, "stream": False, "no_stop_trim": False,
+        "ignore_eos": False, "continue_final_message": False, "skip_special_tokens": True, "separate_reasoning": True,
+        "stream_reasoning": True, "return_hidden_states": False, "response_format": {"type": "text"},
+        "tool_choice": "auto", "parallel_tool_calls": True, "logit_bias": {},
+    }),
+    ("/v1/completions", {
+        "model": "m", "prompt": "hi", "max_tokens": 3, "stream": False, "echo": False, "no_stop_trim": False,
+        "ignore_eos": False, "skip_special_tokens": True, "return_hidden_states": False, "best_of": 1,
+    }),
+    ("/v1/responses", {
+        "input": "hi", "model": "m", "store": True, "stream": None, "temperature": 1.0, "top_p": 1.0, "priority": 0,
+        "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+    }),
+]  # fmt: skip
+"""What sglang-router 0.3.2 makes of the least that a client can send."""
+CHANGING: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {"text": "a", "return_hidden_states": True}),
+    ("/generate", {"text": "a", "token_ids_logprob": [1]}),
+    ("/v1/completions", {"prompt": "a", "echo": True}),
+    ("/v1/completions", {"prompt": "a", "best_of": 2}),
+    ("/v1/chat/completions", {"messages": SAY, "continue_final_message": True}),
+    ("/v1/chat/completions", {"messages": SAY, "logit_bias": {"5": 1.0}}),
+    ("/v1/chat/completions", {"messages": SAY, "tool_choice": "required", "tools": [
+        {"type": "function", "function": {"name": "f"}}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}),
+]  # fmt: skip
+
+
+async def test_fields_that_mean_nothing_are_taken_and_those_that_change_the_answer_refused(
+    client: httpx.AsyncClient,
+) -> None:
+    for path, body in ROUTED:
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 200, (path, answer.text)
+    for path, body in CHANGING:
+        await refused(client, path, body)
+
+
+async def test_errors_have_the_shape_of_their_api(client: httpx.AsyncClient) -> None:
+    openai = (await client.post("/v1/chat/completions", json={"messages": 5})).json()
+    assert openai["error"].keys() == {"message", "type", "param", "code"}
+    anthropic = (await client.post("/v1/messages", json={"messages": SAY})).json()
+    assert anthropic["type"] == "error"
+    assert "max_tokens" in anthropic["error"]["message"]
+    assert (await client.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
+    assert (await client.post("/release_memory_occupation", json={"tags": [{}]})).status_code == 400
+
+
+async def test_answers_follow_a_schema_or_an_expression(client: httpx.AsyncClient) -> None:
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object", "properties": {"sure": {"type": "boolean"}, "of": {"enum": ["x", "y"]}},
+        "required": ["sure", "of"], "additionalProperties": False,
+    }  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
+    body = {"messages": SAY, "max_tokens": 60, "response_format": form, "seed": 1, "n": 3, "logprobs": True}
+    answer = (await client.post("/v1/chat/completions", json=body)).json()
+    for choice in answer["choices"]:
+        assert json.loads(choice["message"]["content"]).keys() == {"sure", "of"}
+        assert choice["finish_reason"] == "stop"
+        assert all(entry["logprob"] <= 0 for entry in choice["logprobs"]["content"])
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 20, "regex": "[ab]{3}c", "sampling_seed": 1}}
+    made = (await client.post("/generate", json=body)).json()
+    assert made["text"][3] == "c"
+    assert set(made["text"][:3]) <= {"a", "b"}
+    assert made["meta_info"]["finish_reason"]["type"] == "stop"
+    for wrong in ({"regex": "[a"}, {"json_schema": "{"}, {"json_schema": '{"type": "objec"}'}, {"regex": 5}):
+        await refused(client, "/generate", {"text": "a", "sampling_params": wrong})
+    assert "json_object" in await refused(
+        client, "/v1/chat/completions", {"messages": SAY, "response_format": {"type": "grammar"}}
+    )
