@@ -50,7 +50,6 @@ COMMANDS: tuple[Own, ...] = (
     Own("train", "reinforcement learning: rollouts, rewards, optimizer steps", True),
     Own("check", "find what is wrong with a run before it starts", True),
     Own("rollout", "generate and score samples without training", True),
-    Own("why", "show what a live run is waiting for", False, only_prints=True),
     Own("config", "show settings and where each comes from", True, only_prints=True),
 )
 

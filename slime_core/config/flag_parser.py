@@ -102,7 +102,7 @@ class FlagParser(argparse.ArgumentParser):
             if value is None:
                 return flag.dest, None
             if flag.nargs == 0:
-                return flag.dest, _truth(value) != (f"--{name.replace('_', '-')}" in off_names(flag))
+                return flag.dest, truth(value) != (f"--{name.replace('_', '-')}" in off_names(flag))
             typed = getattr(self.parse_args(words(flag, value), OnlyGiven()), flag.dest)
             return flag.dest, [typed] if isinstance(value, list) and not isinstance(typed, list) else typed
         except ConfigError as error:
@@ -174,7 +174,8 @@ def _text(flag: argparse.Action, value: Any) -> str:
     return str(value)
 
 
-def _truth(value: Any) -> bool:
+def truth(value: Any) -> bool:
+    """A boolean, or the text of one. Raises ValueError."""
     found = {"true": True, "false": False}.get(value.strip().lower()) if isinstance(value, str) else value
     if not isinstance(found, bool):
         raise ValueError("expected true or false")

@@ -25,6 +25,9 @@ _HELP_HEAD = (
     " for the components that the other flags select."
 )
 
+DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+"""Characters that look like a hyphen, which documents put in its place."""
+
 
 @dataclass
 class ParsedFlags:
@@ -102,6 +105,9 @@ class SettingsParser(FlagParser):
 
     def read_own(self, argv: Sequence[str]) -> ParsedFlags:
         """slime's own flags. Raises ConfigError; prints help and raises SystemExit on `--help`, `--help-all`."""
+        for token in argv:  # a list would take one that is no hyphen for a value
+            if token[:1] in DASHES and "--" + token.partition("=")[0].lstrip(DASHES) in self._option_string_actions:
+                raise ConfigError(self._unknown(token, Lists(self.foreign, {})))
         namespace, rest = self.parse_known_args(argv, OnlyGiven())
         given = vars(namespace)
         parsed = ParsedFlags(sets=given.pop("set", []), help_flag=given.pop("help_flag", ""), rest=rest)
@@ -144,9 +150,10 @@ class SettingsParser(FlagParser):
         word = token.partition("=")[0]
         if theirs := renamed(token):
             return f"unknown flag {word}: {theirs}."
-        if not token.startswith("-"):
-            return f"unexpected argument {token!r}; every setting is a flag, see `{self.prog} --help-all`."
         known = [*self._option_string_actions]
+        if not token.startswith("-"):
+            meant = did_you_mean("--" + word.lstrip(f"{DASHES}+ "), known, cutoff=0.9)
+            return f"unexpected argument {token!r}; every setting is a flag, see `{self.prog} --help-all`.{meant}"
         if listed := lists.of(word[2:].replace("-", "_")):
             return listed.unknown(word, word, [*known, *listed.option_strings])
         known += [option for owner in self.foreign if not owner.prefixes for option in owner.listed.option_strings]

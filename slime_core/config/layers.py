@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from slime_core.config.flag_parser import truth
 from slime_core.config.flags import ParsedFlags
 from slime_core.config.foreign import ForeignFlags, Given, find_foreign
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
@@ -27,12 +28,10 @@ from slime_core.errors import ConfigError
 _OTHER_ENV = (
     "SLIME_PLUGINS",
     "SLIME_TRACE_PLUGINS",
-    "SLIME_CONTRACT_",
-    "SLIME_TEST_",
-    "SLIME_SCRIPT_",
     "SLIME_CLUSTER_GPUS",
     "SLIME_HOST_IP",
 )
+_OTHER_ENV_BEGINS = ("SLIME_CONTRACT_", "SLIME_TEST_", "SLIME_SCRIPT_")
 """Environment variables of other parts; they are not settings."""
 
 _NO_PRESET = ("config", "custom_config_path", "advantage_estimator", "plugin_dir", "no_plugins")
@@ -210,19 +209,20 @@ def read_env(
     given: list[Given] = []
     names = [*flag_specs(), *switched_off(), *respelled()]
     for variable in sorted(env):
-        if not variable.startswith("SLIME_") or variable.startswith(_OTHER_ENV):
+        if not variable.startswith("SLIME_") or variable in _OTHER_ENV or variable.startswith(_OTHER_ENV_BEGINS):
             continue
         name, origin = variable.removeprefix("SLIME_").lower(), Origin("env", variable)
         name = respelled().get(name, name)
         if name in flag_specs():
-            if flag_specs()[name].kind == "bool" and not env[variable].strip():
+            spec = flag_specs()[name]
+            if not env[variable].strip() and (spec.kind == "bool" or spec.holds in ("path", "spec")):
                 continue  # `SLIME_NO_PLUGINS= slime ...` is how a shell unsets one
             entries[name] = Entry(env[variable], origin)
         elif name in switched_off():
-            value = read_scalar(env[variable])
-            if value not in (True, False):
-                raise ConfigError(f"{variable} {env[variable]!r}: expected true or false")
-            entries[switched_off()[name]] = Entry(not value, origin)
+            try:
+                entries[switched_off()[name]] = Entry(not truth(env[variable]), origin)
+            except ValueError as error:
+                raise ConfigError(f"{variable} {env[variable]!r}: {error}") from None
         elif find_foreign(foreign, name):
             given.append(Given(name, env[variable], origin))
         elif close := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
@@ -282,6 +282,11 @@ def validate(layered: Layered) -> tuple[Args, dict[str, Origin]]:
         f"{specs[name].flag} {entry.value!r} ({entry.origin}): must be a number"
         for name, entry in layered.values.items()
         if isinstance(entry.value, bool) and specs[name].kind in ("int", "float")
+    ]
+    problems += [
+        f"{specs[name].flag} '' ({entry.origin}): an empty text names nothing; leave it out"
+        for name, entry in layered.values.items()
+        if entry.value == "" and specs[name].holds in ("path", "spec")
     ]
     if problems:
         raise ConfigError("\n".join(problems))

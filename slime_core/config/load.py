@@ -120,7 +120,7 @@ def _unused_foreign(settings: Settings, given: ByOwner) -> list[str]:
         if not set(parts).isdisjoint(owner.used_by):
             continue
         for name, entry in own.items():
-            if entry.origin.kind == "preset":
+            if entry.origin.kind == "preset" or entry.value is None:
                 continue  # `--model` names the model for every trainer
             value = "" if entry.value is True else f" {dump_value(entry.value)}"
             shown = f"--{name.replace('_', '-')}{value} ({entry.origin})"

@@ -187,5 +187,5 @@ def respelled() -> dict[str, str]:
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
     """ " Did you mean x?", or an empty string when nothing is close; few words to choose from bear a lower cutoff."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]}?" if close else ""

@@ -20,54 +20,20 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
-from slime_core.rollout.open_groups import OpenGroup, OpenGroups
+from slime_core.rollout.open_groups import OpenGroup
+from slime_core.rollout.parts import RolloutResult
 from slime_core.rollout.staleness import Verdict, group_age, judge, mask_old_tokens, staleness_metrics
-from slime_core.types import Group, TrainBatch
+from slime_core.types import Group
 from slime_core.waits import waiting
 
+if TYPE_CHECKING:
+    from slime_core.rollout.async_stage import ThreadedStage
+
 OWNER = "ahead"
-
-
-class GeneratingStage(Protocol):
-    """What it drives: `async_stage.ThreadedStage`, or a stand-in."""
-
-    @property
-    def weight_version(self) -> int:
-        """That is served."""
-
-    @property
-    def open_groups(self) -> OpenGroups:
-        """Where groups are registered that a commit has to hold."""
-
-    async def start(self) -> None:
-        """Bring the engine up."""
-
-    async def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
-        """One rollout and its metrics. Raises RolloutError, RolloutInterrupted."""
-
-    async def make_batch(self, rollout_id: int, groups: list[Group], weight_version: int) -> TrainBatch:
-        """Groups as the trainer gets them; `weight_version` is the one they will update."""
-
-    async def evaluate(self, rollout_id: int) -> dict[str, float]:
-        """`eval/...` metrics."""
-
-    async def abandon(self) -> None:
-        """End every rollout and evaluation; the engine stays."""
-
-    async def stop(self) -> None:
-        """Interrupt what runs and free the engine."""
-
-
-@dataclass
-class AheadResult:
-    """One rollout, ready for the trainer."""
-
-    batch: TrainBatch
-    metrics: dict[str, float]
 
 
 @dataclass
@@ -86,7 +52,7 @@ class _Generated:
 class OneStepAhead:
     """A rollout of the loop over any stage: at most one rollout is generated or waits."""
 
-    def __init__(self, args: Args, stage: GeneratingStage) -> None:
+    def __init__(self, args: Args, stage: ThreadedStage) -> None:
         self.args = args
         self._stage = stage
         self._flight: asyncio.Task[_Generated] | None = None
@@ -100,7 +66,7 @@ class OneStepAhead:
         """Bring the engine up."""
         await self._stage.start()
 
-    async def generate(self, rollout_id: int) -> AheadResult:
+    async def generate(self, rollout_id: int) -> RolloutResult:
         """The batch of a rollout; the next one begins.
 
         Raises:
@@ -123,7 +89,7 @@ class OneStepAhead:
         metrics |= self._age(generated, version)
         if rollout_id + 1 < self.args.num_rollout:
             self._begin(rollout_id + 1)
-        return AheadResult(await self._stage.make_batch(rollout_id, generated.groups, version), metrics)
+        return RolloutResult(await self._stage.make_batch(rollout_id, generated.groups, version), metrics)
 
     async def before_push(self) -> None:
         """Wait for the rollout that is being generated."""

@@ -7,7 +7,7 @@ get wrong: the stage is the plain one of runs without `--async`; only its event 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeAlias, TypeVar
 
 from slime_core.protocols import Args
@@ -80,21 +80,13 @@ class ThreadedStage:
         await self._loop.in_thread(self.stage.stop)
 
 
-def _one_step(args: Args, stage: RolloutStage) -> AheadRollout:
-    return OneStepAhead(args, ThreadedStage(stage))
-
-
-def _full(args: Args, stage: RolloutStage) -> AheadRollout:
-    stage.never_stops = True
-    return ContinuousRollout(args, ThreadedStage(stage))
-
-
 AheadRollout: TypeAlias = OneStepAhead | ContinuousRollout
 """A rollout of the loop whose verbs are awaited."""
-MODES: dict[str, Callable[[Any, RolloutStage], AheadRollout]] = {"one-step": _one_step, "full": _full}
-"""`--async-mode` -> what drives the stage."""
 
 
 def build_async_rollout(args: Args, stage: RolloutStage) -> AheadRollout:
     """What `loop.train` generates with. `stage` has a `LoopThread` as its runner and has not been started."""
-    return MODES[args.async_mode](args, stage)
+    if args.async_mode == "one-step":
+        return OneStepAhead(args, ThreadedStage(stage))
+    stage.never_stops = True
+    return ContinuousRollout(args, ThreadedStage(stage))

@@ -18,63 +18,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Coroutine, Iterable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from slime_core.protocols import Args
-from slime_core.rollout.open_groups import OpenGroup, OpenGroups
+from slime_core.rollout.open_groups import OpenGroup
 from slime_core.rollout.parts import RolloutResult
 from slime_core.rollout.producer import GroupProducer, Taken
-from slime_core.types import Group, TrainBatch
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from slime_core.rollout.async_stage import ThreadedStage
+
 logger = logging.getLogger(__name__)
 
 OWNER = "continuous"
 
 
-class ProducingStage(Protocol):
-    """What it drives: `async_stage.ThreadedStage`, or a stand-in."""
-
-    @property
-    def weight_version(self) -> int:
-        """Of the newest weights."""
-
-    @property
-    def open_groups(self) -> OpenGroups:
-        """Where groups are registered that a commit has to hold."""
-
-    async def start(self) -> None:
-        """Bring the engine up."""
-
-    def producer(self) -> GroupProducer:
-        """What generates; once, after `start`."""
-
-    async def inside(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine of the producer's event loop."""
-
-    async def conclude(
-        self, rollout_id: int, groups: list[Group], decided: list[Group], extra: dict[str, float], started: float
-    ) -> dict[str, float]:
-        """The end of a rollout; its metrics."""
-
-    async def make_batch(self, rollout_id: int, groups: list[Group], weight_version: int) -> TrainBatch:
-        """Groups as the trainer gets them; `weight_version` is the one they will update."""
-
-    async def evaluate(self, rollout_id: int) -> dict[str, float]:
-        """`eval/...` metrics."""
-
-    async def abandon(self) -> None:
-        """End every rollout and evaluation; the engine stays."""
-
-    async def stop(self) -> None:
-        """Interrupt what runs and free the engine."""
-
-
 class ContinuousRollout:
     """A rollout of the loop that takes rollouts out of a generation that never stops."""
 
-    def __init__(self, args: Args, stage: ProducingStage) -> None:
+    def __init__(self, args: Args, stage: ThreadedStage) -> None:
         self.args = args
         self._stage = stage
         self._producer: GroupProducer | None = None
@@ -85,7 +48,7 @@ class ContinuousRollout:
         stage.open_groups.register(OWNER, self)
 
     async def start(self) -> None:
-        """Bring the engine up; generation begins with the first `generate`. Raises CheckpointError (see flights)."""
+        """Bring the engine up; generation begins with the first `generate`. Raises CheckpointError (`open_groups`)."""
         if self.args.deterministic_mode:
             logger.info("--async-mode full: the engine is not held for reproducible steps, as it is without --async")
         await self._stage.start()
@@ -112,7 +75,7 @@ class ContinuousRollout:
         """Nothing: weights are updated in flight."""
 
     async def before_save(self) -> None:
-        """Nothing: a commit holds what is in flight (see flights)."""
+        """Nothing: a commit holds what is in flight (see open_groups)."""
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """`eval/...` metrics, on the same engine; training groups go on beside it."""

@@ -20,9 +20,9 @@ import torch
 from slime_engine_sglang.api import transport
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.versions import TESTED_VERSIONS, untested
-from slime_engine_sglang.api.weight_readers import Fused, reader_of
 from slime_engine_sglang.api.worker import Worker
 from slime_engine_sglang.environment import SERVER_SIDE
+from slime_engine_sglang.weights.readers import Fused, reader_of
 
 from slime_core.errors import EngineError, SlimeError
 from tests.unit.engines.sglang_api.servers import Reaction, engine_at, servers

@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from slime_engine_sglang.api.weight_protocol import ServerFacts
 from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.service import Service
+from slime_engine_sglang.weights.protocol import ServerFacts
 
 from slime_core.errors import WeightSyncError
 from slime_core.observability.events import read_events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -41,12 +42,14 @@ def with_one_element_changed(weights: Weights, name: str) -> Weights:
 
 @asynccontextmanager
 async def connected(running: Running) -> AsyncIterator[HttpEngine]:
-    """An engine that compares; afterwards the servers hold the model's own weights."""
+    """An engine that compares, and brings nothing back; afterwards the servers hold the model's own weights."""
     args = copy.copy(running.args)
     args.check_weight_update_equal, args.update_weight_buffer_size = True, 50_000
     engine = HttpEngine(args)
     try:
         await engine.start()
+        assert engine._supervisor is not None
+        await asyncio.to_thread(engine._supervisor.stop)
         yield engine
     finally:
         for worker in engine.pool.workers:

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import torch
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.weight_update import WeightUpdates
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.server import ServerProcess
+from slime_engine_sglang.weights.update import WeightUpdates
 
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError
@@ -146,7 +146,10 @@ def test_weights_kept_bring_a_server_up_to_date(
             kept, s.updates.last = s.updates.last, None
             await s.push("tensor", model, version + 1)  # stands in for a restart
             assert kept is not None
-            await kept.catch_up(s.workers[0])
+            assert s.updates.last is not None
+            s.updates.last.free()
+            s.updates.last = kept
+            await s.updates.catch_up(s.workers[0])
             assert await s.gap(s.workers[0].url, new) == (pytest.approx(0, abs=1e-5), str(version))
             kept.free()
         await s.push("tensor", model, 199)
@@ -217,7 +220,7 @@ def test_a_server_that_hangs_in_the_middle_is_left_behind_and_may_come_back(
         strike(struck, signal.SIGCONT)
         bad = s.workers[0]
         assert s.updates.last is not None
-        await s.updates.last.catch_up(bad)
+        await s.updates.catch_up(bad)
         assert await s.gap(bad.url, new) == (pytest.approx(0, abs=1e-5), "2")
         s.pool.set_state(bad, WorkerState.READY)
         await s.push(transport, model, 3)

@@ -25,11 +25,11 @@ from slime_engine_sglang.api.client import Client
 from slime_engine_sglang.api.control import Control
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.weight_update import WeightUpdates
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.supervised import Supervised
 from slime_engine_sglang.supervisor import Supervisor
+from slime_engine_sglang.weights.update import WeightUpdates
 
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError
@@ -126,7 +126,7 @@ class Rig:
     async def _catch_up(self, worker: Worker) -> None:
         assert self.updates.last is not None
         assert self.updates.last.version == self.pool.version_wanted
-        await self.updates.last.catch_up(worker)
+        await self.updates.catch_up(worker)
 
     async def update(self, version: int) -> None:
         self.pushing = version

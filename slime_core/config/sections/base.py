@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 
@@ -50,6 +50,10 @@ def _all_or_some(value: int) -> int:
 
 TopK = Annotated[int, AfterValidator(_all_or_some)]
 """How many of the likeliest tokens to sample from."""
+
+
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""What generators of random numbers take."""
 
 
 class Section(BaseModel):

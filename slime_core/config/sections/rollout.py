@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import FILE, Flag, Section, TopK
+from slime_core.config.sections.base import FILE, Flag, Section, Seed, TopK
 
 
 class ModelArgs(Section):
@@ -53,7 +53,7 @@ class RolloutArgs(Section):
     """Token ids that end a response."""
     rollout_shuffle: bool = False
     """Shuffle the prompts every epoch."""
-    rollout_seed: int = 42
+    rollout_seed: Seed = 42
     """Seed of shuffling and sampling."""
     over_sampling_batch_size: Annotated[int | None, Field(gt=0)] = None
     """Prompts started at a time until enough groups pass the filter; --rollout-batch-size when not given."""

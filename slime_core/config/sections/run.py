@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import FILE, SPEC, Flag, Section
+from slime_core.config.sections.base import FILE, SPEC, Flag, Section, Seed
 
 
 class RunArgs(Section):
@@ -58,5 +58,5 @@ class RunArgs(Section):
     """Trainer and engine compute the same log-probs bit for bit, which every rollout is checked for; slower."""
     num_threads: Annotated[int | None, Field(gt=0)] = None
     """CPU threads of this process; torch's choice when not given."""
-    seed: int = 1234
+    seed: Seed = 1234
     """Seed of initialisation, dropout and the trainer."""

@@ -16,7 +16,7 @@ import ray
 from types import SimpleNamespace
 from slime_launcher_ray.gpus import SeenGpu, gpu_here, seen_by_tasks, visible_to_servers
 from slime_launcher_ray.placing import reserve
-from slime_core.launch.placement import EngineNeeds, plan_placement
+from slime_launcher_ray.placement import EngineNeeds, plan_placement
 
 ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
 args = SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=1, num_gpus_per_node=4, colocate=False,

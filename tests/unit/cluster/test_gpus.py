@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from slime_launcher_ray.gpus import SeenGpu, visible_to_servers
+from slime_launcher_ray.placement import EngineNeeds, Placement, plan_placement
 from slime_launcher_ray.placing import check_one_node
 
 from slime_core.errors import ConfigError
-from slime_core.launch.placement import EngineNeeds, Placement, plan_placement
 from tests.unit.launch.test_placement import run_args
 
 

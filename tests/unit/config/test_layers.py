@@ -261,3 +261,36 @@ def test_changed_leaves_out_defaults() -> None:
     lines = show("--lr", "1e-4").to_yaml(changed=True).splitlines()
     assert "lr: 0.0001  # flag" in lines
     assert not any(line.endswith("# default") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["\u2014lr", "3"], "unexpected argument '\u2014lr'.* Did you mean --lr"),
+        (["\u2013lr=3"], "unexpected argument '\u2013lr=3'.* Did you mean --lr"),
+        (["--rollout-stop", "a", "\u2014lr", "3"], "unexpected argument '\u2014lr'.* Did you mean --lr"),
+        (["lr=3"], "unexpected argument 'lr=3'.* Did you mean --lr"),
+        (["--LR", "3"], "unknown flag --LR. Did you mean --lr"),
+        (["--save="], "--save '' .flag.: an empty text names nothing"),
+        (["--prompt-data", ""], "--prompt-data '' .flag.: an empty text names nothing"),
+        (["--seed", "9" * 20], "--seed '9{20}' .flag.: must be less than"),
+    ],
+)
+def test_what_strangers_type(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        show(*argv)
+
+
+def test_a_dash_alone_may_be_a_value() -> None:
+    assert show("--rollout-stop", "\u2014", "\u2014 ends").args.rollout_stop == ["\u2014", "\u2014 ends"]
+
+
+def test_a_variable_without_text_is_unset() -> None:
+    assert show(env={"SLIME_SAVE": "", "SLIME_NO_PLUGINS": ""}).warnings == []
+
+
+def test_variables_that_are_no_truth_value_and_no_setting() -> None:
+    with pytest.raises(ConfigError, match=r"^SLIME_NO_PREFLIGHT '\{': expected true or false$"):
+        show(env={"SLIME_NO_PREFLIGHT": "{"})
+    with pytest.raises(ConfigError, match=r"unknown setting SLIME_PLUGINS_ .* Did you mean SLIME_PLUGINS\?"):
+        show(env={"SLIME_PLUGINS_": "x"})

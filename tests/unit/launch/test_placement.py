@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from slime_engine_sglang import planner, server_groups
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.planner import Planned
-
-from slime_core.config import Args, load_settings
-from slime_core.config.gpu_layout import gpu_layout
-from slime_core.errors import ConfigError
-from slime_core.launch.placement import (
+from slime_launcher_ray.placement import (
     EngineNeeds,
     Placement,
     engines_of,
@@ -25,6 +21,10 @@ from slime_core.launch.placement import (
     plan_placement,
     settle_trainer,
 )
+
+from slime_core.config import Args, load_settings
+from slime_core.config.gpu_layout import gpu_layout
+from slime_core.errors import ConfigError
 
 
 def run_args(**changes: Any) -> Args:

@@ -9,8 +9,9 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.rollout.ahead import OWNER, AheadResult, OneStepAhead
+from slime_core.rollout.ahead import OWNER, OneStepAhead
 from slime_core.rollout.open_groups import OpenGroups
+from slime_core.rollout.parts import RolloutResult
 from slime_core.types import Group, Sample, SampleStatus
 
 
@@ -54,7 +55,7 @@ class Stage:
             future.set_exception(error) if error else future.set_result(None)
 
 
-def batch(result: AheadResult) -> tuple[int, list[Group], int]:
+def batch(result: RolloutResult) -> tuple[int, list[Group], int]:
     """What `Stage.make_batch` was called with."""
     parts: tuple[int, list[Group], int] = result.batch  # type: ignore[assignment]
     return parts

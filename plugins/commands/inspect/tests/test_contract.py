@@ -17,3 +17,7 @@ class TestSamples(CommandContract):
 
 class TestTokens(CommandContract):
     component = "tokens"
+
+
+class TestWhy(CommandContract):
+    component = "why"

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_launcher_ray.placement import Placement, engines_of, plan_placement, settle_trainer
 from slime_trainer_megatron.families import shape as megatron_families
 from slime_trainer_megatron.layout import Layout
 
@@ -29,7 +30,6 @@ from slime_command_plan.memory import (
 from slime_core.config import Settings
 from slime_core.data.dataset import open_rows
 from slime_core.errors import SlimeError
-from slime_core.launch.placement import Placement, engines_of, plan_placement, settle_trainer
 from slime_core.launch.resolver import Resolver
 from slime_core.models.decoder_shape import decoder_shape
 from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of

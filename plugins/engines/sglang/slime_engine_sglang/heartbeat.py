@@ -12,17 +12,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime_core.errors import EngineError
-
-if TYPE_CHECKING:
-    from slime_engine_sglang.api.transport import Answer, Http
-    from slime_engine_sglang.api.worker import Worker, WorkerPool
+from slime_engine_sglang.api.transport import MODEL_INFO, Http
+from slime_engine_sglang.api.worker import Worker, WorkerPool
 
 _AGAIN_S = 0.25
 """Between two questions of one look."""
-_MODEL_INFO = ("/model_info", "/get_model_info")
 _GENERATES = ("/health_generate", "/health")
 """Newer or stricter first; the other one where the server has no such route."""
 
@@ -79,8 +76,8 @@ class Heartbeat:
         told: dict[str, Any] = {}
 
         async def ask(left: float) -> str:
-            told.update((await self._first(worker.url, _MODEL_INFO, left)).object())
-            return "" if told else f"{worker.url}{_MODEL_INFO[0]}: no JSON object"
+            told.update((await self._http.first(worker.url, MODEL_INFO, timeout=left, attempts=1)).object())
+            return "" if told else f"{worker.url}{MODEL_INFO[0]}: no JSON object"
 
         wanted = pool.version_wanted
         finding = await self._persists(worker, ask, alive, _no)
@@ -112,7 +109,7 @@ class Heartbeat:
         return HEALTHY
 
     async def _generates(self, worker: Worker, left: float) -> str:
-        await self._first(worker.url, _GENERATES, left)
+        await self._http.first(worker.url, _GENERATES, timeout=left, attempts=1)
         return ""
 
     async def _persists(
@@ -136,14 +133,6 @@ class Heartbeat:
             if time.monotonic() + _AGAIN_S >= began + self._timeout:
                 return Finding(f"{problem}; asked for {self._timeout:g} s (--rollout-health-check-timeout)")
             await asyncio.sleep(_AGAIN_S)
-
-    async def _first(self, url: str, paths: tuple[str, ...], timeout: float) -> Answer:
-        """Of the first path that the server knows. Raises EngineError."""
-        first, second = paths
-        answer = await self._http.send("GET", url, first, timeout=timeout, attempts=1, accept=(404,))
-        if answer.status == 404:
-            answer = await self._http.send("GET", url, second, timeout=timeout, attempts=1)
-        return answer
 
 
 def unsure(pool: WorkerPool) -> bool:

@@ -9,13 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slime_core.ports import PortBlock
-from slime_engine_sglang.service import Service, get_json
-
-if TYPE_CHECKING:
-    import aiohttp
+from slime_engine_sglang.service import Service
 
 _GRACE_S = 4.0
 
@@ -53,8 +49,3 @@ class PullerProcess(Service):
     def environment(self) -> Mapping[str, str]:
         """Nothing of its own."""
         return {}
-
-    async def missing(self, session: aiohttp.ClientSession, left: float) -> str:
-        """Whether it answers."""
-        status, _ = await get_json(session, f"{self.url}/health", left)
-        return "" if status == 200 else f"{self.url}/health to answer 200 (status {status})"

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime_core.ports import PortBlock
 from slime_engine_sglang.arguments import router_argv
 from slime_engine_sglang.environment import SERVER_SIDE, server_environment
-from slime_engine_sglang.service import Service, get_json
-
-if TYPE_CHECKING:
-    import aiohttp
+from slime_engine_sglang.service import Service
 
 _GRACE_S = 4.0
 _NEEDS_WORKERS = "power_of_two"
@@ -24,6 +21,9 @@ _NEEDS_WORKERS = "power_of_two"
 
 class RouterProcess(Service):
     """One router of this machine."""
+
+    ready_path = "/liveness"
+    """It has no need of workers for that."""
 
     def __init__(
         self,
@@ -89,8 +89,3 @@ class RouterProcess(Service):
     def environment(self) -> Mapping[str, str]:
         """That of SGLang's environment."""
         return server_environment(self._device, None, self._python)
-
-    async def missing(self, session: aiohttp.ClientSession, left: float) -> str:
-        """Whether it answers; it has no need of workers for that."""
-        status, _ = await get_json(session, f"{self.url}/liveness", left)
-        return "" if status == 200 else f"{self.url}/liveness to answer 200 (status {status})"

@@ -14,23 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import tenacity
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, stop_never
 
 from slime_core.errors import EngineError, WeightSyncError
+from slime_core.protocols import Args
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerState
 from slime_engine_sglang.heartbeat import Heartbeat
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.supervised import Policy, Process, RouterLike, Supervised
+from slime_engine_sglang.supervised import Process, RouterLike, Supervised
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +62,14 @@ class Watch(ABC):
     pause: Any = tenacity.wait_exponential(multiplier=1.0, max=60.0)
     """Between two attempts to bring it back."""
 
-    def __init__(self, name: str, process: Process | None, policy: Policy, incidents: Incidents) -> None:
+    def __init__(self, name: str, process: Process | None, args: Args, incidents: Incidents) -> None:
         """`process`: what is restarted; None: it is not ours."""
-        self.name, self.process, self.policy = name, process, policy
+        self.name, self.process, self.args = name, process, args
+        self.tolerant = bool(args.use_fault_tolerance)
         self.wake = asyncio.Event()
         """Set when something about it changed: look whether it is out."""
         self._incidents = incidents
-        self._restarts_left = policy.max_restarts
+        self._restarts_left = args.rollout_max_engine_restarts
 
     async def run(self) -> None:
         """Until it is lost; cancel it to stop."""
@@ -82,14 +81,15 @@ class Watch(ABC):
 
     async def _failure(self) -> str:
         """What was found to be wrong with it."""
-        next_look = time.monotonic() + max(self.policy.first_wait, self.policy.interval)
+        interval = self.args.rollout_health_check_interval
+        next_look = time.monotonic() + max(self.args.rollout_health_check_first_wait, interval)
         while True:
             if reason := self.problem():
                 return reason
-            if self.policy.tolerant and (self.is_urgent() or time.monotonic() >= next_look):
+            if self.tolerant and (self.is_urgent() or time.monotonic() >= next_look):
                 if reason := await self.look():
                     return reason
-                next_look = time.monotonic() + self.policy.interval
+                next_look = time.monotonic() + interval
             try:
                 async with asyncio.timeout(TICK_S):
                     await self.wake.wait()
@@ -99,7 +99,7 @@ class Watch(ABC):
 
     async def _comes_back(self, began: float) -> bool:
         patience: Any = stop_after_delay(COMEBACK_S)
-        if self.policy.tolerant:
+        if self.tolerant:
             patience = stop_never if self.process is None else stop_after_attempt(self._restarts_left)
         elif self.process is not None:
             return False
@@ -181,14 +181,14 @@ class WorkerWatch(Watch):
     told = Told("", "restart_failed", "restarted", "lost")  # listeners of the pool tell "quarantined"
 
     def __init__(
-        self, model: Supervised, worker: Worker, router: Router | None, heartbeat: Heartbeat, policy: Policy,
+        self, model: Supervised, worker: Worker, router: Router | None, heartbeat: Heartbeat, args: Args,
         incidents: Incidents,
     ) -> None:  # fmt: skip
-        super().__init__(model.name_of(worker), model.servers.get(worker), policy, incidents)
+        super().__init__(model.name_of(worker), model.servers.get(worker), args, incidents)
         self._model, self._worker, self._router, self._heartbeat = model, worker, router, heartbeat
         if self.process is None:
             self.told = Told("", "", "readmitted", "lost")
-            self.pause = tenacity.wait_fixed(policy.interval if policy.tolerant else TICK_S)
+            self.pause = tenacity.wait_fixed(args.rollout_health_check_interval if self.tolerant else TICK_S)
 
     @property
     def url(self) -> str:
@@ -249,9 +249,10 @@ class WorkerWatch(Watch):
         """
         pool, worker, catch_up = self._model.pool, self._worker, self._model.catch_up
         await self._unpaused()
-        async with _held(pool.update_lock, "the weight update that is under way"):
+        late = EngineError(f"waited {UPDATE_WAIT_S:.0f} s for the weight update that is under way")
+        async with pool.updating(UPDATE_WAIT_S, late):
             finding = await self._heartbeat.weights(pool, worker, locked=True)
-            unsure = self.policy.tolerant or finding.lying or worker.weight_version != pool.version_wanted
+            unsure = self.tolerant or finding.lying or worker.weight_version != pool.version_wanted
             if catch_up is not None and pool.version_wanted is not None and unsure:
                 if finding.reason and not finding.lying:
                     raise EngineError(f"{worker.url} {finding.reason}")
@@ -284,7 +285,9 @@ class WorkerWatch(Watch):
     async def lose(self, error: Exception | None) -> None:
         """Whoever waits for it goes on without it."""
         if self.process is not None:
-            used_up = f"out for good after {self.policy.max_restarts} restarts (--rollout-max-engine-restarts)"
+            used_up = (
+                f"out for good after {self.args.rollout_max_engine_restarts} restarts (--rollout-max-engine-restarts)"
+            )
             reason = f"{used_up}: {self._worker.reason}"
         elif isinstance(error, WeightsNotKept):
             reason = f"{error}. {_GO_ON}"
@@ -305,8 +308,8 @@ class CompanionWatch(Watch):
     told = Told("companion_failed", "restart_failed", "restarted", "lost")
     process: Process
 
-    def __init__(self, process: Process, http: Http, policy: Policy, incidents: Incidents) -> None:
-        super().__init__(process.name, process, policy, incidents)
+    def __init__(self, process: Process, http: Http, args: Args, incidents: Incidents) -> None:
+        super().__init__(process.name, process, args, incidents)
         self._http = http
 
     @property
@@ -316,7 +319,7 @@ class CompanionWatch(Watch):
 
     async def look(self) -> str:
         """It holds no trained weights that could be wrong, so ready is all it has to be."""
-        timeout = self.policy.timeout
+        timeout = self.args.rollout_health_check_timeout
         try:
             await self._http.send("GET", self.url, "/health", timeout=timeout)
         except EngineError as error:
@@ -339,9 +342,9 @@ class RouterWatch(Watch):
     process: RouterLike
 
     def __init__(
-        self, model: Supervised, process: RouterLike, router: Router, policy: Policy, incidents: Incidents
+        self, model: Supervised, process: RouterLike, router: Router, args: Args, incidents: Incidents
     ) -> None:
-        super().__init__(process.name, process, policy, incidents)
+        super().__init__(process.name, process, args, incidents)
         self._pool, self._router = model.pool, router
         self.hurry = False
         """Somebody could not reach it."""
@@ -358,7 +361,7 @@ class RouterWatch(Watch):
 
     async def look(self) -> str:
         """Makes its workers the pool's when nothing is wrong with it."""
-        timeout = self.policy.timeout
+        timeout = self.args.rollout_health_check_timeout
         try:
             async with asyncio.timeout(timeout):
                 listed = await self._router.list_workers()
@@ -389,17 +392,3 @@ class RouterWatch(Watch):
         """The run goes on without it."""
         reason = "its restarts are used up (--rollout-max-engine-restarts); requests go to the servers directly"
         self.tell(self.told.lost, reason)
-
-
-@asynccontextmanager
-async def _held(lock: threading.Lock, name: str) -> AsyncIterator[None]:
-    """The lock, waited for without blocking the event loop. Raises EngineError after UPDATE_WAIT_S."""
-    deadline = time.monotonic() + UPDATE_WAIT_S
-    while not lock.acquire(blocking=False):
-        if time.monotonic() > deadline:
-            raise EngineError(f"waited {UPDATE_WAIT_S:.0f} s for {name}")
-        await asyncio.sleep(_POLL_S)
-    try:
-        yield
-    finally:
-        lock.release()

@@ -49,6 +49,9 @@ def _is_trainers(variable: str) -> bool:
 class Service(ABC):
     """One program that answers at `url` once it is ready."""
 
+    ready_path = "/health"
+    """Answers 200 then, unless a subclass has its own `missing`."""
+
     def __init__(
         self,
         name: str,
@@ -97,7 +100,6 @@ class Service(ABC):
     def environment(self) -> Mapping[str, str]:
         """Added to this process's environment."""
 
-    @abstractmethod
     async def missing(self, session: aiohttp.ClientSession, left: float) -> str:
         """What is not yet as it should be, for a message; "" when it is ready. Raises StrangerError.
 
@@ -105,6 +107,8 @@ class Service(ABC):
             session: For requests; connection errors and time-outs are the caller's to handle.
             left: Seconds that this may take.
         """
+        status, _ = await get_json(session, self.url + self.ready_path, left)
+        return "" if status == 200 else f"{self.url}{self.ready_path} to answer 200 (status {status})"
 
     # -- life ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What the supervisor is given: each model's servers, what stands behind them, and what the settings say of them."""
+"""What the supervisor is given: each model's servers, and what stands behind them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slime_core.protocols import Args
 from slime_engine_sglang.api.worker import Worker, WorkerPool
 
 
@@ -61,26 +60,3 @@ class Supervised:
     def name_of(self, worker: Worker) -> str:
         """For logs and events."""
         return self.servers[worker].name if worker in self.servers else f"external server of {self.name}"
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What the settings say of all of them."""
-
-    tolerant: bool
-    """--use-fault-tolerance: look at them, and bring back what fails."""
-    interval: float
-    timeout: float
-    first_wait: float
-    max_restarts: int
-
-    @classmethod
-    def of(cls, args: Args) -> Policy:
-        """From a run's settings."""
-        return cls(
-            bool(args.use_fault_tolerance),
-            float(args.rollout_health_check_interval),
-            float(args.rollout_health_check_timeout),
-            float(args.rollout_health_check_first_wait),
-            args.rollout_max_engine_restarts,
-        )

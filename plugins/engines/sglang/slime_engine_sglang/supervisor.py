@@ -20,7 +20,7 @@ from slime_engine_sglang.api.worker import Worker, WorkerState
 from slime_engine_sglang.heartbeat import Heartbeat
 from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.servers import COMEBACK_S, CompanionWatch, RouterWatch, Watch, WorkerWatch
-from slime_engine_sglang.supervised import Policy, Supervised
+from slime_engine_sglang.supervised import Supervised
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +34,10 @@ class Supervisor:
     def __init__(self, args: Args, models: Sequence[Supervised], incidents: Incidents) -> None:
         self._models = models
         self._incidents = incidents
-        self._policy = Policy.of(args)
-        self._http = Http(timeout=self._policy.timeout, proxy=args.http_proxy)
-        patience = self._policy.timeout if self._policy.tolerant else min(self._policy.timeout, COMEBACK_S / 2)
+        self._args = args
+        timeout = float(args.rollout_health_check_timeout)
+        self._http = Http(timeout=timeout, proxy=args.http_proxy)
+        patience = timeout if args.use_fault_tolerance else min(timeout, COMEBACK_S / 2)
         self._heartbeat = Heartbeat(self._http, patience)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -53,7 +54,7 @@ class Supervisor:
         for model in self._models:
             model.pool.on_change(self._changed)
             for worker in model.pool.workers:
-                worker.awaited = self._policy.tolerant or worker not in model.servers
+                worker.awaited = bool(self._args.use_fault_tolerance) or worker not in model.servers
         self._thread = threading.Thread(target=self._run, args=(began,), name="slime-supervisor", daemon=True)
         self._thread.start()
         if not began.wait(STOP_S):
@@ -117,16 +118,16 @@ class Supervisor:
             self._loop = None
 
     def _watches(self) -> list[Watch]:
-        policy, incidents, found = self._policy, self._incidents, list[Watch]()
+        args, incidents, found = self._args, self._incidents, list[Watch]()
         for model in self._models:
             router = None if model.router_url is None else Router(self._http, model.router_url)
             for worker in model.pool.workers:
-                watch = WorkerWatch(model, worker, router, self._heartbeat, policy, incidents)
+                watch = WorkerWatch(model, worker, router, self._heartbeat, args, incidents)
                 self._of_workers[worker] = watch
                 found.append(watch)
-            found += [CompanionWatch(process, self._http, policy, incidents) for process in model.companions]
+            found += [CompanionWatch(process, self._http, args, incidents) for process in model.companions]
             if router is not None and model.router_process is not None:
-                self._of_routers.append(RouterWatch(model, model.router_process, router, policy, incidents))
+                self._of_routers.append(RouterWatch(model, model.router_process, router, args, incidents))
         return [*found, *self._of_routers]
 
     async def _watch_all(self, began: threading.Event) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 import ray
 
 from slime_core.errors import EngineError, RolloutError, SlimeError, TrainError
-from slime_core.launch.placement import Placement
 from slime_core.launch.prepare import Prepared
 from slime_core.observability.run_dir import run_dir_of
 from slime_core.protocols import EngineTraits, traits_of
@@ -31,6 +30,7 @@ from slime_launcher_ray.carried import Carried
 from slime_launcher_ray.engine_actor import EngineActor
 from slime_launcher_ray.fingerprint import check_same_code, fingerprint
 from slime_launcher_ray.gpus import SeenGpu, seen_by_tasks, visible_to_servers
+from slime_launcher_ray.placement import Placement
 from slime_launcher_ray.placing import Reserved, cluster_gpus
 from slime_launcher_ray.remote_stages import relay_last, stopped
 from slime_launcher_ray.rollout_actor import RolloutActor

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import ray
 
 from slime_core.errors import ConfigError
-from slime_core.launch.placement import SMALLEST_SHARE, Placement
 from slime_core.waits import waiting
+from slime_launcher_ray.placement import SMALLEST_SHARE, Placement
 from slime_launcher_ray.placing import Reserved
 
 _DEADLINE = 60.0

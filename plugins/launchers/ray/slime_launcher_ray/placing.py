@@ -18,10 +18,10 @@ from ray.util import get_node_ip_address, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime_core.errors import ConfigError, TrainError
-from slime_core.launch.placement import Placement, engines_of, plan_placement, settle_trainer
 from slime_core.launch.prepare import Prepared
 from slime_core.protocols import Args
 from slime_core.waits import waiting
+from slime_launcher_ray.placement import Placement, engines_of, plan_placement, settle_trainer
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_engine_sglang import servers
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.heartbeat import HEALTHY, Finding
@@ -259,6 +260,45 @@ def test_an_external_server_is_never_restarted_and_comes_back_with_the_wanted_ve
     until(lambda: it.workers[0].state is READY, "the server to be readmitted")
     assert it.servers[0].get("/model_info")["weight_version"] == "3"
     until(lambda: it.events() == ["quarantined", "readmitted"], "the event")
+
+
+def test_an_external_server_is_waited_for_without_fault_tolerance_too(fleet: Callable[..., Fleet]) -> None:
+    it = fleet(count=1, owned=False, use_fault_tolerance=False)
+    it.update(3)
+    it.supervisor.start()
+    it.servers[0].kill()
+    it.pool.set_state(it.workers[0], OUT, "a request could not reach it")
+    assert it.pool.recovering
+    it.servers[0].start()
+    it.servers[0].wait()
+    until(lambda: it.workers[0].state is READY, "the server to be readmitted")
+    assert it.caught_up == [it.workers[0].url]
+    assert it.servers[0].get("/model_info")["weight_version"] == "3"
+
+
+@pytest.mark.parametrize("lack", ["server", "weights"])
+def test_an_external_server_that_does_not_come_back_is_lost_and_the_error_says_how_to_go_on(
+    fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    monkeypatch.setattr(servers, "COMEBACK_S", 1.0 if lack == "server" else 60.0)
+    it = fleet(count=1, owned=False, use_fault_tolerance=False, rollout_health_check_timeout=0.5)
+    it.update(3)
+    it.supervisor.start()
+    if lack == "server":
+        it.servers[0].kill()
+    else:
+        it.servers[0].post("/update_weight_version", {"new_version": "0"})
+
+        async def nothing_kept(worker: Worker) -> None:
+            raise servers.WeightsNotKept("has come back without the weights of version 3")
+
+        it.model.catch_up = nothing_kept
+    it.pool.set_state(it.workers[0], OUT, "Cannot connect")
+    until(lambda: not it.pool.recovering, "the supervisor to give up")
+    what = r"is gone: it has not come back within 1 s \(Cannot connect\)" if lack == "server" else "without the weights"
+    with pytest.raises(EngineError, match=rf"no engine is ready: {it.workers[0].url} .*{what}.*--load"):
+        it.pool.acquire()
+    assert it.events() == ["quarantined", "lost"]
 
 
 @pytest.mark.slow

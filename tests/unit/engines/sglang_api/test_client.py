@@ -657,7 +657,7 @@ async def test_a_server_of_others_that_hangs_behind_the_router(owned: bool) -> N
 
 async def test_a_server_whose_url_begins_like_the_routers() -> None:
     async with servers(well, well) as (front, worker), Setup(front, worker) as client:
-        flight = client._flight([3], {}, None, None)
+        flight = client._flight([3], {}, None, None, ())
         await client._next(flight, transport.engine_error(f"{front.url}9/generate", "broke"))
         assert not flight.direct
         await client._next(flight, transport.engine_error(f"{front.url}/generate", "broke"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_engine_sglang.api.last_weights import LastWeights
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.weight_buckets import Buffers
-from slime_engine_sglang.api.weight_check import WeightCheck, compare
-from slime_engine_sglang.api.weight_readers import ACTION, Finding
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.weights.buckets import Buffers
+from slime_engine_sglang.weights.check import WeightCheck, compare
+from slime_engine_sglang.weights.readers import ACTION, Finding
+from slime_engine_sglang.weights.round import Round
+from slime_engine_sglang.weights.update import Kept
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
@@ -56,6 +57,9 @@ class Direct:
     async def send(self, method: str, url: str, path: str, body: Any = None, **_: Any) -> Any:
         value = await self.reaction(None, SimpleNamespace(path=path), body, 0)
         return SimpleNamespace(status=200, object=lambda: value)
+
+    async def first(self, url: str, paths: Sequence[str], **_: Any) -> Any:
+        return await self.send("GET", url, paths[0])
 
 
 async def found_at(
@@ -260,20 +264,24 @@ async def test_the_engine_asks_at_its_start_only_when_it_will_need_it() -> None:
                 pass
 
 
+async def nothing(_: Round) -> None:
+    """These are not sent."""
+
+
 @pytest.fixture(params=["buckets", "directory"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LastWeights]:
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
     trained = Shape().trained()
     if request.param == "directory":
         write_weights(tmp_path, trained.items())
-        yield LastWeights(3, 5.0, directory=tmp_path)
+        yield Kept(3, "disk", nothing, directory=tmp_path)
     else:
         buffers = Buffers(shared=False, keep=True)
-        last = LastWeights(3, 5.0, buckets=[buffers.fill(list(trained.items())[i::2]) for i in range(2)])
+        last = Kept(3, "tensor", nothing, buckets=[buffers.fill(list(trained.items())[i::2]) for i in range(2)])
         yield last
         last.free()
 
 
-async def test_a_server_that_comes_back_is_compared_with_what_was_kept(kept: LastWeights) -> None:
+async def test_a_server_that_comes_back_is_compared_with_what_was_kept(kept: Kept) -> None:
     trained = Shape().trained()
     server = Fused(ranks(Shape(), trained))
     async with checking(server) as (check, pool):
@@ -288,4 +296,4 @@ async def test_a_server_that_comes_back_is_compared_with_what_was_kept(kept: Las
 
 
 def test_deltas_are_not_kept_here() -> None:
-    assert LastWeights(3, 5.0).named() is None
+    assert Kept(3, "delta", nothing).named() is None

@@ -13,8 +13,8 @@ import torch
 from aiohttp import web
 from safetensors.torch import load_file, save_file
 from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.api.weight_delta import puller_url
 from slime_engine_sglang.api.worker import WorkerState
+from slime_engine_sglang.weights.delta import puller_url
 from slime_weight_transport_delta.puller import Puller, serve
 from slime_weight_transport_delta.writer import DeltaWriter
 
@@ -65,6 +65,8 @@ async def http_engine(made: Sequence[Server], addresses: Sequence[str], **settin
     urls = {"rollout_external_engine_addrs": [s.address for s in made], "update_weight_puller_addrs": list(addresses)}
     engine = HttpEngine(Args(**args, **urls))
     await engine.start()
+    assert engine._supervisor is not None
+    engine._supervisor.stop()  # the test brings servers back
     try:
         yield engine
     finally:

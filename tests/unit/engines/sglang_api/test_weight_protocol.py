@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.weight_protocol import (
+from slime_engine_sglang.weights.protocol import (
     Protocol,
     ServerFacts,
     begin_update,

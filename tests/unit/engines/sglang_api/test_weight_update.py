@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from slime_engine_sglang.api import weight_distributed, weight_protocol
+from slime_engine_sglang.api import control
 from slime_engine_sglang.api.control import Control
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.weight_buckets import Buffers
-from slime_engine_sglang.api.weight_update import WeightUpdates
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.weights import distributed
+from slime_engine_sglang.weights.buckets import Buffers
+from slime_engine_sglang.weights.update import WeightUpdates
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, WeightSyncError
@@ -77,7 +78,7 @@ async def setup(*rules: WeightServer, **args: Any) -> AsyncIterator[Setup]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(weight_distributed, "SETTLE_S", 1.0)
+    monkeypatch.setattr(distributed, "SETTLE_S", 1.0)
     yield
     deadline = time.monotonic() + 60  # a broadcast that nobody receives keeps its bucket until it times out
     while left := [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]:
@@ -160,7 +161,7 @@ async def test_a_server_that_was_away_is_sent_weights_again(transport: str) -> N
         await s.push(transport, 2)
         assert s.rules[0].version == "default"
         assert s.updates.last is not None
-        await s.updates.last.catch_up(s.workers[0])
+        await s.updates.catch_up(s.workers[0])
         assert same(s.rules[0].weights, 2)
         assert s.workers[0].weight_version == 2
         s.pool.set_state(s.workers[0], WorkerState.READY)
@@ -175,7 +176,7 @@ async def test_weights_kept_reach_a_server_that_is_not_ours_by_broadcast() -> No
         await s.push("distributed", 1)
         s.rules[0].weights = {}
         assert s.updates.last is not None
-        await s.updates.last.catch_up(s.workers[0])
+        await s.updates.catch_up(s.workers[0])
         assert same(s.rules[0].weights, 1)
         assert not s.servers[0].asked("/update_weights_from_tensor")
 
@@ -251,7 +252,7 @@ async def test_a_broadcast_that_nobody_waits_for_any_more_tells_of_its_end(caplo
         assert over.wait(60)
         raise RuntimeError("timed out")
 
-    task = asyncio.create_task(weight_distributed._in_thread("slime-7", broadcast))
+    task = asyncio.create_task(distributed._in_thread("slime-7", broadcast))
     await entered.wait()
     task.cancel()
     await asyncio.wait([task])
@@ -289,7 +290,7 @@ async def test_the_cache_is_flushed_once_requests_are_over() -> None:
 
 
 async def test_a_cache_that_is_never_free_is_a_failure_but_not_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_protocol, "FLUSH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(control, "FLUSH_TIMEOUT_S", 0.2)
     async with setup(WeightServer()) as s:
         s.rules[0].running = 1000
         with pytest.raises(WeightSyncError, match="could not be flushed"):
@@ -352,7 +353,7 @@ async def test_one_group_for_all_servers_loses_only_the_one_that_died() -> None:
 
     broken = WeightServer(update_weights_from_distributed=fall)
     async with setup(broken, WeightServer(), WeightServer(), use_fault_tolerance=True, update_weight_timeout=10.0) as s:
-        s.updates._groups = weight_distributed.Groups(s.pool, one_for_all=True)
+        s.updates._groups = distributed.Groups(s.pool, one_for_all=True)
         await s.push("distributed", 1)
         assert [w.state for w in s.workers] == [WorkerState.QUARANTINED, WorkerState.READY, WorkerState.READY]
         assert same(s.rules[1].weights, 1)

@@ -21,7 +21,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -30,7 +30,7 @@ from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.answers import aborted_output, broken_off, is_all_of, versions_in
 from slime_engine_sglang.api.continuation import rest_of
 from slime_engine_sglang.api.flights import Flight, Flights, server_name
-from slime_engine_sglang.api.one_try import ask, ask_stream
+from slime_engine_sglang.api.one_try import pieces_of
 from slime_engine_sglang.api.requests import generate_request
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.router_choice import RouterChoice
@@ -118,49 +118,32 @@ class Client:
             await asyncio.gather(*(self._abandon(flight, None) for flight in late[:_LATE]))
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
-        *,
-        rid: str | None = None,
-        session_id: str | None = None,
-        image_data: Sequence[str] = (),
-    ) -> GenerationOutput:
+        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None = None,
+        session_id: str | None = None, image_data: Sequence[str] = (),
+    ) -> GenerationOutput:  # fmt: skip
         """Continue `input_ids`. Raises EngineError."""
-        flight = self._flight(input_ids, sampling_params, rid, session_id, *image_data)
-        self._flights.begin(flight)
-        try:
-            async with self._slots:
-                flight.deadline = time.monotonic() + self._http.timeout
-                while await self._may_begin(flight):
-                    try:
-                        output = await self._once(flight)
-                    except EngineError as error:
-                        await self._next(flight, error)
-                        continue
-                    if not self._interrupted(flight, output):
-                        return flight.whole(output)
-                    await self._go_on(flight, output)
-        finally:
-            self._flights.end(flight)
-        return _aborted(flight)
+        flight = self._flight(input_ids, params, rid, session_id, image_data)
+        output: GenerationOutput | None = None
+        async for output in self._outputs(flight):  # noqa: B007 - to the end, or it would be given up
+            continue
+        assert output is not None, "there is one, or an error"
+        return output
 
-    async def stream(
-        self,
-        input_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
-        *,
-        rid: str | None = None,
-        session_id: str | None = None,
-        image_data: Sequence[str] = (),
-    ) -> AsyncIterator[GenerationOutput]:
+    def stream(
+        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None = None,
+        session_id: str | None = None, image_data: Sequence[str] = (),
+    ) -> AsyncGenerator[GenerationOutput]:  # fmt: skip
         """Like `generate`, yielding everything so far with each event.
 
         A stream that breaks before its first token is tried elsewhere. Later it ends with what came, under the finish
         reason "abort": those tokens are as good as any, and whoever continues partial responses can continue this one.
         """
-        flight = self._flight(input_ids, sampling_params, rid, session_id, *image_data)
+        flight = self._flight(input_ids, params, rid, session_id, image_data)
         flight.body["stream"] = True
+        return self._outputs(flight)
+
+    async def _outputs(self, flight: Flight) -> AsyncGenerator[GenerationOutput]:
+        """Everything so far, once for each event of a stream, or once; from as many tries as it takes."""
         self._flights.begin(flight)
         try:
             async with self._slots:
@@ -168,12 +151,14 @@ class Client:
                 while await self._may_begin(flight):
                     last: GenerationOutput | None = None
                     try:
-                        async with aclosing(self._stream_once(flight)) as outputs:
+                        async with aclosing(self._one_try(flight)) as outputs:
                             async for last in outputs:
                                 if not self._interrupted(flight, last):
                                     yield flight.whole(last)
                     except EngineError as error:
                         if last is not None and last.token_ids:
+                            if not flight.streams:
+                                raise
                             self.counts["broken_streams"] += 1
                             yield flight.whole(broken_off(last, str(error)))
                             return
@@ -200,8 +185,9 @@ class Client:
         return not flight.aborted
 
     def _flight(
-        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None, session_id: str | None, *images: str
-    ) -> Flight:
+        self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None, session_id: str | None,
+        images: Sequence[str],
+    ) -> Flight:  # fmt: skip
         name = rid if rid is not None else f"{self._prefix}{next(self._numbers)}"
         body = generate_request(
             input_ids,
@@ -223,19 +209,6 @@ class Client:
         flight.calm = None if self._pool.update_lock.locked() else self._pool.interruptions
         return self._choice.for_try(flight)
 
-    async def _once(self, flight: Flight) -> GenerationOutput:
-        router = self._route(flight)
-        if router is not None:
-            return await self._answer(flight, router.url, None)
-        worker = await self._acquire(flight)
-        try:
-            return await self._answer(flight, worker.url, worker)
-        except EngineError as error:
-            self._blame(flight, worker, error)
-            raise
-        finally:
-            self._pool.release(worker)
-
     def _want(self, flight: Flight, worker: Worker | None) -> None:
         """What the try that begins now is to be answered with: these weights, and no prefix that others have left.
 
@@ -246,26 +219,13 @@ class Client:
         kept = self._keeps_prefixes_apart and (worker is not None or self._choice.keeps_prefixes_apart)
         flight.prefixes = f"{self._prefix}{flight.wanted}" if kept and flight.wanted is not None else ""
 
-    async def _answer(self, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
-        self._want(flight, worker)
-        try:
-            output = await ask(self._http, self._flights, flight, url, worker)
-        except asyncio.CancelledError:
-            await self._abandon(flight, worker)
-            raise
-        if worker is not None:
-            self._pool.progressed(worker)
-        if flight.wanted is not None:
-            await self._check(flight, output, worker)
-        return output
-
-    async def _stream_once(self, flight: Flight) -> AsyncGenerator[GenerationOutput]:
+    async def _one_try(self, flight: Flight) -> AsyncGenerator[GenerationOutput]:
         router = self._route(flight)
         worker = await self._acquire(flight) if router is None else None
         url = worker.url if worker is not None else router.url  # type: ignore[union-attr]
         self._want(flight, worker)
         try:
-            async with aclosing(ask_stream(self._http, self._flights, flight, url, worker)) as pieces:
+            async with aclosing(pieces_of(self._http, self._flights, flight, url, worker)) as pieces:
                 async for output in pieces:
                     if worker is not None:
                         self._pool.progressed(worker)

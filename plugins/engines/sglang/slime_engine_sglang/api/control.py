@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tenacity
+
 from slime_core.errors import EngineError
-from slime_engine_sglang.api.transport import RETRY_STATUS, Answer, Http, engine_error, expecting
+from slime_engine_sglang.api.transport import (
+    MODEL_INFO,
+    RETRY_STATUS,
+    SERVER_INFO,
+    Answer,
+    Http,
+    engine_error,
+    expecting,
+)
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
 logger = logging.getLogger(__name__)
@@ -23,8 +32,6 @@ CONTROL_TIMEOUT_S = 120.0
 FLUSH_TIMEOUT_S = 60.0
 PAUSE_MODES = ("abort", "in_place", "retract")
 _FLUSH_POLL_S = 0.1
-SERVER_INFO = ("/server_info", "/get_server_info")
-MODEL_INFO = ("/model_info", "/get_model_info")
 _LOADS = ("/v1/loads",)
 
 
@@ -138,23 +145,11 @@ class Control:
         self._pool.pause_mode = None
         self._release("paused")
 
-    async def flush_cache(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
+    async def flush_cache(self, timeout: float | None = None) -> None:
         """Forget cached prefixes on every worker; SGLang refuses while requests run, so it is asked until it agrees."""
-        deadline = time.monotonic() + timeout
-
-        async def flush(worker: Worker) -> None:
-            while True:
-                left = max(deadline - time.monotonic(), 0.1)
-                answer = await self._http.send("POST", worker.url, "/flush_cache", {}, timeout=left, accept=(400,))
-                if answer.status != 400:
-                    return
-                if time.monotonic() >= deadline:
-                    message = f"the cache was not flushed within {timeout:.0f} s: requests are still running"
-                    raise engine_error(f"{worker.url}/flush_cache", message, 400)
-                await asyncio.sleep(_FLUSH_POLL_S)
-
         workers = self._pool.ready
-        self._raise(workers, await asyncio.gather(*map(flush, workers), return_exceptions=True))
+        calls = (flush(self._http, worker.url, timeout=timeout) for worker in workers)
+        self._raise(workers, await asyncio.gather(*calls, return_exceptions=True))
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -239,11 +234,8 @@ class Control:
         """Each worker's answer at the first of `paths` that it knows; {} where it knows none. Raises EngineError."""
 
         async def ask(worker: Worker) -> dict[str, Any]:
-            for path in paths:
-                answer = await self._http.send("GET", worker.url, path, timeout=CONTROL_TIMEOUT_S, accept=(404,))
-                if answer.status != 404:
-                    return answer.object()
-            return {}
+            answer = await self._http.first(worker.url, paths, timeout=CONTROL_TIMEOUT_S, optional=True)
+            return answer.object() if answer.status == 200 else {}
 
         results = await asyncio.gather(*map(ask, workers), return_exceptions=True)
         self._raise(workers, results)
@@ -263,6 +255,31 @@ class Control:
             if version is not None and str(version) != str(wanted):
                 reason = f"reports weight version {version!r}, wanted is {wanted}"
                 self._pool.set_state(worker, WorkerState.QUARANTINED, reason)
+
+
+async def flush(http: Http, url: str, *, timeout: float | None = None, must: bool = True) -> None:
+    """Have a server forget the prefixes that it has cached.
+
+    Asked for by itself and again while the server says no: SGLang ends when an update is to flush and cannot, and a
+    request counts as running for a moment after its answer.
+
+    Raises:
+        EngineError: Requests ran on for `timeout` seconds, and with `must` the old prefixes must not stay.
+    """
+    limit = FLUSH_TIMEOUT_S if timeout is None else timeout
+
+    async def ask() -> Answer:
+        return await http.send("POST", url, "/flush_cache", {}, timeout=max(limit, _FLUSH_POLL_S), accept=(400,))
+
+    again = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_result(lambda answer: must and answer.status == 400),
+        stop=tenacity.stop_after_delay(limit), wait=tenacity.wait_fixed(_FLUSH_POLL_S),
+    )  # fmt: skip
+    try:
+        await again(ask)
+    except tenacity.RetryError:
+        message = f"its cache could not be flushed within {limit:.3g} s: requests are still running"
+        raise engine_error(f"{url}/flush_cache", message, 400) from None
 
 
 def _ranks(answer: Mapping[str, Any]) -> list[dict[str, int]]:

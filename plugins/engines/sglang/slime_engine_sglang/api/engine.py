@@ -2,7 +2,7 @@
 
 The rollout stage uses it when `--rollout-engine http` is chosen; the `sglang` engine, which launches its servers,
 extends it. Generation goes through the router or to one worker (`client`); everything else goes to every worker
-(`control`, `weight_*`), because routers do not forward it.
+(`control`, `weights`), because routers do not forward it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from slime_engine_sglang.api.requests import vocab_size_of
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http, server_url
 from slime_engine_sglang.api.versions import untested
-from slime_engine_sglang.api.weight_check import WeightCheck
-from slime_engine_sglang.api.weight_delta import puller_url, update_by_deltas
-from slime_engine_sglang.api.weight_update import WEIGHT_SETTINGS, WeightUpdates
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.servers import WeightsNotKept
 from slime_engine_sglang.supervised import Supervised
 from slime_engine_sglang.supervisor import Supervisor
+from slime_engine_sglang.weights.check import WeightCheck
+from slime_engine_sglang.weights.delta import puller_url, update_by_deltas
+from slime_engine_sglang.weights.update import WEIGHT_SETTINGS, WeightUpdates
 
 if TYPE_CHECKING:
     import torch
@@ -197,9 +197,7 @@ class HttpEngine:
         image_data: Sequence[str] = (),
     ) -> GenerationOutput:
         """Continue `input_ids`, which hold the tokens of the images `image_data`. Raises EngineError."""
-        return await self._running().generate(
-            input_ids, sampling_params, rid=rid, session_id=session_id, image_data=image_data
-        )
+        return await self._running().generate(input_ids, sampling_params, rid, session_id, image_data)
 
     def stream(
         self,
@@ -211,7 +209,7 @@ class HttpEngine:
         image_data: Sequence[str] = (),
     ) -> AsyncIterator[GenerationOutput]:
         """Like `generate`, yielding everything so far with each event."""
-        return self._running().stream(input_ids, sampling_params, rid=rid, session_id=session_id, image_data=image_data)
+        return self._running().stream(input_ids, sampling_params, rid, session_id, image_data)
 
     def _running(self) -> Client:
         if self._client is None:
@@ -291,13 +289,13 @@ class HttpEngine:
         return await update_by_deltas(self.weights, self.pullers, version, timeout=timeout)
 
     async def catch_up(self, worker: Worker) -> None:
-        """Bring one server to the weights wanted; `LastWeights.catch_up`. Raises WeightSyncError, EngineError."""
+        """Bring one server to the weights wanted; `WeightUpdates.catch_up`. Raises WeightSyncError, EngineError."""
         if self.weights.last is None:
             raise WeightsNotKept(
                 f"has come back without the weights of version {self.pool.version_wanted}, which are kept for it with"
                 " --use-fault-tolerance or --update-weight-transport disk only"
             )
-        await self.weights.last.catch_up(worker)
+        await self.weights.catch_up(worker)
         kept = self.weights.last.named() if self.check.wanted else None
         if kept is not None:
             await self.check.one(worker, kept)

@@ -60,6 +60,11 @@ class Flight:
         return self.deadline - time.monotonic()
 
     @property
+    def streams(self) -> bool:
+        """It is answered in pieces."""
+        return "stream" in self.body
+
+    @property
     def sent(self) -> dict[str, Any]:
         """What the present try sends."""
         return {**self.body, "extra_key": self.prefixes} if self.prefixes else self.body

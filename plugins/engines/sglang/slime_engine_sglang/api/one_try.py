@@ -22,25 +22,19 @@ from slime_engine_sglang.api.transport import Http, encoded, engine_error, lines
 from slime_engine_sglang.api.worker import Worker
 
 
-async def ask(http: Http, flights: Flights, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
-    """The whole answer of `url`: of `worker`, or of the router where it is None. Raises EngineError."""
-    data, headers = encoded(flight.sent, flight.headers)
-    one = flights.arrive(worker, flight.deadline)
-    try:
-        answer = await http.once("POST", f"{url}/generate", data, headers)
-    except asyncio.CancelledError:
-        if one.swallows():
-            raise _cut_off(http, flight, url, worker) from None
-        raise
-    finally:
-        flights.leave(worker, one)
-    return output_of(answer.json(), url)
-
-
-async def ask_stream(
+async def pieces_of(
     http: Http, flights: Flights, flight: Flight, url: str, worker: Worker | None
 ) -> AsyncGenerator[GenerationOutput]:
-    """The same in pieces, each with everything so far. Raises EngineError, also when the last piece is missing."""
+    """The answer of `url`, which is `worker`'s, or the router's where that is None.
+
+    All at once, or for a stream everything so far with each piece.
+
+    Raises:
+        EngineError: Also when the last piece is missing.
+    """
+    if not flight.streams:
+        yield await _whole(http, flights, flight, url, worker)
+        return
     pieces, finished = Pieces(url), False
     one = flights.arrive(worker, math.inf)  # a stream may last as long as something comes
     try:
@@ -62,6 +56,20 @@ async def ask_stream(
         flights.leave(worker, one)
     if not finished:
         raise engine_error(f"{url}/generate", "the stream ended before the answer was finished", 200)
+
+
+async def _whole(http: Http, flights: Flights, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
+    data, headers = encoded(flight.sent, flight.headers)
+    one = flights.arrive(worker, flight.deadline)
+    try:
+        answer = await http.once("POST", f"{url}/generate", data, headers)
+    except asyncio.CancelledError:
+        if one.swallows():
+            raise _cut_off(http, flight, url, worker) from None
+        raise
+    finally:
+        flights.leave(worker, one)
+    return output_of(answer.json(), url)
 
 
 def _cut_off(http: Http, flight: Flight, url: str, worker: Worker | None) -> EngineError:

@@ -7,16 +7,19 @@ method of the pool, under its lock.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from slime_core.errors import EngineError
 
 _SESSIONS = 65_536
+_UNLOCK_POLL_S = 0.02
 
 
 class WorkerState(StrEnum):
@@ -112,6 +115,22 @@ class WorkerPool:
             worker.state, worker.since = state, time.monotonic()
         for listener in self._listeners:
             listener(worker)
+
+    @asynccontextmanager
+    async def updating(self, seconds: float, late: Exception) -> AsyncIterator[None]:
+        """Hold `update_lock`, which another thread's event loop may hold: waited for without blocking this one.
+
+        Raises `late` after so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.update_lock.acquire(blocking=False):
+            if time.monotonic() > deadline:
+                raise late
+            await asyncio.sleep(_UNLOCK_POLL_S)
+        try:
+            yield
+        finally:
+            self.update_lock.release()
 
     def interrupt(self) -> None:
         """Say that requests are about to be ended for the sake of an update; whoever waits for them goes on."""

@@ -1,4 +1,4 @@
-"""Asking one server where it holds the trained tensors, and comparing what it holds: `weight_check` drives this.
+"""Asking one server where it holds the trained tensors, and comparing what it holds: `check` drives this.
 
 Servers of ours hold HF's tensors and tell a checksum of each. SGLang fuses and shards parameters, so HF names do not
 exist there; slime's plugin in the server (`read_back` in `server_side/plugin`) tells for each name which elements are
@@ -21,9 +21,9 @@ from slime_core.errors import EngineError
 from slime_core.weights.checksum import checksum_dtype, tensor_checksum
 from slime_engine_sglang.api.transport import Http, expecting
 from slime_engine_sglang.api.versions import tested
-from slime_engine_sglang.api.weight_buckets import Named
-from slime_engine_sglang.api.weight_protocol import server_facts
 from slime_engine_sglang.api.worker import Worker
+from slime_engine_sglang.weights.buckets import Named
+from slime_engine_sglang.weights.protocol import server_facts
 
 ACTION = "slime:read-back "
 """Of `/weights_checker`; `weight_action` in the servers' plugin answers it."""

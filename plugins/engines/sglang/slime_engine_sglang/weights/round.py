@@ -3,7 +3,7 @@
     for each phase:  all servers at once --> those that answered go on
                                          --> the others are QUARANTINED at once, with the reason, and drop out
 
-Transports run their steps through `Round.each`; `weight_update` opens and closes the round. What a reader would get
+Transports run their steps through `Round.each`; `update` opens and closes the round. What a reader would get
 wrong: a server that has taken part of an update may serve any mixture of weights, so dropping out is never undone
 inside the round.
 """
@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from slime_core.errors import EngineError, SlimeError, WeightSyncError
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.weight_protocol import ServerFacts, WeightsRefused
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.weights.protocol import ServerFacts, WeightsRefused
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,6 +38,7 @@ class Round:
         timeout: float,
         tolerant: bool,
         kept: bool = False,
+        pause_mode: str | None = None,
     ) -> None:
         """
         Args:
@@ -49,11 +50,13 @@ class Round:
             timeout: Seconds for each step of a server.
             tolerant: Go on without those that fail.
             kept: The weights stay at hand for servers that are waited for, so go on without one that is gone, too.
+            pause_mode: How they are paused when it is not the settings' to say, as for one that is brought back.
         """
         self.http = http
         self.version = version
         self.transport = transport
         self.timeout = timeout
+        self.pause_mode = pause_mode
         self.live = list(workers)
         """Those that have taken every step so far."""
         self.facts: dict[Worker, ServerFacts] = {}

@@ -1,6 +1,6 @@
 """Named tensors -> buckets: one flat run of bytes and the list of what lies where.
 
-`weight_tensor` and `weight_distributed` send buckets; under `--use-fault-tolerance` they are kept, for a server that
+`transports` and `distributed` send buckets; under `--use-fault-tolerance` they are kept, for a server that
 has to be brought up to date later. SGLang slices a bucket by bytes and views each slice as its tensor's dtype, and for
 broadcast buckets it computes the slices itself, without padding: so tensors of wider dtypes come first, which aligns
 every slice.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from slime_core.errors import WeightSyncError
-from slime_engine_sglang.api.shared_memory import SharedBuffer
+from slime_engine_sglang.weights.shared_memory import SharedBuffer
 
 Named = tuple[str, torch.Tensor]
 

@@ -1,6 +1,6 @@
 """What the servers serve, read back and compared with what was trained: `--check-weight-update-equal`.
 
-    trained tensors, a bucket at a time --names and shapes--> every server (`weight_readers`)
+    trained tensors, a bucket at a time --names and shapes--> every server (`readers`)
     each server --> where it holds which elements of them, and checksums of that
     the same elements of the trained tensors, in the served dtype --> checksums --> equal?
 
@@ -20,10 +20,10 @@ from typing import Any
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.protocols import Args
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.weight_buckets import Named, group_tensors
-from slime_engine_sglang.api.weight_protocol import call
-from slime_engine_sglang.api.weight_readers import Finding, Reader, Trained, Unverifiable, reader_of
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.weights.buckets import Named, group_tensors
+from slime_engine_sglang.weights.protocol import call
+from slime_engine_sglang.weights.readers import Finding, Reader, Trained, Unverifiable, reader_of
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_engine_sglang.api.last_weights import LastWeights
+from slime_core.errors import ConfigError, EngineError
 from slime_engine_sglang.api.transport import Http, refusal
-from slime_engine_sglang.api.weight_protocol import WeightsRefused, call, served_version, server_facts
-from slime_engine_sglang.api.weight_round import Round
-from slime_engine_sglang.api.weight_update import WeightUpdates
 from slime_engine_sglang.api.worker import Worker
+from slime_engine_sglang.weights.protocol import WeightsRefused
+from slime_engine_sglang.weights.round import Round
+from slime_engine_sglang.weights.update import Kept, WeightUpdates
 
 _ASK_S = 30.0
 
@@ -44,10 +44,7 @@ async def update_by_deltas(
     Raises:
         WeightSyncError: A server failed without `--use-fault-tolerance`, or all did and none of them is ours.
     """
-    last = LastDelta(version, timeout, pullers)
-    return await updates.run(
-        "delta", version, lambda round_: push_deltas(round_, pullers, timeout), session=False, last=last
-    )
+    return await updates.run(Kept(version, "delta", partial(push_deltas, pullers=pullers, timeout=timeout)))
 
 
 async def push_deltas(round_: Round, pullers: Sequence[str], timeout: float) -> None:
@@ -58,8 +55,7 @@ async def push_deltas(round_: Round, pullers: Sequence[str], timeout: float) -> 
         if isinstance(home := homes[worker.url], str):
             by_puller.setdefault(home, []).append(worker)
     asked = {
-        puller: asyncio.create_task(_ask(round_.http, puller, round_.version, workers, round_, timeout))
-        for puller, workers in by_puller.items()
+        puller: asyncio.create_task(_pull(round_, puller, workers, timeout)) for puller, workers in by_puller.items()
     }
 
     async def outcome(worker: Worker) -> None:
@@ -77,21 +73,14 @@ async def push_deltas(round_: Round, pullers: Sequence[str], timeout: float) -> 
         await asyncio.gather(*asked.values(), return_exceptions=True)
 
 
-async def _ask(
-    http: Http, puller: str, version: int, workers: Sequence[Worker], round_: Round, timeout: float
-) -> dict[str, Any]:
+async def _pull(round_: Round, puller: str, workers: Sequence[Worker], timeout: float) -> dict[str, Any]:
+    """The puller's answer, which may tell of failures. Raises EngineError when there is none."""
+    urls = [worker.url for worker in workers]
     # Paused requests keep SGLang from flushing, on which its server would end; the round flushes later.
     flush = not any(round_.facts[worker].is_sglang for worker in workers)
-    return await pull(http, puller, version, [worker.url for worker in workers], flush=flush, timeout=timeout)
-
-
-async def pull(
-    http: Http, puller: str, version: int, urls: Sequence[str], *, flush: bool, timeout: float
-) -> dict[str, Any]:
-    """The puller's answer, which may tell of failures. Raises EngineError when there is none."""
-    body = {"version": version, "engine_urls": list(urls), "timeout": timeout, "flush_cache": flush}
+    body = {"version": round_.version, "engine_urls": urls, "timeout": timeout, "flush_cache": flush}
     # The same version twice does no harm; the puller's own deadline passes first and says more.
-    answer = await http.send("POST", puller, "/pull", body, timeout=timeout + 10.0, accept=(400, 409))
+    answer = await round_.http.send("POST", puller, "/pull", body, timeout=timeout + 10.0, accept=(400, 409))
     if answer.status == 400:
         raise EngineError(f"puller {puller}: {refusal(answer.status, answer.body)}")
     return answer.object()
@@ -129,25 +118,3 @@ async def _homes(http: Http, urls: Sequence[str], pullers: Sequence[str]) -> dic
         serve = "; ".join(f"{puller} serves {', '.join(theirs)}" for puller, theirs in known.items())
         homes[url] = found[0] if found else silent or EngineError(f"{url}: no puller loads this engine ({serve})")
     return homes
-
-
-class LastDelta(LastWeights):
-    """A version that the pullers bring again to a server that was restarted."""
-
-    def __init__(self, version: int, timeout: float, pullers: Sequence[str]) -> None:
-        super().__init__(version, timeout)
-        self._pullers = list(pullers)
-
-    async def _catch_up(self, http: Http, worker: Worker) -> None:
-        url = worker.url
-        facts = await server_facts(http, url)
-        worker.software, worker.weight_version = facts.software, None
-        home = (await _homes(http, [url], self._pullers))[url]
-        if isinstance(home, EngineError):
-            raise home
-        _check(await pull(http, home, self.version, [url], flush=True, timeout=self._timeout), url, home)
-        await call(http, url, "/continue_generation", {}, timeout=self._timeout)
-        found = await served_version(http, url)
-        if found != str(self.version):
-            raise WeightSyncError(f"{url} reports weight version {found!r} after an update to {self.version}")
-        worker.weight_version = self.version

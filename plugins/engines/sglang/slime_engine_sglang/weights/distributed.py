@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from slime_core.errors import EngineError, WeightSyncError
-from slime_engine_sglang.api.weight_buckets import Bucket
-from slime_engine_sglang.api.weight_protocol import WeightsRefused, call
-from slime_engine_sglang.api.weight_round import Round
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+from slime_engine_sglang.weights.buckets import Bucket
+from slime_engine_sglang.weights.protocol import WeightsRefused, call
+from slime_engine_sglang.weights.round import Round
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

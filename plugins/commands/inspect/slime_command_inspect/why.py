@@ -1,6 +1,7 @@
-"""`slime why`: what a live run is waiting for, process by process. Reads the boards below RUN/waits; loads no torch.
+"""`slime why`: show what a live run is waiting for.
 
-Exit status: 0 something of the run is alive, 1 nothing is running there, 3 a wait is past its deadline.
+Reads the boards of its processes below RUN/waits; loads no torch. Exit status: 0 something of the run is
+alive, 1 nothing is running there, 3 a wait is past its deadline.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slime_core.waits.reading import Report, ask_for_stacks, read_run
+from slime_command_inspect.boards import Report, ask_for_stacks, read_run
+from slime_core.protocols import Command
 
 NOTHING, OVERDUE = 1, 3
 _STACKS_WITHIN = 8.0
@@ -105,3 +107,6 @@ def _stalls(report: Report) -> list[str]:
 
 def _indented(text: str) -> list[str]:
     return [f"    {line}" for line in text.splitlines()]
+
+
+command = Command(run, add_parser, only_prints=True)

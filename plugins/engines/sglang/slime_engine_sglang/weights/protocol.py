@@ -14,12 +14,11 @@ from enum import StrEnum
 from typing import Any
 
 from slime_core.errors import EngineError
-from slime_engine_sglang.api.transport import Http, engine_error, expecting
+from slime_engine_sglang.api.transport import MODEL_INFO, SERVER_INFO, Http, engine_error, expecting
 from slime_engine_sglang.api.versions import sglang_version
 
 _FIRST_WITH_SESSIONS = (0, 5, 21)
 ASK_TIMEOUT_S = 30.0
-FLUSH_TIMEOUT_S = 30.0
 _BEFORE_WRITING = "Failed to get weights iterator"
 """SGLang's words, from each of its processes, for files that it could not open."""
 
@@ -81,7 +80,7 @@ def protocol_of(software: str) -> Protocol:
 
 async def server_facts(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> ServerFacts:
     """Ask the server. Raises EngineError."""
-    info = await _ask(http, url, ("/server_info", "/get_server_info"), timeout)
+    info = (await http.first(url, SERVER_INFO, timeout=timeout)).object()
     software = str(info.get("version") or "")
     with expecting("tp_size and pp_size as numbers", url + "/server_info", info, software):
         tp, pp = int(info.get("tp_size") or 1), int(info.get("pp_size") or 1)
@@ -96,7 +95,7 @@ async def server_facts(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) 
 
 async def served_version(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> str:
     """The weight version that the server reports. Raises EngineError."""
-    info = await _ask(http, url, ("/model_info", "/get_model_info"), timeout)
+    info = (await http.first(url, MODEL_INFO, timeout=timeout)).object()
     if "weight_version" not in info:
         raise EngineError(f"{url}: the server does not say which weight version it serves")
     return str(info["weight_version"])
@@ -163,36 +162,3 @@ async def load(
 def _nothing_written(facts: ServerFacts, message: str) -> bool:
     """Servers of ours check everything first; SGLang writes while it reads, once it has found the files."""
     return not facts.is_sglang or all(part.count(_BEFORE_WRITING) for part in message.split(" | "))
-
-
-async def flush_cache(http: Http, url: str, facts: ServerFacts, *, must: bool = True) -> None:
-    """Have SGLang forget the prefixes that the old weights left; servers of ours do so with the update.
-
-    Asked for by itself and again while the server says no: SGLang ends when an update is to flush and cannot, and a
-    request counts as running for a moment after its answer.
-
-    Raises:
-        EngineError: Requests ran on, and with `must` the old prefixes must not stay.
-    """
-    if not facts.is_sglang:
-        return
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + FLUSH_TIMEOUT_S
-    while True:
-        answer = await http.send("POST", url, "/flush_cache", timeout=FLUSH_TIMEOUT_S, accept=(400,))
-        if answer.status != 400 or not must:
-            return
-        if clock() > deadline:
-            raise EngineError(
-                f"{url}: its cache could not be flushed within {FLUSH_TIMEOUT_S:g} s: requests are still running"
-            )
-        await asyncio.sleep(0.1)
-
-
-async def _ask(http: Http, url: str, paths: tuple[str, ...], timeout: float) -> dict[str, Any]:
-    """The answer of the first of `paths` that exists."""
-    for path in paths[:-1]:
-        answer = await http.send("GET", url, path, timeout=timeout, accept=(404, 405))
-        if answer.status not in (404, 405):
-            return answer.object()
-    return (await http.send("GET", url, paths[-1], timeout=timeout)).object()

@@ -1,0 +1,360 @@
+"""One weight update of an engine, from asking the servers what they are to letting them generate again.
+
+    lock -> ask each server -> pause -> (open session) -> transport -> (close session) -> version as wanted?
+         -> flush the cache -> resume -> pool.version_wanted = N -> unlock
+
+`HttpEngine` calls it; how the weights travel is said by `transports`, `distributed` and `delta`. A server that is
+brought back later takes the same steps by itself, with what was kept (`Kept`). Every server that misses a step is
+quarantined at once and stays paused, so that a mixture of weights never serves. What a reader would get wrong: SGLang
+is paused even when nothing runs, since between two buckets a request could start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.models.hf_io import read_weights
+from slime_core.protocols import Args
+from slime_engine_sglang.api.control import flush
+from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.worker import Worker, WorkerPool
+from slime_engine_sglang.weights import protocol
+from slime_engine_sglang.weights.buckets import Bucket, Buffers, Named, group_tensors
+from slime_engine_sglang.weights.distributed import Groups, send_alone
+from slime_engine_sglang.weights.protocol import call, served_version, server_facts
+from slime_engine_sglang.weights.round import Round
+from slime_engine_sglang.weights.transports import push_directory, push_shared
+
+WEIGHT_SETTINGS = frozenset(
+    {"update_weight_buffer_size", "update_weight_timeout", "update_weight_pause_mode", "colocate"}
+)
+"""Settings of `WeightUpdates` that an engine without servers does not have."""
+
+Push = Callable[[Round], Awaitable[None]]
+"""Has the live servers of a round take the weights. Raises WeightSyncError as `Round.each`."""
+Send = Callable[..., Awaitable[None]]
+"""Has them take one bucket: `send(round, bucket, number, last=...)`."""
+_BY_FILES = ("disk", "delta")
+"""Transports that any server takes, without a session."""
+
+
+@dataclass
+class Kept:
+    """The weights of a version, at hand for a server that has to be brought up to date later.
+
+    In files that stay until the next version is served; under `--use-fault-tolerance` also in host memory, at the price
+    of one copy of them.
+    """
+
+    version: int
+    transport: str
+    push: Push
+    """Once more."""
+    buckets: Sequence[Bucket] = ()
+    """May still be filled until the update is over."""
+    directory: Path | None = None
+
+    def named(self) -> Iterator[Named] | None:
+        """The tensors themselves; None when they are not on this host, as with deltas."""
+        if self.directory is not None:
+            return read_weights(self.directory)
+        return chain.from_iterable(bucket.named() for bucket in self.buckets) if self.buckets else None
+
+    def free(self) -> None:
+        """Give the memory back; the next version is served. Safe to call twice."""
+        buckets, self.buckets = self.buckets, ()
+        for bucket in buckets:
+            bucket.free()
+
+
+class WeightUpdates:
+    """The weights of a pool's servers."""
+
+    def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
+        self._http = http
+        self._pool = pool
+        self._timeout = float(args.update_weight_timeout)
+        self._buffer_size = int(args.update_weight_buffer_size)
+        self._pause_mode: str | None = args.update_weight_pause_mode
+        self._tolerant = bool(args.use_fault_tolerance)
+        self._ipc = bool(args.colocate)
+        """The servers see the trainer's GPUs."""
+        self._groups: Groups | None = None
+        self._round: Round | None = None
+        self.last: Kept | None = None
+        """The weights of `pool.version_wanted`, where they are at hand: under fault tolerance, or in files."""
+        pool.on_change(self._changed)
+
+    def _changed(self, worker: Worker) -> None:
+        round_ = self._round
+        if round_ is not None:
+            round_.cut(worker)
+
+    async def transports(self) -> tuple[str, ...]:
+        """What all ready servers take, best first. Raises EngineError, ConfigError for a pause they do not know.
+
+        Shared memory only for servers that we launched: one in a container of its own would end on a message that
+        names memory it does not see.
+        """
+        workers = self._pool.ready
+        told = await asyncio.gather(*(server_facts(self._http, worker.url) for worker in workers))
+        for worker, facts in zip(workers, told):
+            worker.software = facts.software
+            if self._pause_mode not in (None, *facts.pause_modes):
+                raise ConfigError(
+                    f"--update-weight-pause-mode {self._pause_mode}: {worker.url} runs SGLang {facts.software}, which"
+                    f" cannot flush its cache in it; allowed: {', '.join(facts.pause_modes)}"
+                )
+        if not all(facts.is_sglang for facts in told):
+            return ("disk",)
+        near = ("tensor",) if all(worker.owned for worker in workers) else ()
+        far = ("distributed",) if all(facts.pp_size == 1 for facts in told) else ()
+        return (*near, *far, "disk")
+
+    # -- transports ------------------------------------------------------------------------------------
+
+    async def from_tensors(self, weights: Iterable[Named], version: int) -> dict[str, float]:
+        """By shared memory, to servers on this host. Raises WeightSyncError."""
+        return await self._from_buckets("tensor", weights, version, shared=True, send=push_shared)
+
+    async def from_broadcast(self, weights: Iterable[Named], version: int) -> dict[str, float]:
+        """By broadcast, to servers anywhere. Raises WeightSyncError."""
+        if self._groups is None:
+            self._groups = Groups(self._pool)
+        send = self._groups.push_bucket
+        return await self._from_buckets("distributed", weights, version, shared=self._tolerant, send=send)
+
+    async def from_directory(self, path: Path, version: int) -> dict[str, float]:
+        """From files that the servers see. Raises WeightSyncError."""
+        path = Path(path)
+        return await self.run(Kept(version, "disk", partial(push_directory, path=path), directory=path))
+
+    async def _from_buckets(
+        self, transport: str, weights: Iterable[Named], version: int, *, shared: bool, send: Send
+    ) -> dict[str, float]:
+        buckets: list[Bucket] = []
+
+        async def push(round_: Round) -> None:
+            buffers: Buffers | None = None
+            try:
+                for number, (named, last) in enumerate(group_tensors(weights, self._buffer_size)):
+                    if buffers is None:
+                        device = named[0][1].device
+                        on_host = shared and (device.type == "cpu" or self._tolerant or not self._ipc)
+                        buffers = Buffers(shared=on_host, keep=self._tolerant, device=device)
+                    # A big copy, during which the loop has others to serve.
+                    bucket = await asyncio.to_thread(buffers.fill, named)
+                    if self._tolerant:
+                        buckets.append(bucket)
+                    await send(round_, bucket, number, last=last)
+            finally:
+                if buffers is not None:
+                    buffers.free()
+
+        async def again(round_: Round) -> None:
+            (worker,) = round_.live
+            await _send_kept(round_, worker, buckets)
+
+        kept = Kept(version, transport, again, buckets=buckets)
+        try:
+            return await self.run(kept, push)
+        except BaseException:
+            kept.free()
+            raise
+
+    # -- the frame -------------------------------------------------------------------------------------
+
+    async def run(self, kept: Kept, push: Push | None = None) -> dict[str, float]:
+        """Bring every ready server to a version, which is greater than any before; metrics of the update.
+
+        Args:
+            kept: What brings a server to this version, now and later.
+            push: What does now, where that is another way.
+
+        Raises:
+            WeightSyncError: A server failed without `--use-fault-tolerance`, or all did and none of them comes back, or
+                every server that answers has refused the weights.
+        """
+        lasts = self._tolerant or kept.transport in _BY_FILES
+        late = WeightSyncError(f"an engine has been brought back for {self._timeout:g} s; the update cannot begin")
+        async with self._pool.updating(self._timeout, late):
+            round_ = Round(
+                self._http, self._pool, self._pool.ready, version=kept.version, transport=kept.transport,
+                timeout=self._timeout, tolerant=self._tolerant, kept=lasts,
+            )  # fmt: skip
+            self._round = round_
+            self._check_anyone(round_, comes_back=lasts)
+            self._pool.version_coming = kept.version
+            try:
+                paused = await self._attempt(round_, push or kept.push)
+                self._check_anyone(round_, comes_back=lasts)
+                self._pool.version_wanted = kept.version
+            finally:
+                self._pool.version_coming = None
+            previous, self.last = self.last, kept if lasts else None
+            if previous is not None:
+                previous.free()
+        return {"perf/update_weights_pause_time": paused}
+
+    async def catch_up(self, worker: Worker) -> None:
+        """Have a server that generates nothing take the weights kept; sets `worker.weight_version`, not READY.
+
+        The supervisor calls it from a thread of its own, holding `pool.update_lock`; so it does not use the engine's
+        connections.
+
+        Raises:
+            WeightSyncError: It does not answer, refuses, or serves something else afterwards.
+        """
+        kept = self.last
+        assert kept is not None, "the caller has looked"
+        worker.weight_version = None
+        http = Http(timeout=self._timeout)
+        await http.open()
+        try:
+            round_ = Round(
+                http, WorkerPool([]), [worker], version=kept.version, transport=kept.transport, timeout=self._timeout,
+                tolerant=False, pause_mode="abort",
+            )  # fmt: skip
+            try:
+                await self._steps(round_, kept.push)
+            except BaseException:
+                await self._end_session(round_, worker)
+                raise
+        finally:
+            await http.close()
+
+    async def _attempt(self, round_: Round, push: Push) -> float:
+        """`_steps`, and what is due to the servers that failed. Raises WeightSyncError, and what the trainer raises."""
+        try:
+            return await self._steps(round_, push)
+        except BaseException as error:
+            round_.drop_all("updating", error)
+            raise
+        finally:
+            self._round = None
+            await asyncio.gather(*(self._go_on(round_, worker) for worker in round_.unharmed))
+            await asyncio.gather(*(self._leave(round_, worker) for worker in round_.failed))
+
+    async def _steps(self, round_: Round, push: Push) -> float:
+        """Seconds for which the servers generated nothing."""
+        in_session = round_.transport not in _BY_FILES
+
+        async def ask(worker: Worker) -> None:
+            round_.facts[worker] = facts = await server_facts(round_.http, worker.url)
+            worker.software = facts.software
+            if in_session and not facts.is_sglang:
+                raise WeightSyncError(f"{worker.url} is no SGLang server: it takes weights from disk only")
+
+        async def frame(worker: Worker, step: Callable[..., Awaitable[None]]) -> None:
+            await step(round_.http, worker.url, round_.facts[worker], timeout=self._timeout)
+
+        await round_.each("asking what it is", ask)
+        started = time.perf_counter()
+        await round_.each("pausing", lambda worker: self._pause(round_, worker))
+        if in_session:
+            await round_.each("opening the session", lambda worker: frame(worker, protocol.begin_update))
+        await push(round_)
+        if in_session:
+            await round_.each("closing the session", lambda worker: frame(worker, protocol.end_update))
+        await round_.each("checking the version", lambda worker: self._check_version(round_, worker))
+        await round_.each("flushing the cache", lambda worker: self._flush(round_, worker))
+        await round_.each("resuming", lambda worker: self._resume(round_, worker))
+        return time.perf_counter() - started
+
+    def _check_anyone(self, round_: Round, *, comes_back: bool) -> None:
+        """Somebody must be left, or be about to come back. Raises WeightSyncError."""
+        if not round_.live and not (comes_back and self._pool.recovering):
+            known = "; ".join(round_.failed.values()) or self._pool.describe()
+            raise WeightSyncError(f"weight version {round_.version}: no engine is left to take it ({known})")
+
+    # -- steps of one server ---------------------------------------------------------------------------
+
+    def _mode(self, round_: Round, worker: Worker) -> str | None:
+        """How it is paused; servers of ours take an update in one piece and need no pause.
+
+        Those that the caller has paused stay as they are, and are his to resume: told to end the requests that it holds
+        in place, SGLang 0.5.20 waits for them for ever.
+        """
+        facts = round_.facts[worker]
+        best = facts.pause_modes[0] if facts.is_sglang else None
+        return self._pool.pause_mode or (best and round_.pause_mode) or self._pause_mode or best
+
+    async def _pause(self, round_: Round, worker: Worker) -> None:
+        mode = self._mode(round_, worker)
+        if mode is not None and self._pool.pause_mode is None:
+            if round_.pause_mode is None:  # else no request of ours is there
+                self._pool.interrupt()
+            await call(round_.http, worker.url, "/pause_generation", {"mode": mode}, timeout=self._timeout)
+
+    async def _resume(self, round_: Round, worker: Worker) -> None:
+        if self._mode(round_, worker) is not None and self._pool.pause_mode is None:
+            await call(round_.http, worker.url, "/continue_generation", {}, timeout=self._timeout)
+
+    async def _check_version(self, round_: Round, worker: Worker) -> None:
+        found = await served_version(round_.http, worker.url)
+        if found != str(round_.version):
+            raise EngineError(f"it reports weight version {found!r} after an update to {round_.version}")
+        worker.weight_version = round_.version
+
+    async def _flush(self, round_: Round, worker: Worker) -> None:
+        """Requests paused in place keep the prefixes of the old weights, as they were promised; others must not.
+
+        So in place the cache may stay, refused for those or for one that was just answered. Requests that begin after
+        the update look into another part of it (`Client`).
+        """
+        must = self._mode(round_, worker) != "in_place"
+        if round_.facts[worker].is_sglang:  # servers of ours do so with the update
+            await flush(round_.http, worker.url, must=must)
+
+    async def _go_on(self, round_: Round, worker: Worker) -> None:
+        """A server that refused before it wrote anything serves what it served; one that does not say so is out."""
+        try:
+            wanted, served = self._pool.version_wanted, await served_version(self._http, worker.url)
+            if served == str(round_.version) or (wanted is not None and served != str(wanted)):
+                raise EngineError(f"{worker.url} reports weight version {served!r}, wanted is {wanted}")
+            await self._resume(round_, worker)
+        except EngineError as error:
+            round_.drop(worker, "going on with the old weights", error)
+
+    async def _leave(self, round_: Round, worker: Worker) -> None:
+        """A server that failed is not worth waiting for, but if it lives, its session and its requests should end.
+
+        It stays paused: whatever it holds must not serve.
+        """
+        await self._end_session(round_, worker)
+        self._pool.interrupt()
+        with contextlib.suppress(EngineError):
+            await call(self._http, worker.url, "/abort_request", {"abort_all": True}, timeout=5.0)
+
+    async def _end_session(self, round_: Round, worker: Worker) -> None:
+        with contextlib.suppress(EngineError):
+            facts = round_.facts.get(worker)
+            if facts is not None and round_.transport not in _BY_FILES:
+                await protocol.end_update(round_.http, worker.url, facts, timeout=5.0)
+
+    def close(self) -> None:
+        """Leave process groups and free what was kept."""
+        if self._groups is not None:
+            self._groups.close()
+        if self.last is not None:
+            self.last.free()
+            self.last = None
+
+
+async def _send_kept(round_: Round, worker: Worker, buckets: Sequence[Bucket]) -> None:
+    """Through shared memory to a server that we launched, by broadcast to another. Raises WeightSyncError."""
+    if not worker.owned:
+        try:
+            return await send_alone(round_, worker, buckets)
+        except EngineError as error:
+            round_.judge("sending the buckets", {worker: error})
+    for number, bucket in enumerate(buckets):
+        await push_shared(round_, bucket, number, last=bucket is buckets[-1])
