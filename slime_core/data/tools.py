@@ -69,7 +69,7 @@ def tool_parser(args: Args, tokenizer: Any, default: str | None = None) -> ToolP
     """
     if args.tool_call_parser != AUTO:
         return _parser(args.tool_call_parser, current_registry())
-    template = tokenizer.chat_template
+    template = None if tokenizer is None else tokenizer.chat_template
     return _claiming(_template_text(template), default, current_registry())
 
 
