@@ -5,8 +5,8 @@
     benchmark --- "number url key" a line ---> this file, run as a program: one coroutine per agent
               <-- "number seconds" a line ---  seconds: processor time of all agents so far
 
-What a reader would get wrong: there is one such process for all agents, and it is slower than the server that they ask.
-Trajectories per second are its number as much as ours; the processor time of each side is not.
+There is one such process for all agents, and it is slower than the server that they ask. Trajectories per second are
+its number as much as ours; the processor time of each side is not.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     stands in  an engine that gives each request a token every `token_seconds`, a trainer that takes so long per token
 
 Lengths of responses belong to the sample, so every mode generates and trains the same work. `run_case` runs it in real
-time (timers, no arithmetic: the processor is idle most of the time), or under the virtual clock of
-`tests.simulation`, where the framework itself takes no time at all. What a reader would get wrong: a
-request is slowed down by nothing, so so many slots are so many workers; `--sglang-server-concurrency` is their number.
+time (timers, no arithmetic: the processor is idle most of the time), or under the virtual clock of `tests.simulation`,
+where the framework itself takes no time at all. A request is slowed down by nothing, so so many slots are so many
+workers; `--sglang-server-concurrency` is their number.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ the engine and the tool (one turn for `single_turn`). The other side is `asyncio
 same engine with the same ids and wait for the same tool, without sample, template, parser, HTTP or scheduling. Sides
 take turns. Agents are programs in a process of their own (`_agent_clients.py`), whose time is told apart; a third side,
 "http", is the least that serves them: an aiohttp handler that reads a request and asks the engine with ids at hand.
-What a reader would get wrong: "ours" is processor time of this process beyond the other side's, over all of its time:
-engine and tools need next to none here, so it is a bound, not what a run with a model shows; "us a turn" is what to
-compare with a model's milliseconds. An agent's trajectories per second are bounded by the one process that all 512
-clients share. Lag is that of `perf/event_loop_lag_*`, wall time: on a busy machine see the column of processor time.
+"ours" is processor time of this process beyond the other side's, over all of its time: engine and tools need next to
+none here, so it is a bound, not what a run with a model shows; "us a turn" is what to compare with a model's
+milliseconds. An agent's trajectories per second are bounded by the one process that all 512 clients share. Lag is that
+of `perf/event_loop_lag_*`, wall time: on a busy machine see the column of processor time.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 Same model, problems, rollouts and optimizer for all (`slime init demo`, fewer rollouts). "full K" is --async-mode full
 with --max-staleness K and room for K rollouts in --async-buffer-groups, so that samples do become that old: the column
 of the measured staleness says whether they did. Prints a Markdown table after every seed, of all seeds so far. Exits
-with 1 when a run failed, was older than its limit, or a mode's mean accuracy did not rise by at least 0.2. What a
-reader would get wrong: this is about learning; trainer and engine share the same processor cores here, so the seconds
-say nothing about what asynchrony gains. `async_overlap.py` is about that.
+with 1 when a run failed, was older than its limit, or a mode's mean accuracy did not rise by at least 0.2. This is
+about learning; trainer and engine share the same processor cores here, so the seconds say nothing about what asynchrony
+gains. `async_overlap.py` is about that.
 """
 
 from __future__ import annotations

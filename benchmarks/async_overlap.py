@@ -14,7 +14,7 @@ rollout. Loops, stages and flags are slime's; engine and trainer only take time 
 --virtual, under the simulation's clock. `planner` is what the model behind `slime plan --trace` predicts for the same
 settings. Step times are of the rollouts in the middle: the first overlap with nothing, and during the last nothing is
 generated any more. Exits with 1 when --async-mode full is not within 10% of the closed form; a busy machine adds its
-delays to every real step, so raise --token-ms there. What a reader would get wrong: `sync` has all workers in both
+delays to every real step, so raise --token-ms there. `sync` has all workers in both
 phases. Give each phase workers of its own (a disaggregated run without --async) and asynchrony gains more, which is
 then the merit of those that were idle.
 """

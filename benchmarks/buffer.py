@@ -5,9 +5,9 @@
 
 Every side runs in a process of its own, so that memory is its own; time is CPU time. The plain sides are a
 `collections.deque` and a list (cut at the front) of groups of dicts with the same content, without checks. The others
-are `SampleBuffer` with each buffer by name, and with a function as THUDM/slime has it. What a reader would get wrong:
-storing is measured on fewer groups (`--state-groups`), since the state of a million samples is several gigabytes of
-Python objects beside the samples themselves.
+are `SampleBuffer` with each buffer by name, and with a function as THUDM/slime has it. Storing is measured on fewer
+groups (`--state-groups`), since the state of a million samples is several gigabytes of Python objects beside the
+samples themselves.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/data_reading.py [--rows 2000000] [--draws 20]
 
 The file holds chat prompts of some 300 words. "first prompt" is from opening the data source to the first drawn group;
-"a draw" is `get_samples(32)` after a pause of 0.1 s, in which a rollout would generate, median over the draws. What a
-reader would get wrong: the threads do their work in the pause, so the draw gets short and the sum of work does not.
+"a draw" is `get_samples(32)` after a pause of 0.1 s, in which a rollout would generate, median over the draws. The
+threads do their work in the pause, so the draw gets short and the sum of work does not.
 """
 
 from __future__ import annotations

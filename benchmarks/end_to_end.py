@@ -15,7 +15,7 @@ rewards within the group, recompute log-probs before the first of two optimizer 
 
 The last line is a bound: the time that the matrix products of this work take at the speed this machine multiplies
 matrices of these shapes. No implementation in the same precision can be faster, so it says how large a ratio can get.
-What a reader would get wrong: this file runs under both interpreters, so it imports slime and trl inside functions.
+This file runs under both interpreters, so it imports slime and trl inside functions.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
     .venv/bin/python benchmarks/overhead.py
 
 Both sides of a pair are measured in turns in this process, in CPU time (of all threads), which other load on the
-machine disturbs little; times are medians over the turns. The samples' baseline is
-`asyncio.gather` over coroutines that ask the same in-memory engine and append the same tokens, without scheduling,
-deadlines, failure handling, filters or metrics. What a reader would get wrong: the plain reward runs on
-threads here (`--rm-workers 0`); the row "async reward" is the stage without them. Rewards in processes, HTTP workers
-and rewards that hang are in `rollout_overhead.py`.
+machine disturbs little; times are medians over the turns. The samples' baseline is `asyncio.gather` over coroutines
+that ask the same in-memory engine and append the same tokens, without scheduling, deadlines, failure handling, filters
+or metrics. The plain reward runs on threads here (`--rm-workers 0`); the row "async reward" is the stage without them.
+Rewards in processes, HTTP workers and rewards that hang are in `rollout_overhead.py`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 Both sides are the real command on inputs that exist (a model with random weights of the quick start's size, its
 problems), in turns. Start-up is from the command to its first line, when engine and trainer are up and a few problems
 have been evaluated; a rollout is from the end of one to the end of the next, the first left out. CPU seconds are those
-of the command and every process below it. What a reader would get wrong: a cluster is started for each run of the
-second side, which is most of its start-up; `--ray-address` joins one instead, whose daemons are then not counted.
+of the command and every process below it. A cluster is started for each run of the second side, which is most of its
+start-up; `--ray-address` joins one instead, whose daemons are then not counted.
 """
 
 from __future__ import annotations

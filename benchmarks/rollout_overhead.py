@@ -5,9 +5,9 @@
 1,000 groups of 8 one-token answers. Part 1: an instant in-memory engine, rewards on the loop, on threads, in processes
 and async, against `asyncio.gather` over coroutines that ask the same engine (`overhead.py`). Part 2: an instant HTTP
 worker behind `--rollout-engine http`, against as many bare requests of the same client library. Part 3: rewards of
-which 1% hang and 5% take 50 ms, under a short --rm-timeout. Wall time, sides in turns, medians. What a reader would
-get wrong: in part 3 the bound is not CPU time but waiting: hanging calls hold a worker for --rm-timeout each, so the
-line below the table says the least that any scheduler with as many places could take.
+which 1% hang and 5% take 50 ms, under a short --rm-timeout. Wall time, sides in turns, medians. In part 3 the bound is
+not CPU time but waiting: hanging calls hold a worker for --rm-timeout each, so the line below the table says the least
+that any scheduler with as many places could take.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 Light commands and `slime check` are compared with `python -c pass` of the same interpreter, in turns. The training run
 is the real `slime train --num-rollout 1` on inputs that exist (a model with random weights of the quick start's size,
 its problems); a hook plugin (`benchmarks/clock`) says when each stage was reached, and a second process imports the
-heavy packages one after the other. What a reader would get wrong: CPU seconds are those of all threads of the process,
-start of the interpreter included; on a free machine and one thread they are about the wall time.
+heavy packages one after the other. CPU seconds are those of all threads of the process, start of the interpreter
+included; on a free machine and one thread they are about the wall time.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
 
 The first sees every scored group; a group it drops is replaced by a new one, and counted as
 `rollout/dynamic_filter/drop_<reason>`. The second decides which of the groups that were given back (surplus of
-over-sampling, unfinished ones) are drawn again. What a reader would get wrong: the buffer filter must *remove* from
-the list what it returns.
+over-sampling, unfinished ones) are drawn again. The buffer filter must *remove* from the list what it returns.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ r"""A generate function of your own: a wrong answer is told to be wrong, and the
     mask   | 1 ...           1 | 0 ...                           0 | 1 ...                          1
 
 All tokens enter the sample through `append_response_tokens`, which keeps ids, log-probs, loss mask and weight versions
-aligned: what the model sampled is trained on, what the environment said is not. What a reader would get wrong: the
-function may be given a sample that has a response already (an unfinished one of an earlier rollout); everything it
-needs to go on is in the sample.
+aligned: what the model sampled is trained on, what the environment said is not. The function may be given a sample that
+has a response already (an unfinished one of an earlier rollout); everything it needs to go on is in the sample.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ r"""A reward of your own: right answers score 1, less a little for every token t
 
 where `price.yaml` holds `custom: {token_price: 0.01}`; what stands below `custom` becomes attributes of `args`.
 
-Called once per sample, in a worker process, as soon as the sample is generated. What a reader would get wrong: the
-answer may be cut, empty, or nothing like what was asked for; that is a reward of 0, not an exception. An exception
-makes the sample FAILED, and it is then not trained on.
+Called once per sample, in a worker process, as soon as the sample is generated. The answer may be cut, empty, or
+nothing like what was asked for; that is a reward of 0, not an exception. An exception makes the sample FAILED, and it
+is then not trained on.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@ r"""GRPO from top to bottom in one file: slime's engine, trainer and estimator, 
     python examples/rl_loop.py                        warm up a tiny model (cached below outputs/), then train it
     python examples/rl_loop.py --rollouts 20 --seed 1
 
-It does what `slime train --config demo.yaml` does, with one optimizer step per rollout instead of two and no KL
-term, and leaves out what a real run needs on top: a data cursor, filters, failed samples, packing by cost, several
-processes, checkpoints, metrics files. What a reader would get wrong: the engine and the trainer hold two copies of the
-model; `push_weights` is what keeps them equal.
+It does what `slime train --config demo.yaml` does, with one optimizer step per rollout instead of two and no KL term,
+and leaves out what a real run needs on top: a data cursor, filters, failed samples, packing by cost, several processes,
+checkpoints, metrics files. The engine and the trainer hold two copies of the model; `push_weights` is what keeps them
+equal.
 
     prompts -> engine.generate -> reward -> estimator.shape_rewards -> estimator.advantages
         ^                                                                       |

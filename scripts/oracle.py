@@ -6,8 +6,8 @@
 
 Each side has an environment of its own, made of its own `requirements.txt` and of links to the third-party packages of
 this one, so neither finds anything of the other's. A case gives facts, a name and a text each; what is said of them is
-which differ, and where first. What a reader would get wrong: facts are compared with those of the same job and never
-with recorded ones, since other processors round otherwise.
+which differ, and where first. Facts are compared with those of the same job and never with recorded ones, since other
+processors round otherwise.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from slime_core.data.observations import Observations
     from slime_core.data.prompts import DatasetSource
     from slime_core.data.tokenizer import encode_prompt
-    from slime_core.data.tools import run_tools, told_tools, tool_parser
+    from slime_core.data.tools import prompt_tools, run_tools, tool_parser
     from slime_core.data.turns import turn_delta
     from slime_core.engines.model_urls import get_model_url, planned_models
     from slime_core.errors import SlimeError
@@ -125,7 +125,7 @@ _EXPORTS = {
     "run_tools": "slime_core.data.tools",
     "same_number": "slime_core.plugins.numerals",
     "sample_candidates": "slime_core.plugins.candidates",
-    "told_tools": "slime_core.data.tools",
+    "prompt_tools": "slime_core.data.tools",
     "tool_parser": "slime_core.data.tools",
     "turn_delta": "slime_core.data.turns",
 }
@@ -190,7 +190,7 @@ __all__ = [
     "run_tools",
     "same_number",
     "sample_candidates",
-    "told_tools",
+    "prompt_tools",
     "tool_parser",
     "turn_delta",
 ]

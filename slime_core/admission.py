@@ -1,9 +1,8 @@
 """Admission to training: what must hold of every sample that is trained on, whoever made it.
 
 `rollout/batch.py` calls `admit` once for the samples that become a batch: generated, loaded or supervised. The sample
-runner asks `problem` as soon as a sample has been generated, so that a bad one counts as a failure like others. What a
-reader would get wrong: a sample that does not pass is data. It becomes FAILED with the reason and trains nothing; the
-run goes on.
+runner asks `problem` as soon as a sample has been generated, so that a bad one counts as a failure like others. A
+sample that does not pass is data. It becomes FAILED with the reason and trains nothing; the run goes on.
 
 The invariants, of tokens [prompt + response]:
 
@@ -30,7 +29,7 @@ from slime_core.provenance import NOT_SAMPLED, TRAINABLE, Source, Spans
 from slime_core.trajectory import POSITIVE_LOG_PROB
 from slime_core.types import Sample, SampleStatus
 
-WHERE = "the trainer's door"
+WHERE = "admission"
 """`metadata["failure"]["where"]` of samples that are refused."""
 BY_MASK = "loss_mask"
 """Why tokens are withheld that a supplied mask leaves out."""
@@ -108,10 +107,10 @@ def take_text(sample: Sample, response: list[int]) -> str | None:
             f"loss_mask has {len(mask)} entries and the response, given as text, has {len(response)} tokens; leave the"
             " mask out, give one entry for each token, or append ids by append_response_tokens"
         )
-    prompt, spans = list(sample.tokens), sample.told_spans()
+    prompt, spans = list(sample.tokens), sample.known_spans()
     if provenance.num_tokens(spans) != len(prompt):
         sample.spans = None
-        spans = sample.told_spans()
+        spans = sample.known_spans()
     provenance.add_span(spans, Source.TEXT, len(response))
     sample.tokens, sample.spans, sample.response_length = prompt + response, spans, len(response)
     sample.loss_mask, sample.rollout_log_probs, sample.token_weight_versions = mask or None, None, []
@@ -163,7 +162,7 @@ def settled(sample: Sample, image_token: int | None = None) -> Spans:
     sample.validate()
     if sample.status not in _STATUSES:
         raise ValueError(f"status is {sample.status!r:.80}; one of {', '.join(_STATUSES)}")
-    spans = provenance.from_json(sample.told_spans())
+    spans = provenance.from_json(sample.known_spans())
     num_tokens, covered = len(sample.tokens), provenance.num_tokens(spans)
     if covered != num_tokens:
         raise ValueError(

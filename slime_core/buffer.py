@@ -1,9 +1,9 @@
 """The base class of buffers: which waiting groups come next, which fresh prompts are used, what is kept for reuse.
 
 Plugins of the kind `buffers` subclass `BufferBase` and override what they change; the data source owns one and calls
-it. THUDM/slime's buffer filters, plain functions, stay the short form for choosing among waiting groups. What a reader
-would get wrong: a buffer is state of the run. Everything that decides its next answer, random draws included, must be
-in `state_dict`, or a resumed run goes another way.
+it. THUDM/slime's buffer filters, plain functions, stay the short form for choosing among waiting groups. A buffer is
+state of the run. Everything that decides its next answer, random draws included, must be in `state_dict`, or a resumed
+run goes another way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BufferBase:
         self.rollout_id, self.weight_version = rollout_id, weight_version
 
     def add(self, groups: list[Group]) -> None:
-        """Take groups that a rollout gives back: partial, finished in excess, or to be generated afresh."""
+        """Take groups that a rollout gives back: partial, finished in excess, or to be regenerated."""
         self._waiting.extend(groups)
 
     def take(self, num_groups: int) -> list[Group]:

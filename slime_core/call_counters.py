@@ -1,7 +1,7 @@
 """What an engine tells of its calls, summed over those of one sample: speculative decoding, prefix cache.
 
-`sample.py` keeps one of each, and names them as THUDM/slime does. What a reader would get wrong: metrics average the
-sums of whole samples, not the calls.
+`sample.py` keeps one of each, and names them as THUDM/slime does. Metrics average the sums of whole samples, not the
+calls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The base class of advantage estimators: rewards -> advantages -> per-token policy loss, with sensible defaults.
 
-Plugins subclass `EstimatorBase`; the learner and the loss stage call the three methods and read the class
-attributes, never a name. What a reader would get wrong: `shape_rewards` sees the whole rollout (group statistics
-belong there), `advantages` sees one data-parallel rank's samples only.
+Plugins subclass `EstimatorBase`; the learner and the loss stage call the three methods and read the class attributes,
+never a name. `shape_rewards` sees the whole rollout (group statistics belong there), `advantages` sees one
+data-parallel rank's samples only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Samples -> executions: what counts once where a generate function returned several samples (fan-out).
 
 Filters, buffers, statistics and metrics call `executions` or `execution_rewards` before they count or average. Standard
-library only. What a reader would get wrong: siblings are known by `rollout_id` and by nothing else. Samples without
-one are executions of their own; two samples of the run with the same one are siblings, wherever they stand.
+library only. Siblings are known by `rollout_id` and by nothing else. Samples without one are executions of their own;
+two samples of the run with the same one are siblings, wherever they stand.
 
 Example, a group of two executions::
 

@@ -18,8 +18,8 @@ with `--async` what is not awaited goes on::
 
 What `before_push` and `before_save` wait for is the rollout's business: one rollout ahead is waited for, so that no
 rollout is of two versions; where generation never stops nothing is. `step` counts finished rollouts: metrics of rollout
-r are logged at step r + 1, an evaluation before training at step 0. What a reader would get wrong: metrics of an
-evaluation in the background are logged by themselves, later, under the step it belongs to.
+r are logged at step r + 1, an evaluation before training at step 0. Metrics of an evaluation in the background are
+logged by themselves, later, under the step it belongs to.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Images of a sample, and what a processor made of them for training, in forms that JSON, pickle and copies keep.
 
 The data source (`data/images.py`) makes them, `Sample` stores them, generate functions hand `Sample.image_data` to the
-engine and the trainer gets `TrainInputs` with its batch. Standard library only until a value is looked at. What a
-reader would get wrong: `Sample.multimodal_inputs["images"]` holds texts, a path or a `data:` URL each, never pixels; an
-image named by path is read again whenever it is needed, so the file has to stay where it is. An address on the web,
-which a user's function may put there, is stored and sent as it is; nothing fetches it, and no server is asked to.
+engine and the trainer gets `TrainInputs` with its batch. Standard library only until a value is looked at.
+`Sample.multimodal_inputs["images"]` holds texts, a path or a `data:` URL each, never pixels; an image named by path is
+read again whenever it is needed, so the file has to stay where it is. An address on the web, which a user's function
+may put there, is stored and sent as it is; nothing fetches it, and no server is asked to.
 """
 
 from __future__ import annotations

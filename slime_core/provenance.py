@@ -1,9 +1,9 @@
 """Who wrote each token of a sample: spans, run-length encoded, and the loss mask that follows from them.
 
 `sample.py` keeps `Sample.spans` with the functions here; `trajectory.py` builds on them and `admission.py` checks them.
-Standard library only. What a reader would get wrong: spans cover *all* of `Sample.tokens`, prompt and response, while a
-loss mask covers the response. And nobody sets a mask to 1: a token is trained when the policy sampled it, or the data
-gave it as a demonstration, and nobody withheld it.
+Standard library only. Spans cover *all* of `Sample.tokens`, prompt and response, while a loss mask covers the response.
+And nobody sets a mask to 1: a token is trained when the policy sampled it, or the data gave it as a demonstration, and
+nobody withheld it.
 
 ::
 

@@ -1,9 +1,9 @@
 """The experts an engine sent each token of a sample through: kept small, merged over calls, stored as JSON.
 
 `Sample.append_response_tokens` merges what each engine call reports; the trainer replays it (`models/routing.py`).
-Standard library only; `numpy.asarray` reads it without a copy. What a reader would get wrong: row p belongs to the
-forward pass whose *input* was token p, and which predicted token p + 1; so a sample of n tokens has n - 1 rows, and
-the first response token's log-prob comes from the row of the last prompt token.
+Standard library only; `numpy.asarray` reads it without a copy. Row p belongs to the forward pass whose *input* was
+token p, and which predicted token p + 1; so a sample of n tokens has n - 1 rows, and the first response token's
+log-prob comes from the row of the last prompt token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A `Sample`, from prompt to reward: the data every stage and every plugin handles.
 
-Standard library only, so a reward plugin can be written and tested without torch. Field names are THUDM/slime's. What
-a reader would get wrong: `tokens` holds prompt *and* response ids, while `loss_mask`, `rollout_log_probs` and
-`token_weight_versions` cover the response only.
+Standard library only, so a reward plugin can be written and tested without torch. Field names are THUDM/slime's.
+`tokens` holds prompt *and* response ids, while `loss_mask`, `rollout_log_probs` and `token_weight_versions` cover the
+response only.
 
 One response of three sampled tokens, one tool token and two sampled tokens::
 
@@ -209,7 +209,7 @@ class Sample:
             self.sampled_after = provenance.digest(self.tokens)
             if self.spans is not None and provenance.num_tokens(self.spans) != len(self.tokens):
                 self.spans = None
-        spans = self.told_spans()
+        spans = self.known_spans()
         if self.loss_mask is None:
             self.loss_mask = [1] * self.response_length
         provenance.add_span(spans, writer, len(tokens), "" if writer != Source.DEMONSTRATION else "context")
@@ -231,7 +231,7 @@ class Sample:
             self.take_meta_info(meta_info, len(tokens))
         self.validate()
 
-    def told_spans(self) -> Spans:
+    def known_spans(self) -> Spans:
         """A copy of `spans`, completed from the other fields where nobody told more than the prompt's.
 
         Raises:
@@ -258,7 +258,7 @@ class Sample:
         if not 0 <= first <= last <= self.response_length:
             raise ValueError(f"{self._name()}: no response tokens {first} to {last}; it has {self.response_length}")
         prompt_length = len(self.tokens) - self.response_length
-        self.spans = provenance.withhold(self.told_spans(), prompt_length + first, prompt_length + last, reason)
+        self.spans = provenance.withhold(self.known_spans(), prompt_length + first, prompt_length + last, reason)
         mask = [1] * self.response_length if self.loss_mask is None else list(self.loss_mask)
         mask[first:last] = [0] * (last - first)
         self.loss_mask = mask
@@ -364,7 +364,7 @@ class Sample:
         self.metadata = {**self.metadata, "failure": {"where": where, "error": reason}}
 
     def reset_for_retry(self) -> None:
-        """Forget the response, so the prompt can be generated afresh."""
+        """Forget the response, so the prompt can be regenerated."""
         self.tokens = self.prompt_tokens
         told = provenance.part(self.spans or (), 0, len(self.tokens))
         complete = provenance.num_tokens(told) == len(self.tokens)

@@ -1,7 +1,7 @@
 """A sample's attributes <-> values that JSON can hold: what buffers, dumps, ledgers and checkpoints keep.
 
-`Sample.to_dict` and `Sample.from_dict` are the ways here. What a reader would get wrong: attributes that are no fields
-of a sample are kept as well, as deep copies, and it is for whoever set them that JSON can hold them.
+`Sample.to_dict` and `Sample.from_dict` are the ways here. Attributes that are no fields of a sample are kept as well,
+as deep copies, and it is for whoever set them that JSON can hold them.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Generators and agent sessions build with it and `write` the result into samples. It only grows: what was sent to the
 engine stays the prefix of everything later, so the trainer sees each sampled token after exactly the tokens it was
-sampled after. What a reader would get wrong: columns here cover *all* tokens; `write` cuts off the prompt's part. There
-is no way to set the loss mask, and `replace_lossy` is the only way to have other ids where sampled ones were: it drops
-everything after them too, and leaves a note in `metadata["lossy"]`.
+sampled after. Columns here cover *all* tokens; `write` cuts off the prompt's part. There is no way to set the loss
+mask, and `replace_lossy` is the only way to have other ids where sampled ones were: it drops everything after them too,
+and leaves a note in `metadata["lossy"]`.
 
 ::
 
@@ -51,7 +51,7 @@ class Trajectory:
         self._texts: list[tuple[int, str]] = []
         self._calls: list[tuple[Mapping[str, Any], int]] = []
         self._routed: RoutedExperts | None = None
-        self._told_log_probs = True
+        self._known_log_probs = True
 
     @classmethod
     def of(cls, sample: Sample, args: Args | None = None) -> Trajectory:
@@ -63,12 +63,12 @@ class Trajectory:
         sample.validate()
         made = cls(args)
         made.prompt_length = before = len(sample.tokens) - sample.response_length
-        made._tokens, made._spans = list(sample.tokens), sample.told_spans()
+        made._tokens, made._spans = list(sample.tokens), sample.known_spans()
         covered = provenance.num_tokens(made._spans)
         if covered != len(sample.tokens):
             raise ValueError(f"sample {sample.index}: spans cover {covered} of {len(sample.tokens)} tokens")
         known = sample.rollout_log_probs
-        made._told_log_probs = known is not None or not sample.response_length
+        made._known_log_probs = known is not None or not sample.response_length
         made._log_probs = [0.0] * before + list(known if known is not None else [0.0] * sample.response_length)
         versions = sample.token_weight_versions or [
             v for s in provenance.part(made._spans, before, len(sample.tokens))
@@ -179,7 +179,7 @@ class Trajectory:
         if not all(math.isfinite(p) and p <= POSITIVE_LOG_PROB for p in log_probs):
             raise ValueError("log-probs of sampled tokens must be finite numbers <= 0")
         numbers = self._checked_versions(len(ids), versions, meta_info)
-        if not self._told_log_probs:
+        if not self._known_log_probs:
             raise ValueError("the tokens before were sampled without log-probs; those of these could not be kept")
         routed = routed_experts_after_call(self._routed, meta_info, len(self._tokens) + len(ids), self.args)
         self._extend(ids, Source.SAMPLED, "", text)
@@ -283,7 +283,7 @@ class Trajectory:
         sample.tokens, sample.spans, sample.response_length = self.tokens, self.spans, length
         sample.loss_mask = provenance.loss_mask(self._spans, start)
         sample.sampled_after = provenance.digest(self._tokens[:start])
-        sample.rollout_log_probs = self._log_probs[start:] if self._told_log_probs else None
+        sample.rollout_log_probs = self._log_probs[start:] if self._known_log_probs else None
         sample.token_weight_versions = self._versions[start:]
         sample.rollout_routed_experts = self._routed
         sample.response = "".join(text for at, text in self._texts if at >= start)

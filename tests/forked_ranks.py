@@ -1,11 +1,11 @@
 """The ranks that a command starts on this machine, as forks too: `install` runs in the fork that becomes the command.
 
-Torch's agent starts an interpreter per rank, which imports for seconds what the process behind `tests.zygote` has
-imported. Here it asks a second fork instead, made before the command does anything, so that a rank begins as a fresh
-process does::
+A guard starts an interpreter per rank, which imports for seconds what the process behind `tests.zygote` has imported.
+Here a second fork is asked instead, made before the command does anything, so that a rank begins as a fresh process
+does::
 
-    zygote -> the command          torch's agent asks
-           \\-> ... -> nursery -> (ends at once) -> rank, a child of the command, in a session of its own
+    zygote -> the command          asks
+           \\-> ... -> nursery -> (ends at once) -> guard, a child of the command -> guard -> rank
 
 Runs that are about starting or losing ranks (`tests/integration/test_ranks.py`) start real interpreters; so do those
 that drain by a signal to the command, which finds rank 0 by the environment that a process was started with.
@@ -25,16 +25,14 @@ from tests import zygote
 
 _PR_SET_CHILD_SUBREAPER = 36
 _ADOPTED_S = 60.0
-"""For a rank to become a child of the command, on a busy machine."""
+"""For a guard to become a child of the command, on a busy machine."""
 
 
 def install() -> None:
-    """Make the nursery, and have torch's agent ask it."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    """Make the nursery, and have it asked for the guards of ranks."""
+    from slime_core.procs import guard, guarded
 
-    from slime_core.procs.keeper import _prctl
-
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # a child's orphan becomes a child of this process
+    guard._prctl(_PR_SET_CHILD_SUBREAPER, 1)  # a child's orphan becomes a child of this process
     command = os.getpid()
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
@@ -44,55 +42,80 @@ def install() -> None:
         finally:
             os._exit(0)
     theirs.close()
+    real = guarded.popen
 
-    def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Forked:
-        assert args[1:3] == ("-m", "slime_core"), args
-        return Forked(ours, args, env, handler._stdout, handler._stderr)
+    def start(args: list[str], **keywords: Any) -> Any:
+        return Forked(ours, args, **keywords) if "slime_core" in args else real(args, **keywords)
 
-    subprocess_handler.SubprocessHandler._popen = start  # type: ignore[assignment]
+    guarded.popen = start  # type: ignore[assignment, misc]
 
 
 class Forked(subprocess.Popen[bytes]):
-    """A rank as torch's agent knows it."""
+    """The guard of a rank as its owner knows it."""
 
-    def __init__(self, nursery: socket.socket, args: tuple[str, ...], env: dict[str, str], out: Any, err: Any) -> None:
+    def __init__(self, nursery: socket.socket, args: list[str], **keywords: Any) -> None:
         self.args, self.returncode = args, None
         self.stdin = self.stdout = self.stderr = None
         self._waitpid_lock = subprocess.threading.Lock()  # type: ignore[attr-defined]
         self._input, self._communication_started, self._child_created = None, False, True
-        order = {"argv": args[3:], "env": env, "cwd": os.getcwd()}
-        order |= {name: file.name for name, file in (("out", out), ("err", err)) if file}
-        nursery.sendall(json.dumps(order).encode() + b"\n")
+        order = {"argv": args[args.index(guard_file()) + 1 :], "env": keywords["env"], "cwd": os.getcwd()}
+        out = keywords["stdout"] if keywords["stdout"] is not None else 1
+        err = out if keywords["stderr"] == subprocess.STDOUT else 2
+        (control,) = keywords["pass_fds"]
+        socket.send_fds(nursery, [json.dumps(order).encode() + b"\n"], [control, out, err])
         with nursery.makefile("rb") as answers:
             self.pid = int(answers.readline())
 
 
+def guard_file() -> str:
+    """The guard's program."""
+    from slime_core.procs import guard
+
+    return guard.__file__
+
+
 def _nursery(orders: socket.socket, command: int) -> None:
-    """Until the command ends: a rank for each line."""
+    """Until the command ends: a guard with a rank for each order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with orders.makefile("rb") as lines:
-        for line in lines:
-            reader, writer = os.pipe()
-            between = os.fork()
-            if between == 0:
-                pid = os.fork()
-                if pid:
-                    os.write(writer, str(pid).encode())
-                    os._exit(0)
-                orders.detach()
-                os.closerange(3, max(reader, writer) + 1)
-                _become_a_rank(json.loads(line), command)
-            os.waitpid(between, 0)
-            orders.sendall(os.read(reader, 32) + b"\n")
-            os.close(reader)
-            os.close(writer)
+    while True:
+        line, descriptors, _, _ = socket.recv_fds(orders, 1 << 20, 3)
+        if not line:
+            return
+        reader, writer = os.pipe()
+        between = os.fork()
+        if between == 0:
+            pid = os.fork()
+            if pid:
+                os.write(writer, str(pid).encode())
+                os._exit(0)
+            for place, number in enumerate(descriptors):
+                os.dup2(number, 100 + place)
+            os.closerange(3, 100)
+            for target in (1, 2):
+                os.dup2(100 + target, target)
+            os.closerange(101, 103)
+            _become_a_guard(json.loads(line), command)
+        os.waitpid(between, 0)
+        orders.sendall(os.read(reader, 32) + b"\n")
+        for number in (reader, writer, *descriptors):
+            os.close(number)
 
 
-def _become_a_rank(order: dict[str, Any], command: int) -> None:
+def _become_a_guard(order: dict[str, Any], command: int) -> None:
     """Never returns."""
+    from slime_core.procs import guard
+
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     until = time.monotonic() + _ADOPTED_S
     while os.getppid() != command and time.monotonic() < until:
         time.sleep(0.001)
-    zygote.be_the_command(order)
+    argv: list[str] = order["argv"]
+    argv[argv.index("--control") + 1] = "100"
+
+    def rank(words: list[str]) -> None:
+        name = argv[argv.index("--pid-as") + 1]
+        env = {**order["env"], name: str(os.getpid())}
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        zygote.be_the_command({**order, "argv": words[words.index("slime_core") + 1 :], "env": env})
+
+    os._exit(guard.main(argv, rank))

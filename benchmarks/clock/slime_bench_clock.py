@@ -1,7 +1,7 @@
 """Writes one JSON line per stage that a run reaches, with wall and CPU time, to the file named by BENCH_CLOCK_FILE.
 
-The benchmarks load it with `--plugin-dir benchmarks/clock`. What a reader would get wrong: `time` is that of
-`time.time()`, so that the process which started the run can compare it with its own; `cpu` is that of all threads.
+The benchmarks load it with `--plugin-dir benchmarks/clock`. `time` is that of `time.time()`, so that the process which
+started the run can compare it with its own; `cpu` is that of all threads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """THUDM/slime's import name over slime_core: functions written for `slime` run unmodified.
 
-User code imports it; slime_core never does. Importing it loads no torch. What a reader would get wrong: a module or a
-name that is not here is an ImportError that says what to use instead, not a bare "no module named" (`_missing.py`), and
-a checkout of THUDM/slime found beside this package is warned about, since only one of the two can be `slime`
-(`_others.py`).
+User code imports it; slime_core never does. Importing it loads no torch. A module or a name that is not here is an
+ImportError that says what to use instead, not a bare "no module named" (`_missing.py`), and a checkout of THUDM/slime
+found beside this package is warned about, since only one of the two can be `slime` (`_others.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What THUDM/slime has and this package has not -> an ImportError that names the nearest thing here.
 
 `install` puts a finder behind all others, so it is asked only for modules nobody has; `names(__name__)` makes the
-`__getattr__` of a module. What a reader would get wrong: `from slime.x import y` raises ImportError, while
-`slime.x.y` raises AttributeError, so `hasattr` and `getattr` with a default behave.
+`__getattr__` of a module. `from slime.x import y` raises ImportError, while `slime.x.y` raises AttributeError, so
+`hasattr` and `getattr` with a default behave.
 """
 
 from __future__ import annotations

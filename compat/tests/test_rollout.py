@@ -116,7 +116,9 @@ async def test_a_stream_is_the_same_answer_and_what_came_is_kept(make_args: Make
 def test_addresses(make_args: MakeArgs, engine: Any) -> None:
     args = make_args()
     assert router_url(args) == engine.url
-    args = SimpleNamespace(sglang_router_ip="::1", sglang_router_port=3, sglang_model_routers={"ref": ("h", 4)})
+    args = SimpleNamespace(
+        sglang_router_ip="::1", sglang_router_port=3, sglang_model_routers={"ref": ("h", 4)}, sglang_config=None
+    )
     assert get_model_url(args, "ref") == "http://h:4/generate"
     with pytest.raises(ConfigError, match="no model 'actor' is served; there are: 'ref'"):
         get_model_url(args, "actor")

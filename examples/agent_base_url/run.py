@@ -3,8 +3,8 @@
     python examples/agent_base_url/run.py RUN_DIR                   # a few minutes on two cores
     python examples/agent_base_url/run.py RUN_DIR --client anthropic --num-rollout 4
 
-What follows RUN_DIR and `--client` goes to `slime train`. What a reader would get wrong: nothing in `agent.py` knows of
-slime. It is given to the sandbox as it is, asks twice, and what its answers are worth is decided by `check.py`.
+What follows RUN_DIR and `--client` goes to `slime train`. Nothing in `agent.py` knows of slime. It is given to the
+sandbox as it is, asks twice, and what its answers are worth is decided by `check.py`.
 """
 
 from __future__ import annotations

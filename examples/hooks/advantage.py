@@ -4,8 +4,8 @@
         --rollout-data-postprocess-path examples/hooks/advantage.py
 
 `rollout_data` is THUDM/slime's dictionary: lists with one entry per sample of this rank, tensors of [response_length]
-for token-level columns. What a reader would get wrong: rewards have been shaped by the estimator (GRPO's are centred
-in their group) before the first function sees them.
+for token-level columns. Rewards have been shaped by the estimator (GRPO's are centred in their group) before the first
+function sees them.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     slime train --config demo.yaml --data-source-path examples/hooks/data_source.py
 
 `get_samples(n)` returns n groups of `--n-samples-per-prompt` samples; groups that a rollout gives back (surplus,
-unfinished ones) come in through `add_samples` and go out first. What a reader would get wrong: with `state_dict` and
-`load_state_dict` the cursor is part of every checkpoint, so a resumed run goes on with the next sum; THUDM/slime's
-`save(rollout_id)` and `load(rollout_id)` are called instead where these are missing.
+unfinished ones) come in through `add_samples` and go out first. With `state_dict` and `load_state_dict` the cursor is
+part of every checkpoint, so a resumed run goes on with the next sum; THUDM/slime's `save(rollout_id)` and
+`load(rollout_id)` are called instead where these are missing.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
         --custom-eval-rollout-log-function-path examples/hooks/log_functions.py \
         --custom-config-path examples/hooks/custom_config.yaml
 
-What either function puts into `extra_metrics` is recorded with the rollout's or evaluation's other metrics. What a
-reader would get wrong: a function that returns True says that it has logged, and slime's own `rollout/...`, `eval/...`
-and `perf/...` of that call are left out; those of training are not.
+What either function puts into `extra_metrics` is recorded with the rollout's or evaluation's other metrics. A function
+that returns True says that it has logged, and slime's own `rollout/...`, `eval/...` and `perf/...` of that call are
+left out; those of training are not.
 """
 
 from __future__ import annotations

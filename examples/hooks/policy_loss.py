@@ -5,8 +5,8 @@
     slime train --config demo.yaml --loss-type custom_loss \
         --custom-loss-function-path examples/hooks/policy_loss.py
 
-What a reader would get wrong: functions see one micro-batch. So that results do not depend on how samples are split,
-a reducer must be a sum over samples, and a loss must reduce with `sum_of_sample_mean`.
+Functions see one micro-batch. So that results do not depend on how samples are split, a reducer must be a sum over
+samples, and a loss must reduce with `sum_of_sample_mean`.
 """
 
 from __future__ import annotations

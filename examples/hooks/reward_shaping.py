@@ -5,7 +5,7 @@
 
 The first replaces the estimator's group statistics: it gets the samples that are trained on and returns raw rewards,
 which are logged, and shaped ones. The second replaces the whole step: its rewards are final, so it calls the first.
-What a reader would get wrong: samples come as a flat list; groups are told by `group_index`.
+Samples come as a flat list; groups are told by `group_index`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
         --eval-function-path examples/hooks/rollout_function.py:evaluate
 
 The first draws twice the prompts, answers all, and trains on the half whose rewards differ most: a group in which all
-samples got the same teaches GRPO nothing. The second asks fixed questions. What a reader would get wrong: without
-`--eval-function-path` the rollout function evaluates as well; `--eval-function-path generate` is the built-in one.
+samples got the same teaches GRPO nothing. The second asks fixed questions. Without `--eval-function-path` the rollout
+function evaluates as well; `--eval-function-path generate` is the built-in one.
 
 A function that declares the keyword `context` is given `context.runner`, whose `run_group` generates, calls the sample
 hooks, and scores. One without it, as in THUDM/slime, generates by itself (with `args.sglang_router_ip`), and may be a

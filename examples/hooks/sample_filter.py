@@ -3,8 +3,8 @@
     slime train --config demo.yaml --rollout-sample-filter-path examples/hooks/sample_filter.py \
         --rollout-all-samples-process-path examples/hooks/sample_filter.py:process_all_samples
 
-What a reader would get wrong: a removed sample keeps its place in the batch, with a loss mask of zeros, and its reward
-leaves the statistics of its group (THUDM/slime lets it count there).
+A removed sample keeps its place in the batch, with a loss mask of zeros, and its reward leaves the statistics of its
+group (THUDM/slime lets it count there).
 """
 
 from __future__ import annotations

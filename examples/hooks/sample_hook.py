@@ -3,10 +3,10 @@
     slime train --config demo.yaml --rollout-sample-hook-path examples/hooks/sample_hook.py \
         --rollout-sample-hook-path examples/hooks/sample_hook.py:note_origin
 
-The flag may be repeated; hooks run in the order given. A hook is plain or async, returns a Sample or None (keep the
-one it got), and may declare `rollout_id` and `evaluation`. Every finished sample is seen once: fan-out siblings one by
-one, a sample of a partial rollout when it is finished, failed ones never. What a reader would get wrong: a plain hook
-holds up everything else while it runs; one that waits for something must be async.
+The flag may be repeated; hooks run in the order given. A hook is plain or async, returns a Sample or None (keep the one
+it got), and may declare `rollout_id` and `evaluation`. Every finished sample is seen once: fan-out siblings one by one,
+a sample of a partial rollout when it is finished, failed ones never. A plain hook holds up everything else while it
+runs; one that waits for something must be async.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 The task is `spell_backward` of the package reasoning-gym, with short words; training items come from its data source as
 they are drawn. The warm-up shows two ways, the word backward and the word as it is, and ends with one in five backward;
-reinforcement learning has to find out from the verifier's scores which way is asked for. What a reader would get wrong:
-the warm-up sees no word that is held out, but training items are drawn by another seed alone, so a held-out word may be
-among them.
+reinforcement learning has to find out from the verifier's scores which way is asked for. The warm-up sees no word that
+is held out, but training items are drawn by another seed alone, so a held-out word may be among them.
 """
 
 from __future__ import annotations

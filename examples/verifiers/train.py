@@ -2,9 +2,8 @@
 
     python examples/verifiers/train.py RUN_DIR                   # a minute or two on two cores
 
-What follows RUN_DIR goes to `slime train`. What a reader would get wrong: the environment is a package like any other
-of verifiers, found by its name; `pip install -e examples/verifiers` installs it, and without that this script puts its
-folder on the path.
+What follows RUN_DIR goes to `slime train`. The environment is a package like any other of verifiers, found by its name;
+`pip install -e examples/verifiers` installs it, and without that this script puts its folder on the path.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     an HF directory    config.json and safetensors
     a Megatron one     config.json and megatron.json, by `slime convert hf-to-megatron`
 
-The launcher asks before anything starts, so that a directory that is none of these ends the run; trainers ask again
-for what to read. What a reader would get wrong: only sizes of a commit's files are compared here, since reading all of
-a large one on every rank takes minutes; `store.verify` is for the commit that a run goes on from.
+The launcher asks before anything starts, so that a directory that is none of these ends the run; trainers ask again for
+what to read. Only sizes of a commit's files are compared here, since reading all of a large one on every rank takes
+minutes; `store.verify` is for the commit that a run goes on from.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
         ConfigError: A flag is unknown, malformed, contradicts another, or is refused.
         PluginError: No trainer or engine has the name given.
     """
-    from slime_core.launch.component_settings import tell_support
+    from slime_core.launch.component_settings import warn_unsupported
     from slime_core.launch.components import Components, named_transport
     from slime_core.launch.resolver import Resolver
     from slime_core.plugins.discovery import search_as
@@ -113,7 +113,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
         trainer=resolver.setting("trainers", "train_backend") if trains and not args.debug_rollout_only else None,
         weight_transport=named_transport(resolver),
     )
-    settings.warnings += tell_support(settings, parts)
+    settings.warnings += warn_unsupported(settings, parts)
     return settings
 
 

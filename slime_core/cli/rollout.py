@@ -16,13 +16,13 @@ def run(argv: list[str]) -> int:
 
 def _rollout(argv: list[str]) -> int:
     with loading():
-        from slime_core.launch.launchers import tell_inline_only
+        from slime_core.launch.launchers import warn_inline_only
         from slime_core.launch.prepare import prepare
         from slime_core.launch.rollout_only import generate
         from slime_core.plugins.presets import load_settings
 
         settings = load_settings(argv, command="rollout")
-    tell_inline_only(settings, "slime rollout")
+    warn_inline_only(settings, "slime rollout")
     template = str(settings.args.save_debug_rollout_data)
 
     def report(_: Any, rollout_id: int, groups: list[Any], metrics: dict[str, float]) -> None:

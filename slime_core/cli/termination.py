@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from slime_core.launch import drain
+from slime_core.waits import asked_to_end
 
 
 class Termination:
@@ -57,6 +58,7 @@ class Termination:
         if training is not None and training.ask(signal.SIGTERM):
             return
         self.asked = True
+        asked_to_end(128 + signal.SIGTERM, at_once=True)
         _interrupt(frame)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
 """Rules of asynchronous training: what `--async` excludes, and what has no effect without it; and of deadlines.
 
-`rules.RULES` runs them. What a reader would get wrong: mode one-step is always one weight version behind at some point,
-so `--max-staleness 0` is not strict but impossible there.
+`rules.RULES` runs them. Mode one-step is always one weight version behind at some point, so `--max-staleness 0` is not
+strict but impossible there.
 """
 
 from __future__ import annotations

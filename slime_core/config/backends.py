@@ -2,8 +2,8 @@
 
 Called by `load_settings` once everything is typed, so nothing behind it ever sees "auto". Whose flags choose what is
 said by their owners (`ForeignFlags.chooses`, `chosen_by`); no name of a backend but the one for "nothing" is in here.
-What a reader would get wrong: the machine is not looked at. The same command means the same everywhere, and where the
-backend that it means is missing, `launch.component_settings` says so.
+The machine is not looked at. The same command means the same everywhere, and where the backend that it means is
+missing, `launch.component_settings` says so.
 """
 
 from __future__ import annotations

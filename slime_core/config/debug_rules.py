@@ -1,6 +1,6 @@
 """Rules of the dumps and of half a loop: what may be combined, and where files go by default.
 
-`rules.RULES` runs them. What a reader would get wrong: `--load-debug-rollout-data` alone already means training only.
+`rules.RULES` runs them. `--load-debug-rollout-data` alone already means training only.
 """
 
 from __future__ import annotations

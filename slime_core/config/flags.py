@@ -1,9 +1,9 @@
 """The schema -> argparse, and a command line -> entries.
 
-Every setting is a kebab-case flag in the group of its section, with the attribute's docstring as help. No
-abbreviations of slime's own flags: an unknown one is an error with a suggestion. Strings stay strings here; typing is
-pydantic's job, so that flags, environment and YAML share one set of rules. What a reader would get wrong: a line is
-read twice. Which flags other programs have can depend on slime's own (`--engine-python`), so those are read first.
+Every setting is a kebab-case flag in the group of its section, with the attribute's docstring as help. No abbreviations
+of slime's own flags: an unknown one is an error with a suggestion. Strings stay strings here; typing is pydantic's job,
+so that flags, environment and YAML share one set of rules. A line is read twice. Which flags other programs have can
+depend on slime's own (`--engine-python`), so those are read first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Rules of lengths: what bounds a prompt and its response, and what holds where nobody said.
 
-`rules.RULES` runs them. What a reader would get wrong: without any length the model's own context is the bound, which
-may be very long.
+`rules.RULES` runs them. Without any length the model's own context is the bound, which may be very long.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def kl_to_reference(s: Settings) -> None:
         s.warnings.append(f"{s.cite('ref_update_interval')} has no effect without --kl-coef or --use-kl-loss.")
 
 
-_BESIDE = {"megatron": True, "sglang": False}
+_IN_TRAINER = {"megatron": True, "sglang": False}
 """Value of --opd-type -> the teacher is beside the actor, in the trainer, and not served elsewhere."""
 
 
@@ -123,9 +123,9 @@ def distillation(s: Settings) -> None:
             f"{s.cite('use_opd')} needs --opd-type local (a teacher beside the actor; also called megatron) or"
             " --opd-type sglang (its log-probs come with the samples)."
         )
-    if _BESIDE[a.opd_type] and not a.opd_teacher_load:
+    if _IN_TRAINER[a.opd_type] and not a.opd_teacher_load:
         raise ConfigError(f"{s.cite('opd_type')} needs --opd-teacher-load DIR, an HF-layout model.")
-    if a.opd_teacher_load and not _BESIDE[a.opd_type]:
+    if a.opd_teacher_load and not _IN_TRAINER[a.opd_type]:
         raise ConfigError(
             f"{s.cite('opd_teacher_load')} is for --opd-type local; with sglang the teacher is served elsewhere."
         )

@@ -1,8 +1,8 @@
 """What settings of other trainers are called here, for the errors that name an unknown flag or key.
 
 Names are of TRL's and transformers' configurations, OpenRLHF, verl, prime-rl, vLLM and THUDM/slime's neighbours, in
-kebab-case. What a reader would get wrong: nothing is translated. The same word may count other things (a batch of
-prompts, of samples, of one device), so the user is told ours and decides.
+kebab-case. Nothing is translated. The same word may count other things (a batch of prompts, of samples, of one device),
+so the user is told ours and decides.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 
 `load_settings` checks the file; `launch.trainers.Trainers` asks `role_args` once for each trainer it builds. An entry
 may hold what a trainer alone reads: the settings in `PER_ROLE`, flags of another program that the chosen trainer takes,
-and keys of the user's own. What a reader would get wrong: the loop and the loss read the run's `args`, never these.
+and keys of the user's own. The loop and the loss read the run's `args`, never these.
 """
 
 from __future__ import annotations

@@ -24,84 +24,66 @@ class Lack(StrEnum):
     HINT = "hint"
 
 
-_REFUSED: Mapping[str, tuple[str, ...]] = {
-    "there is no loss scaling; set --bf16 or --dtype float32": ("fp16",),
-    "the model family's plugin brings the layers, with one backend": ("qwen_gdn_backend",),
-    "an indexer of sparse attention trains with the rest": ("freeze_indexer",),
-    "the engine's kernels are not in training": (
-        "megatron_deepgemm_forward_layers",
-        "megatron_deepgemm_forward_modules",
-        "megatron_deepgemm_moe_forward_layers",
-        "megatron_deepgemm_moe_forward_modules",
+_WITHOUT_EFFECT = (
+    ("fp16", Lack.REFUSED, "there is no loss scaling; set --bf16 or --dtype float32"),
+    ("qwen_gdn_backend", Lack.REFUSED, "the model family's plugin brings the layers, with one backend"),
+    ("freeze_indexer", Lack.REFUSED, "an indexer of sparse attention trains with the rest"),
+    (
+        "megatron_deepgemm_forward_layers megatron_deepgemm_forward_modules megatron_deepgemm_moe_forward_layers"
+        " megatron_deepgemm_moe_forward_modules",
+        Lack.REFUSED,
+        "the engine's kernels are not in training",
     ),
-    "layers for multi-token prediction are not trained; without it engines draft with the checkpoint's": (
+    (
         "enable_mtp_training",
+        Lack.REFUSED,
+        "layers for multi-token prediction are not trained; without it engines draft with the checkpoint's",
     ),
-    "there is no rollout buffer server; set --data-source-path or --rollout-function-path": (
-        "rollout_buffer_url",
-        "load_forge_rollout_data",
+    (
+        "rollout_buffer_url load_forge_rollout_data",
+        Lack.REFUSED,
+        "there is no rollout buffer server; set --data-source-path or --rollout-function-path",
     ),
-}
-"""Why -> settings."""
+    ("model_name", Lack.HINT, "the model family follows from config.json"),
+    (
+        "mtp_num_layers mtp_loss_scaling_factor",
+        Lack.HINT,
+        "layers for multi-token prediction are not trained; engines draft with the checkpoint's",
+    ),
+    ("release_train", Lack.HINT, "trainers stay; --offload-train frees their memory"),
+    ("use_distributed_post", Lack.HINT, "requests go out from one process"),
+    ("rollout_data_transport", Lack.HINT, "samples travel in one way"),
+    ("recompute_loss_function", Lack.HINT, "the loss is computed in pieces with --log-probs-chunk-size"),
+    ("allgather_cp", Lack.HINT, "sequences are cut over ranks in Megatron's way"),
+    ("async_save", Lack.HINT, "a run goes on when its checkpoint is written"),
+    ("log_probs_max_tokens_per_gpu", Lack.HINT, "nothing reads it there either"),
+    (
+        "fetch_trajectory_retry_times min_batch_collection_ratio rollout_task_type",
+        Lack.HINT,
+        "there is no rollout buffer server",
+    ),
+    (
+        "use_wandb wandb_mode wandb_dir wandb_key wandb_host wandb_team wandb_group wandb_project"
+        " wandb_random_suffix wandb_always_use_train_step wandb_run_id",
+        Lack.HINT,
+        "metrics go to metrics.jsonl, TensorBoard and hook plugins",
+    ),
+    (
+        "memory_snapshot_dir memory_snapshot_num_steps memory_recorder record_memory_history profile_target",
+        Lack.HINT,
+        "there is no profiler; --trace says when what began and ended",
+    ),
+    (
+        "ci_test ci_disable_kl_checker ci_train_rollout_logprob_abs_diff_threshold ci_save_grad_norm ci_load_grad_norm",
+        Lack.HINT,
+        "it is for THUDM/slime's own tests",
+    ),
+)
+"""Settings, what happens when one is set, and why; a feature that arrives takes its line out."""
 
-_HINTS: Mapping[str, tuple[str, ...]] = {
-    "the model family follows from config.json": ("model_name",),
-    "layers for multi-token prediction are not trained; engines draft with the checkpoint's": (
-        "mtp_num_layers",
-        "mtp_loss_scaling_factor",
-    ),
-    "trainers stay; --offload-train frees their memory": ("release_train",),
-    "requests go out from one process": ("use_distributed_post",),
-    "samples travel in one way": ("rollout_data_transport",),
-    "the loss is computed in pieces with --log-probs-chunk-size": ("recompute_loss_function",),
-    "sequences are cut over ranks in Megatron's way": ("allgather_cp",),
-    "a run goes on when its checkpoint is written": ("async_save",),
-    "nothing reads it there either": ("log_probs_max_tokens_per_gpu",),
-    "there is no rollout buffer server": (
-        "fetch_trajectory_retry_times",
-        "min_batch_collection_ratio",
-        "rollout_task_type",
-    ),
-    "metrics go to metrics.jsonl, TensorBoard and hook plugins": (
-        "use_wandb",
-        "wandb_mode",
-        "wandb_dir",
-        "wandb_key",
-        "wandb_host",
-        "wandb_team",
-        "wandb_group",
-        "wandb_project",
-        "wandb_random_suffix",
-        "wandb_always_use_train_step",
-        "wandb_run_id",
-    ),
-    "there is no profiler; --trace says when what began and ended": (
-        "memory_snapshot_dir",
-        "memory_snapshot_num_steps",
-        "memory_recorder",
-        "record_memory_history",
-        "profile_target",
-    ),
-    "it is for THUDM/slime's own tests": (
-        "ci_test",
-        "ci_disable_kl_checker",
-        "ci_train_rollout_logprob_abs_diff_threshold",
-        "ci_save_grad_norm",
-        "ci_load_grad_norm",
-    ),
-}
-"""Why -> settings."""
-
-
-def _by_setting() -> dict[str, Lack]:
-    refused = {name: Lack.REFUSED for names in _REFUSED.values() for name in names}
-    return refused | {name: Lack.HINT for names in _HINTS.values() for name in names}
-
-
-UNSUPPORTED: Mapping[str, Lack] = _by_setting()
-"""Setting -> what happens when it is set; a feature that arrives takes its line out of the tables above."""
-
-WHY: Mapping[str, str] = {name: why for table in (_REFUSED, _HINTS) for why, names in table.items() for name in names}
+UNSUPPORTED: Mapping[str, Lack] = {name: lack for names, lack, _ in _WITHOUT_EFFECT for name in names.split()}
+"""Setting -> what happens when it is set."""
+WHY: Mapping[str, str] = {name: why for names, _, why in _WITHOUT_EFFECT for name in names.split()}
 """Setting of `UNSUPPORTED` -> why."""
 
 REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {

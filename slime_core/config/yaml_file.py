@@ -1,8 +1,8 @@
 """A YAML file -> keys with values and line numbers, so that every complaint can say file:line.
 
 Scalars follow the YAML 1.2 core schema: `1e-6` is a number and `no` is a string, unlike PyYAML's default. `dump_value`
-writes what this reader reads back unchanged. What a reader would get wrong: paths in a file are relative to the file;
-which settings are paths is `spec`'s to know, `beside` and its like say what they are called from here.
+writes what this reader reads back unchanged. Paths in a file are relative to the file; which settings are paths is
+`spec`'s to know, `beside` and its like say what they are called from here.
 """
 
 from __future__ import annotations

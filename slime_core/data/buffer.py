@@ -1,7 +1,7 @@
 """Groups given back -> groups drawn again, as the `buffers` plugin of `--buffer-filter-path` decides.
 
 The data source owns a `SampleBuffer`, which holds the plugin to its contract, and asks it first. It is part of the data
-source's state, so groups of a partial rollout survive a restart. What a reader would get wrong: a filter function
+source's state, so groups of a partial rollout survive a restart. A filter function
 *removes* what it returns, and may also remove groups it does not return (stale ones); those are dropped and counted.
 """
 

@@ -1,8 +1,8 @@
 """JSONL or parquet file -> rows by index, without holding the file in memory.
 
-`prompts.py` and the evaluation read through this. A JSONL file costs 8 bytes per row (the offset of each line),
-a parquet file the row groups of a bounded cache. What a reader would get wrong: row `i` is not line `i + 1`, since
-blank lines do not count and `path@[a:b]` shifts; `where(i)` names the place in the file.
+`prompts.py` and the evaluation read through this. A JSONL file costs 8 bytes per row (the offset of each line), a
+parquet file the row groups of a bounded cache. Row `i` is not line `i + 1`, since blank lines do not count and
+`path@[a:b]` shifts; `where(i)` names the place in the file.
 """
 
 from __future__ import annotations

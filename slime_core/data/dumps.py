@@ -2,8 +2,8 @@
 
 One JSON object per line, readable by `Sample.from_dict`; evaluations go to files of their own, `eval_` before the
 number. The rollout stage writes; `SavedRollout` takes the place of the rollout function when a run trains on what
-another one generated. What a reader would get wrong: what a file holds is told from its content, not from its name,
-so that THUDM/slime's `torch.save` files and ours can both be called `.pt`.
+another one generated. What a file holds is told from its content, not from its name, so that THUDM/slime's `torch.save`
+files and ours can both be called `.pt`.
 """
 
 from __future__ import annotations

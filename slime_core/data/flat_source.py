@@ -9,9 +9,8 @@ for nothing finds both as attributes::
         def add_samples(self, samples): self.buffer.extend(samples)                       # after each rollout
         def buffer_filter(self, args, buffer, num_samples): return buffer[:num_samples]   # what to train on again
 
-What a reader would get wrong: `add_samples` gets copies of the samples that a rollout trains on, all in one list, for
-reuse (`data/reuse.py`). Groups that a rollout gives back unfinished are kept here, drawn first and stored, so no user
-code can lose them.
+`add_samples` gets copies of the samples that a rollout trains on, all in one list, for reuse (`data/reuse.py`). Groups
+that a rollout gives back unfinished are kept here, drawn first and stored, so no user code can lose them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A row's images and its prompt -> chat messages with image parts, token ids with image tokens, and train inputs.
 
 `rows.PromptReader` calls this where `--multimodal-keys` is set. Images are named by columns, one for each `<image>` in
-the text, or stand in the messages as content parts `{"type": "image", "image": ...}`. What a reader would get wrong:
-the ids come from the model's own processor, since one image is as many tokens as its size asks for; they are not what
-the tokenizer makes of the rendered text.
+the text, or stand in the messages as content parts `{"type": "image", "image": ...}`. The ids come from the model's own
+processor, since one image is as many tokens as its size asks for; they are not what the tokenizer makes of the rendered
+text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""The usual columns of Hugging Face's data sets: which are prompt and answer where no flag says so.
 
-`rows.PromptReader` asks when `--input-key` is not given, and `launch.inputs` says in one line what was found. What a
-reader would get wrong: the first row decides for the file, and a key that is given is never looked at here: such a
-column is taken as it is, while a recognised answer is cut to what can be compared (`... #### 42` is 42).
+`rows.PromptReader` asks when `--input-key` is not given, and `launch.inputs` says in one line what was found. The first
+row decides for the file, and a key that is given is never looked at here: such a column is taken as it is, while a
+recognised answer is cut to what can be compared (`... #### 42` is 42).
 
 ::
 

@@ -10,8 +10,8 @@ other is recorded at its ends, by `RecordedSource` around the data source and by
 
 `trained` and `dropped` end a group; every other state is open, and then the commit holds the group's samples. Only open
 groups are kept in memory. Events wait as lines of JSON for the next commit (`data.ledger_files`); a run that is killed
-loses them together with what they tell of. What a reader would get wrong: the ledger judges nothing. A group that is
-drawn while it is being generated is written down like any other, and `slime ledger verify` finds it.
+loses them together with what they tell of. The ledger judges nothing. A group that is drawn while it is being generated
+is written down like any other, and `slime ledger verify` finds it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Ledger:
                     self._move(key, BUFFERED, {"reason": reason} if reason else {})
 
     def recycled(self, group: Group, reason: str) -> None:
-        """A group will be generated afresh; counts as a retry of it."""
+        """A group will be regenerated; counts as a retry of it."""
         with self._lock:
             key = _key(group)
             if key is not None:

@@ -4,11 +4,11 @@
     <commit>/ledger.json                            names the newest segment that belongs to the commit, with its digest
 
 The first line of a segment is its header: the reference of the segment before (null at the start of a chain), the
-rollout of its commit and what was declared of the run (`policy`). So a commit costs the events since the last one,
-and its `ledger.json` vouches for the whole history. `rollout.stage_state` writes, `slime ledger verify` reads,
-`checkpoint.store` removes what no commit names. What a reader would get wrong: a segment is on disk before the commit
-that names it, so a killed run may leave one that nothing names; names come from content, so it is never mistaken for
-another, and writing it again is no change.
+rollout of its commit and what was declared of the run (`policy`). So a commit costs the events since the last one, and
+its `ledger.json` vouches for the whole history. `rollout.stage_state` writes, `slime ledger verify` reads,
+`checkpoint.store` removes what no commit names. A segment is on disk before the commit that names it, so a killed run
+may leave one that nothing names; names come from content, so it is never mistaken for another, and writing it again is
+no change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Answers to a sample's turns, written behind it as tokens that no policy sampled.
 
 Generators whose model asks in its text, and is answered in tokens (`code_sandbox`, `search`), hold one `Observations`
-per call of theirs. What a reader would get wrong: all state is in the sample, so one that was interrupted goes on
-anywhere; which tokens a turn has is told by `token_weight_versions`, since `loss_mask` may have been zeroed.
+per call of theirs. All state is in the sample, so one that was interrupted goes on anywhere; which tokens a turn has is
+told by `token_weight_versions`, since `loss_mask` may have been zeroed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stage 1: rows of `--prompt-data` -> groups of PENDING samples with their prompt ids.
 
-The rollout draws groups here and gives unfinished ones back. The order of an epoch is a permutation of the file's
-order made from (`--rollout-seed`, epoch) alone, so the cursor in `state_dict` is a few integers. What a reader
-would get wrong: prompts over `--rollout-max-prompt-len` are skipped when they come up, hence `len()` counts them.
+The rollout draws groups here and gives unfinished ones back. The order of an epoch is a permutation of the file's order
+made from (`--rollout-seed`, epoch) alone, so the cursor in `state_dict` is a few integers. Prompts over
+`--rollout-max-prompt-len` are skipped when they come up, hence `len()` counts them.
 """
 
 from __future__ import annotations

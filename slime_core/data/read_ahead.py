@@ -1,8 +1,8 @@
 """`--num-data-workers`: prompts read and tokenised on threads while a rollout generates, in the order of drawing.
 
-The data source asks for one row after the other and says which ones come next. What a reader would get wrong: nothing
-depends on the threads, since a row's sample follows from the row alone; a cursor that was set elsewhere (resume) only
-throws away what was read for nothing.
+The data source asks for one row after the other and says which ones come next. Nothing depends on the threads, since a
+row's sample follows from the row alone; a cursor that was set elsewhere (resume) only throws away what was read for
+nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A buffer that trains on finished samples again, as user code chooses them: (args, buffer, num_samples) -> samples.
 
-For functions of --buffer-filter-path with three arguments, and for the method `buffer_filter` of a data source. What a
-reader would get wrong: the code chooses samples and whole groups come out, since a sample's advantage is made of its
-group; and each is trained on again once at most, so a run always comes back to new prompts.
+For functions of --buffer-filter-path with three arguments, and for the method `buffer_filter` of a data source. The
+code chooses samples and whole groups come out, since a sample's advantage is made of its group; and each is trained on
+again once at most, so a run always comes back to new prompts.
 """
 
 from __future__ import annotations

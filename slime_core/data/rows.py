@@ -1,7 +1,7 @@
 """One row of a data set -> one PENDING sample: prompt, ids, label, metadata, tools.
 
-`prompts.py` reads training and evaluation rows through `PromptReader`. What a reader would get wrong: a conversation
-that ends with the assistant is no prompt; it keeps its messages and gets no ids (the rollout `sft` writes those).
+`prompts.py` reads training and evaluation rows through `PromptReader`. A conversation that ends with the assistant is
+no prompt; it keeps its messages and gets no ids (the rollout `sft` writes those).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slime_core.data.dataset import Row, Rows, split_path
 from slime_core.data.images import ImagePrompts, has_images, load_processor
 from slime_core.data.layouts import Layout, recognise
 from slime_core.data.tokenizer import as_messages, encode_text, render_prompt
-from slime_core.data.tools import told_tools
+from slime_core.data.tools import prompt_tools
 from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
 from slime_core.multimodal import IMAGES
@@ -57,7 +57,7 @@ class Columns:
             tools=args.tool_key,
             apply_chat_template=args.apply_chat_template,
             template_kwargs=args.apply_chat_template_kwargs,
-            run_tools=tuple(told_tools(args, {})),
+            run_tools=tuple(prompt_tools(args, {})),
             max_prompt_len=args.rollout_max_prompt_len,
             multimodal=args.multimodal_keys or {},
             checkpoint=args.hf_checkpoint,
@@ -75,7 +75,7 @@ class Columns:
             tools=dataset.tool_key,
             apply_chat_template=dataset.apply_chat_template,
             template_kwargs=dataset.apply_chat_template_kwargs,
-            run_tools=tuple(told_tools(args, {})),
+            run_tools=tuple(prompt_tools(args, {})),
             max_prompt_len=dataset.max_prompt_len,
             multimodal=dataset.multimodal_keys or {},
             checkpoint=args.hf_checkpoint,

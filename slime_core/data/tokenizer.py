@@ -1,8 +1,8 @@
 """HF tokenizer directory -> tokenizer, and prompt (text or chat messages) -> token ids.
 
-The data source, generate functions and the SFT rollout call this, so that a prompt has one spelling in ids
-everywhere. What a reader would get wrong: `--apply-chat-template` decides about *text* prompts only. Chat messages
-have no spelling but the template's, with or without the flag.
+The data source, generate functions and the SFT rollout call this, so that a prompt has one spelling in ids everywhere.
+`--apply-chat-template` decides about *text* prompts only. Chat messages have no spelling but the template's, with or
+without the flag.
 """
 
 from __future__ import annotations

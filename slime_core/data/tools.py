@@ -1,8 +1,8 @@
 """`--tools-path` -> tools, `--tool-call-parser` -> parser: what a run's model may call, and how it writes calls.
 
 Generate functions get both from here (`slime_core.run_tools`, `slime_core.tool_parser`), and the data source the
-schemas that it gives to the chat template. What a reader would get wrong: a row's own `tools` (`--tool-key`) are what
-its prompt tells, and what its sample may call; those without a function of that name cannot be called.
+schemas that it gives to the chat template. A row's own `tools` (`--tool-key`) are what its prompt tells, and what its
+sample may call; those without a function of that name cannot be called.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _loaded(specs: tuple[str, ...], registry: Registry) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def told_tools(args: Args | None, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+def prompt_tools(args: Args | None, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The schemas that a sample's prompt tells: those of its row, else the run's."""
     own = metadata.get("tools")
     return list(own) if own else [tool.schema for tool in run_tools(args)]
@@ -69,7 +69,7 @@ def tool_parser(args: Args, tokenizer: Any, default: str | None = None) -> ToolP
     """
     if args.tool_call_parser != AUTO:
         return _parser(args.tool_call_parser, current_registry())
-    template = tokenizer.chat_template
+    template = None if tokenizer is None else tokenizer.chat_template
     return _claiming(_template_text(template), default, current_registry())
 
 

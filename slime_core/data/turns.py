@@ -1,9 +1,9 @@
 """What comes between two sampled turns, as ids: the rest of the turn's end, new messages, the next generation prompt.
 
 Generators with a chat template call `turn_delta` after each turn; the data source calls `rendered_spans` for prompts.
-What a reader would get wrong: sampled text is never encoded again. The conversation is rendered with a placeholder in
-the place of the sampled turn, and only the text after the placeholder becomes ids, so a template which would write
-earlier turns differently by now (Qwen3 strips their reasoning) cannot change what the policy has seen.
+Sampled text is never encoded again. The conversation is rendered with a placeholder in the place of the sampled turn,
+and only the text after the placeholder becomes ids, so a template which would write earlier turns differently by now
+(Qwen3 strips their reasoning) cannot change what the policy has seen.
 """
 
 from __future__ import annotations

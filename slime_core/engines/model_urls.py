@@ -1,7 +1,7 @@
 """Which models a run serves and which URL answers for one: `slime_core.planned_models`, `slime_core.get_model_url`.
 
-For users' generate and reward functions. The names are the engine's to know (`planned_models` of its class). What a
-reader would get wrong: addresses are known only while the engine runs, names also before.
+For users' generate and reward functions. The names are the engine's to know (`planned_models` of its class). Addresses
+are known only while the engine runs, names also before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rollout engine that says what it is told to, and a tokenizer of one token per character.
 
-For tests of generate functions, of plugins in general and of the loop: no model, no torch, no time. What a reader
-would get wrong: replies are taken in order of the calls, so concurrent callers need a script made by a function.
+For tests of generate functions, of plugins in general and of the loop: no model, no torch, no time. Replies are taken
+in order of the calls, so concurrent callers need a script made by a function.
 """
 
 from __future__ import annotations

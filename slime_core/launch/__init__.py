@@ -23,7 +23,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
     launcher = launchers.settle_launcher(settings)
     if settings.args.debug_rollout_only:
-        launchers.tell_inline_only(settings, settings.cite("debug_rollout_only"))
+        launchers.warn_inline_only(settings, settings.cite("debug_rollout_only"))
         from slime_core.launch import rollout_only
 
         return rollout_only.train_without_training(settings)

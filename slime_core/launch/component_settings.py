@@ -31,7 +31,7 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
     """Log warnings. Raises ConfigError for a setting nobody acts on, and for what a component refuses."""
     flags = _chosen(parts)
     _check_installed(settings, flags)
-    tell_support(settings, parts)
+    warn_unsupported(settings, parts)
     _settle_weight_files(settings, parts.weight_transport)
     for part, _ in flags:
         check = getattr(part, "check_settings", None)
@@ -51,7 +51,7 @@ def _settle_weight_files(settings: Settings, transport: Any) -> None:
     settings.derive("update_weight_disk_dir", os.path.join(args.run_dir, "weights"), "run_dir")
 
 
-def tell_support(settings: Settings, parts: Components) -> list[str]:
+def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
     """Log and return warnings about settings that none of the components acts on. Raises ConfigError."""
     flags = _chosen(parts)
     uses = set(_uses(traits_of(parts.engine, EngineTraits), settings.cite("rollout_engine")))

@@ -23,7 +23,7 @@ from slime_core.data.flat_source import FlatSource, is_flat
 from slime_core.data.tools import AUTO, run_tools
 from slime_core.errors import ConfigError, PluginError, name_of
 from slime_core.launch.images import check_images
-from slime_core.launch.objective import Objective, resolve_objective, told_without_effect
+from slime_core.launch.objective import Objective, resolve_objective, warn_without_effect
 from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
@@ -120,7 +120,7 @@ def resolve_components(
     parts.eval_function = r.function("rollouts", "eval_function_path") or parts.rollout_function
     parts.hooks = r.hooks(bare_manager() if manager is None else manager, learn=learn)
     parts.user = RolloutHooks.of(parts.hooks)
-    _tell_of_unasked(r, parts.rollout_function)
+    _warn_of_unasked(r, parts.rollout_function)
     if r.args.load_debug_rollout_data:
         parts.data_source, parts.rollout_function, parts.eval_function = UnusedSource, SavedRollout(), None
         parts.user = RolloutHooks(told=parts.hooks, generates=False)
@@ -145,7 +145,7 @@ def resolve_components(
             parts.estimator = _estimator(r)
             parts.advantage_function = r.function("advantages", "custom_advantage_function_path")
             _check_requirements(settings, parts.estimator)
-            _tell_of_unread(settings, parts)
+            _warn_of_unread(settings, parts)
             _check_roles(settings, parts)
         if r.args.use_opd and not parts.objective.needs_advantages(r.args):
             raise ConfigError(
@@ -185,7 +185,7 @@ def _estimator(r: Resolver) -> Any:
     return estimator_class(r.setting("estimators", "advantage_estimator"), str(r.args.advantage_estimator))
 
 
-def _tell_of_unasked(r: Resolver, rollout_function: Any) -> None:
+def _warn_of_unasked(r: Resolver, rollout_function: Any) -> None:
     """Say so when the chosen rollout leaves the sample hooks of settings out."""
     name = "rollout_sample_hook_path"
     if r.args.rollout_sample_hook_path and "context" not in inspect.signature(rollout_function).parameters:
@@ -299,7 +299,7 @@ def _check_requirements(settings: Settings, estimator: Any) -> None:
             )
 
 
-def _tell_of_unread(settings: Settings, parts: Components) -> None:
+def _warn_of_unread(settings: Settings, parts: Components) -> None:
     """Warn of settings that the estimator `ignores`, and of those whose readers it does not override."""
     from slime_core.estimator import EstimatorBase
 
@@ -317,7 +317,7 @@ def _tell_of_unread(settings: Settings, parts: Components) -> None:
             "%s only adds the metric rollout/kl with %s; the loss takes --use-kl-loss --kl-loss-coef",
             settings.cite("kl_coef"), chosen,
         )  # fmt: skip
-    told_without_effect(settings, unread, chosen)
+    warn_without_effect(settings, unread, chosen)
 
 
 def _check_roles(settings: Settings, parts: Components) -> None:

@@ -25,6 +25,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from slime_core.errors import TrainError
+from slime_core.waits import asked_to_end
 
 SAME_REQUEST = 1.0
 """Seconds: `timeout` and schedulers signal a process and then its group, which is one request and not two."""
@@ -96,6 +97,7 @@ class Drain:
         if self.asked:
             return not self.late and time.monotonic() - self._since < SAME_REQUEST
         self.asked, self.number, self._since = True, number, time.monotonic()
+        asked_to_end(128 + number)
         self._clock = threading.Timer(self.seconds, self._end)
         self._clock.daemon = True
         self._clock.start()

@@ -78,7 +78,7 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
         started,
     )
     start = args.start_rollout_id = first_rollout(args, commit)
-    with told_to_hooks(run, run_dir):
+    with run_hooks(run, run_dir):
         if commit is not None:
             restore(
                 args,
@@ -220,7 +220,7 @@ def rollouts_of(args: Args, source: Any) -> int:
 
 
 @contextmanager
-def told_to_hooks(run: Prepared, run_dir: Path) -> Iterator[None]:
+def run_hooks(run: Prepared, run_dir: Path) -> Iterator[None]:
     """Write `config.yaml`; `slime_run_start` before, `slime_run_end` on every way out."""
     write_text(run_dir / CONFIG, run.settings.to_yaml(directory=os.getcwd()))
     run.hooks.slime_run_start(args=run.args, run_dir=run_dir)

@@ -7,8 +7,8 @@
 
 So the others know nothing of rollouts, evaluations and intervals, in any mode. While rank 0 works alone they wait in a
 collective call that has a deadline (`--distributed-timeout-minutes`). It says several times within it that it is at
-work, so the deadline is that of a process that hangs or is gone, and a rollout may take as long as it takes. What a
-reader would get wrong: this is about processes, of which several may be one data-parallel rank.
+work, so the deadline is that of a process that hangs or is gone, and a rollout may take as long as it takes. This is
+about processes, of which several may be one data-parallel rank.
 """
 
 from __future__ import annotations

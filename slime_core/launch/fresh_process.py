@@ -7,21 +7,21 @@ takes only that process with it; another one goes on with the rest.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.resolver import Asked
 from slime_core.plugins.workers.calls import pack_args
+from slime_core.procs.guarded import Guarded, signal_of
 from slime_core.types import Sample
 
 LOAD_DEADLINE = 300.0
@@ -40,16 +40,14 @@ class FreshProcess:
         self._asked: list[Asked] = list(reversed(first.values()))
         self._skip: set[int] = set()
         self._sample: Sample | None = None
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by close()
+        self._folder = tempfile.TemporaryDirectory()
         self._process, self._events = self._start()
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], int]:
+    def _start(self) -> tuple[Guarded, int]:
         ours, theirs = os.pipe()
         boot = _BOOT.format(path=sys.path, descriptor=theirs)
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", boot], stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
-            pass_fds=(theirs,), start_new_session=True,
-        )  # fmt: skip
+        process = Guarded("a fresh process", stop_s=0.0, leftover_s=0.0, log=Path(self._folder.name, "log"))
+        process.start([sys.executable, "-P", "-c", boot], stdin=subprocess.PIPE, only=[theirs])
         os.close(theirs)
         return process, ours
 
@@ -67,7 +65,6 @@ class FreshProcess:
             "metadata": sample.metadata if sample else {},
             "real": sample is not None,
         }
-        assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(order, default=str).encode() + b"\n")
             self._process.stdin.flush()
@@ -109,8 +106,7 @@ class FreshProcess:
                 return
             data = os.read(self._events, 1 << 16)
             if not data:  # it has ended, or is about to
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(timeout=limit)
+                self._process.wait(limit)
                 return
             *lines, buffered = (buffered + data).split(b"\n")
             for line in lines:
@@ -124,9 +120,10 @@ class FreshProcess:
         self.close(log=False)
         if status is None:
             return f"no answer within {CALL_DEADLINE:.0f} s", f"not loaded within {LOAD_DEADLINE:.0f} s"
-        how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-        self._log.seek(0)
-        tail = self._log.read()[-400:].decode(errors="replace").strip().splitlines()
+        number = signal_of(status)
+        how = f"with exit status {status}" if number is None else f"by signal {number.name}"
+        written = Path(self._folder.name, "log").read_bytes()[self._process.begin :]
+        tail = written[-400:].decode(errors="replace").strip().splitlines()
         return f"ended the process {how}", f"the fresh process ended {how}{': ' + tail[-1] if tail else ''}"
 
     def _finding(self, number: int, level: Level, message: str) -> Finding:
@@ -135,16 +132,13 @@ class FreshProcess:
 
     def close(self, *, log: bool = True) -> None:
         """Kill the process and whatever it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._process.kill()
+        self._process.stdin.close()
         if self._events >= 0:
             os.close(self._events)
             self._events = -1
         if log:
-            self._log.close()
+            self._folder.cleanup()
 
 
 _TROUBLE = {"broken": Level.ERROR, "wrong": Level.ERROR, "failed": Level.ERROR, "raised": Level.WARNING}

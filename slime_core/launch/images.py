@@ -1,8 +1,7 @@
 """Whether every component of a run with images takes them, looked at before anything starts.
 
 Called by `launch/components.py`. A component says so itself, in its traits: the classes of an engine and a trainer, and
-a generate function. What a reader would get wrong: a trainer that takes images still needs
-a model that does; the trainer says so when it loads one.
+a generate function. A trainer that takes images still needs a model that does; the trainer says so when it loads one.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def launcher_traits(settings: Settings) -> LauncherTraits:
     return load(INLINE if spec == AUTO else spec, settings.cite("launcher")).traits
 
 
-def tell_inline_only(settings: Settings, what: str) -> None:
+def warn_inline_only(settings: Settings, what: str) -> None:
     """Warn of settings of other launchers that `what`, which does everything in this process, does not follow."""
     args = settings.args
     asked = ["launcher"] if settings.is_given("launcher") and args.launcher not in (AUTO, INLINE) else []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -34,6 +36,20 @@ def file_lock(path: Path, *, deadline: float, refusal: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise ConfigError(f"{refusal} (lock {path})") from None
+                    raise ConfigError(f"{refusal} (lock {path}{_holders(path)})") from None
                 time.sleep(_POLL)
         yield
+
+
+def _holders(path: Path) -> str:
+    """The processes of this host that have the file open, as far as this user may see them."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and any(file.path == str(path.resolve()) for file in process.open_files()):
+                found.append(f"process {process.pid}: {shlex.join(process.cmdline())}")
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+    return "; held by " + "; ".join(found) if found else "; held by another user's process, or on another host"

@@ -1,7 +1,7 @@
 """Settings -> what the policy loss is made with: the loss, its off-policy correction and its reducer, checked.
 
-Called by `launch/components.py`. What a reader would get wrong: a correction is built here, at start-up, so that
-bounds which contradict each other end the command before a model is loaded.
+Called by `launch/components.py`. A correction is built here, at start-up, so that bounds which contradict each other
+end the command before a model is loaded.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def resolve_objective(settings: Settings, r: Resolver) -> Objective:
                 f"{settings.cite(flag)}: --loss-type {settings.args.loss_type!r} does not read it; it works with"
                 " policy_loss"
             )
-    told_without_effect(settings, loss.ignores, f"--loss-type {settings.args.loss_type!r}")
+    warn_without_effect(settings, loss.ignores, f"--loss-type {settings.args.loss_type!r}")
     return Objective(loss, wanted)
 
 
-def told_without_effect(settings: Settings, unread: Iterable[str], chosen: str) -> None:
+def warn_without_effect(settings: Settings, unread: Iterable[str], chosen: str) -> None:
     """Warn of settings that the user gave and `chosen` does not read. Raises PluginError for what is no setting."""
     unknown = sorted(name for name in unread if name not in settings.origins)
     if unknown:

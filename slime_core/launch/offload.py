@@ -6,9 +6,9 @@ loop does not change::
     generate -> [engines release, trainer onload] -> train -> [trainer offload, engines resume weights] -> push
              -> [engines resume KV cache] -> evaluate, save, generate
 
-`settle_offload` decides before anything starts whether the run's components can do it. What a reader would get wrong:
-while it generates the trainer is offloaded, and a checkpoint is written then, too; a trainer saves from where its
-state is. In the first push nothing has been released, and the engines have what they loaded.
+`settle_offload` decides before anything starts whether the run's components can do it. While it generates the trainer
+is offloaded, and a checkpoint is written then, too; a trainer saves from where its state is. In the first push nothing
+has been released, and the engines have what they loaded.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
     elif args.prepare_path:
         resolver.function("recipes", "prepare_path")
     if make and is_leader():
-        for line in tell_columns(args):
+        for line in columns_in_words(args):
             print(line, flush=True)
 
 
@@ -148,7 +148,7 @@ def make_inputs(settings: Settings, resolver: Resolver) -> None:
         settings.derive("hf_checkpoint", args.hf_checkpoint, f"prepare_path, instead of {named}")
 
 
-def tell_columns(args: Args) -> list[str]:
+def columns_in_words(args: Args) -> list[str]:
     """A line per data set whose columns nobody has named, but for `input` alone; files that are not there have none."""
     sets = []
     if args.prompt_data and args.rollout_global_dataset and not args.data_source_path:

@@ -1,10 +1,10 @@
 """What the preflight's fresh interpreter runs: resolve every component again, then call each once on a small sample.
 
 `launch.preflight` starts it with a boot line, sends one JSON line with what to do, and reads one JSON line per event.
-Nothing that a component does here (crash, hang, print) reaches the run. What a reader would get wrong: a component
-that raises on a row of the data is an error, as one that answers the wrong type is. A warning it is where there is no
-row, so that the sample is made up, or where a run may answer better: a service that is not there, a stand-in that lacks
-what is asked of it, a score that is NaN.
+Nothing that a component does here (crash, hang, print) reaches the run. A component that raises on a row of the data is
+an error, as one that answers the wrong type is. A warning it is where there is no row, so that the sample is made up,
+or where a run may answer better: a service that is not there, a stand-in that lacks what is asked of it, a score that
+is NaN.
 """
 
 from __future__ import annotations

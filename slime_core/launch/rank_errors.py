@@ -14,11 +14,13 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slime_core import errors
 from slime_core.errors import SlimeError, TrainError
+from slime_core.procs.guarded import Guarded, signal_of
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch's elastic agent."""
@@ -57,16 +59,36 @@ def report(error: Exception) -> None:
     part.replace(path)  # the agent may read it at this moment, since another rank has failed
 
 
-def first_error(failures: Mapping[int, Any], count: int, folder: Path, grace: float) -> SlimeError:
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended."""
+
+    status: int
+    """Exit status; 128 and the number of the signal that killed it."""
+    pid: int
+    report: dict[str, Any] | None = None
+    """What it has left of its error."""
+    log: Path | None = None
+    """With its output; None: that is the command's."""
+    begin: int = 0
+    """Byte of the log at which its output begins."""
+
+    @classmethod
+    def of(cls, rank: Guarded, error_file: Path) -> RankEnd:
+        """Of a process that has ended."""
+        found = json.loads(error_file.read_text(encoding="utf-8")) if error_file.exists() else {}
+        return cls(rank.poll() or 0, rank.child, found if "kind" in found else None, rank.log, rank.begin)
+
+
+def first_error(failures: Mapping[int, RankEnd], count: int, grace: float) -> SlimeError:
     """What to raise when ranks have failed; prints the traceback of an unexpected error.
 
     Args:
-        failures: Rank -> torch's `ProcessFailure`.
+        failures: Rank -> how it ended.
         count: Number of ranks.
-        folder: With their output.
-        grace: Seconds after which the agent kills ranks that do not end.
+        grace: Seconds after which ranks that do not end are killed.
     """
-    reports = {rank: found for rank, failure in failures.items() if (found := _report_of(failure))}
+    reports = {rank: failure.report for rank, failure in failures.items() if failure.report}
     silent = [
         rank for rank, failure in failures.items() if rank not in reports and not _was_asked(failure, reports, grace)
     ]
@@ -74,20 +96,15 @@ def first_error(failures: Mapping[int, Any], count: int, folder: Path, grace: fl
         rank = min(reports, key=lambda number: reports[number]["time"])
         return _reported(reports[rank], f"rank {rank} of {count}")
     rank = min(silent or failures)
-    return _silent(failures[rank], rank, count, folder)
+    return _silent(failures[rank], f"rank {rank} of {count}")
 
 
-def _report_of(failure: Any) -> dict[str, Any] | None:
-    found: dict[str, Any] = failure.error_file_data
-    return found if "kind" in found else None
-
-
-def _was_asked(failure: Any, reports: Mapping[int, Any], grace: float) -> bool:
+def _was_asked(failure: RankEnd, reports: Mapping[int, Any], grace: float) -> bool:
     """It ended because another one had failed."""
-    if failure.exitcode in (-signal.SIGTERM, ASKED_TO_END):
+    if failure.status == ASKED_TO_END:
         return True
     earliest = min((found["time"] for found in reports.values()), default=time.time())
-    return bool(failure.exitcode == -signal.SIGKILL and time.time() - earliest >= grace)
+    return failure.status == 128 + signal.SIGKILL and time.time() - earliest >= grace
 
 
 def _reported(found: dict[str, Any], whose: str) -> SlimeError:
@@ -98,21 +115,20 @@ def _reported(found: dict[str, Any], whose: str) -> SlimeError:
     return kind(f"{whose}: {found['text']}")
 
 
-def _silent(failure: Any, rank: int, count: int, folder: Path) -> SlimeError:
-    code = failure.exitcode
-    if code >= 0:
-        ended = f"ended with exit status {code}"
+def _silent(failure: RankEnd, whose: str) -> SlimeError:
+    number = signal_of(failure.status)
+    if number is None:
+        ended = f"ended with exit status {failure.status}"
     else:
-        ended = f"was killed by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
+        ended = f"was killed by {number.name}"
+        if number == signal.SIGKILL:
             ended += ", by the system if memory ran out"
-    return TrainError(f"rank {rank} of {count} (process {failure.pid}) {ended}{_tail(rank, folder)}")
+    return TrainError(f"{whose} (process {failure.pid}) {ended}{_tail(failure)}")
 
 
-def _tail(rank: int, folder: Path) -> str:
+def _tail(failure: RankEnd) -> str:
     """The end of its output; rank 0's has been seen."""
-    logs = sorted(folder.glob(f"*/attempt_*/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
-    if not logs:
+    if failure.log is None:
         return ""
-    lines = logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-    return "\n".join([f"; {logs[-1]} ends with", *lines]) if lines else f"; {logs[-1]} is empty"
+    lines = failure.log.read_bytes()[failure.begin :].decode(errors="replace").splitlines()[-TAIL_LINES:]
+    return "\n".join([f"; {failure.log} ends with", *lines]) if lines else f"; {failure.log} is empty"

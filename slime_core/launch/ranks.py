@@ -1,7 +1,8 @@
 """Several training processes on this machine: how many a run needs, starting them, and being one of them.
 
 `launch.run` and `launch/inline.py` call it. Where the trainer's class asks for processes and torchrun has not started
-any, this process becomes torch's elastic agent and starts the same command once per rank::
+any, this process starts the same command once per rank, each under a guard (`procs/guard.py`), and has the store at
+which they meet::
 
     slime train ...   checks everything, starts the ranks, waits
       rank 0          the run; its output is the command's
@@ -14,25 +15,23 @@ first one (`launch/rank_errors.py`), since a rank that fails makes the others fa
 from __future__ import annotations
 
 import json
-import logging
 import os
+import select
 import signal
-import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config import Settings
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, TrainError
 from slime_core.launch.drain import Drain
 from slime_core.launch.launchers import launcher_traits
 from slime_core.launch.process import is_leader, num_processes
-from slime_core.launch.rank_errors import ASKED_TO_END, first_error, report
+from slime_core.launch.rank_errors import ASKED_TO_END, ERROR_FILE, RankEnd, first_error, report
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
-from slime_core.protocols import Args
+from slime_core.procs.guarded import Guarded, python
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:
@@ -42,12 +41,14 @@ FOLDER = "ranks"
 """Folder of the run directory with the output of all ranks but 0."""
 PARENT = "RANK_OF_SLIME"
 """Environment variable: the process that started this rank."""
+SELF = "RANK_PID_OF_SLIME"
+"""Environment variable: the rank's own process id, by which it knows itself from what it starts."""
 ROLLOUTS = "ROLLOUTS_OF_SLIME"
 """Environment variable: how many rollouts `--num-epoch` is, which the process that starts the ranks has counted."""
-GRACE_S = 30
+GRACE_S = 30.0
 """From the signal that ends a rank to SIGKILL: rank 0 stops its engines meanwhile."""
-_TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Those for which torch's agent sets handlers."""
+_LEFTOVER_S = 10.0
+"""For the guards of what a killed rank had started."""
 
 
 def processes_of(settings: Settings, trainer: Any) -> int:
@@ -88,7 +89,7 @@ def processes_of(settings: Settings, trainer: Any) -> int:
 
 def is_rank() -> bool:
     """Whether this process is one that `start_ranks` started."""
-    return os.environ.get(PARENT) == str(os.getppid())
+    return os.environ.get(SELF) == str(os.getpid())
 
 
 def rollouts_told() -> int | None:
@@ -98,7 +99,7 @@ def rollouts_told() -> int | None:
 
 @contextmanager
 def as_rank() -> Iterator[None]:
-    """Around the work of every process: one that `start_ranks` started ends with its parent, and reports its error.
+    """Around the work of every process: one that `start_ranks` started reports its error to the one that did.
 
     Raises:
         SystemExit: Such a process has failed.
@@ -106,10 +107,6 @@ def as_rank() -> Iterator[None]:
     if not is_rank():
         yield
         return
-    from slime_core.procs.keeper import die_with
-
-    if not die_with(int(os.environ[PARENT])):
-        raise SystemExit(1)
     if not is_leader():
         # It has nothing to clean up, and a handler would not run while it waits in a collective call.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -132,97 +129,82 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
         SlimeError: What the first rank to fail raised, or how it ended; the others have been ended.
         KeyboardInterrupt: SIGINT or SIGTERM; all of them have been ended.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     args, count = run.args, run.processes
-    folder = run_dir_of(args) / FOLDER
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=time.strftime("%Y%m%d-%H%M%S"),
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        shutdown_timeout=GRACE_S,
-        **_left_to_agent(LaunchConfig),
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder), redirects=dict.fromkeys(range(1, count), Std.ALL)),
-    )
-    stopped: signal.Signals | None = None
-    with _quiet_agent(), Drain(args.drain_timeout) as draining, _environment(args, count):
-        draining.on_ask(lambda: _tell_ranks(draining))
+    command = [*python(), "-m", "slime_core", run.settings.command, *run.settings.argv]
+    # The store is here and not in rank 0, so that no rank needs a free port.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [_guarded(rank, run_dir_of(args) / FOLDER) for rank in range(count)]
+    with Drain(args.drain_timeout) as draining, tempfile.TemporaryDirectory() as errors:
+        draining.on_ask(lambda: _tell(ranks, draining))
         try:
+            for number, rank in enumerate(ranks):
+                rank.start(command, _environment(run, number, store.port, errors))
+            assert all(rank.child for rank in ranks)
             with waiting(f"{count} ranks to end", deadline=None, then="each has deadlines of its own"):
-                elastic_launch(config, sys.executable)("-m", "slime_core", run.settings.command, *run.settings.argv)
-        except ChildFailedError as failed:
-            if draining.asked and {f.exitcode for f in failed.failures.values()} & {ASKED_TO_END, -signal.SIGTERM}:
-                # There was nothing to commit yet, or rank 0 took too long.
-                draining.late, stopped = True, draining.number
-            else:
-                raise first_error(failed.failures, count, folder, GRACE_S) from None
-        except SignalException as caught:
-            stopped = caught.sigval
-    if stopped is not None:
-        signal.raise_signal(stopped)  # for the handlers of the command
-        raise KeyboardInterrupt
+                _wait(ranks)
+        finally:
+            _end(ranks)
+        ends = {number: RankEnd.of(rank, Path(errors, str(number))) for number, rank in enumerate(ranks)}
+        if draining.asked and ASKED_TO_END in {end.status for end in ends.values()}:
+            # There was nothing to commit yet, or rank 0 took too long.
+            draining.late = True
+            signal.raise_signal(draining.number)  # for the handlers of the command
+            raise KeyboardInterrupt
+        if failed := {number: end for number, end in ends.items() if end.status}:
+            raise first_error(failed, count, GRACE_S)
     summary: dict[str, Any] = json.loads((run_dir_of(args) / SUMMARY).read_text(encoding="utf-8"))
     return summary
 
 
-def _left_to_agent(config: type) -> dict[str, Any]:
-    """The signals that no run drains at: SIGTERM and SIGINT are the command's, where it has handlers for them.
-
-    Before torch 2.9 there is no such choice: they end a run of several ranks at once.
-    """
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL or not hasattr(config, "signals_to_handle"):
-        return {}
-    return {"signals_to_handle": ",".join(n.name for n in _TERMINATING if n not in (signal.SIGTERM, signal.SIGINT))}
+def _guarded(rank: int, folder: Path) -> Guarded:
+    log = folder / f"rank_{rank}.log" if rank else None
+    # Killed at once when the command is: what they hold, the run's lock among it, may be wanted by the next one.
+    return Guarded(
+        f"rank {rank}", stop_s=GRACE_S, orphan_s=0.0, leftover_s=_LEFTOVER_S, log=log, pid_as=SELF, error=TrainError
+    )
 
 
-@contextmanager
-def _environment(args: Args, count: int) -> Iterator[None]:
-    """What the ranks inherit: whose they are, and without `--num-threads` their share of the cores."""
-    wanted = {PARENT: str(os.getpid()), ROLLOUTS: str(args.num_rollout)}
-    if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:
-        wanted["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
-    before = dict(os.environ)
-    os.environ.update(wanted)
+def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, str]:
+    """As torchrun sets it, and what the ranks of a command inherit besides."""
+    args, count = run.args, run.processes
+    place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "ROLE_RANK": rank}
+    sizes = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_WORLD_SIZE": 1, "ROLE_WORLD_SIZE": count}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    torch = {**meeting, "TORCHELASTIC_RESTART_COUNT": 0, ERROR_FILE: Path(errors, str(rank))}
+    ours: dict[str, Any] = {PARENT: os.getpid(), ROLLOUTS: args.num_rollout}
+    if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:  # their share of the cores
+        ours["OMP_NUM_THREADS"] = max(1, len(os.sched_getaffinity(0)) // count)
+    return {**os.environ, **{name: str(value) for name, value in {**place, **sizes, **torch, **ours}.items()}}
+
+
+def _wait(ranks: Sequence[Guarded]) -> None:
+    """Until all have ended, or one has failed."""
+    running = {os.pidfd_open(rank.pid): rank for rank in ranks if rank.pid is not None}
     try:
-        yield
-    finally:  # torch's agent leaves settings of its own there
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+        while running:
+            for ended in select.select(list(running), [], [])[0]:
+                os.close(ended)
+                if running.pop(ended).wait():
+                    return
+    finally:
+        for left in running:
+            os.close(left)
 
 
-def _tell_ranks(draining: Drain) -> None:
+def _end(ranks: Sequence[Guarded]) -> None:
+    """At the same time."""
+    for rank in ranks:
+        rank.ask_to_stop()
+    for rank in ranks:
+        rank.stop()
+
+
+def _tell(ranks: Sequence[Guarded], draining: Drain) -> None:
     """Hand SIGTERM on: rank 0 drains, and the others know a second one when it comes. Before there are any, end."""
-    mine, told = f"{PARENT}={os.getpid()}".encode(), False
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"\nPPid:\t{os.getpid()}\n" not in (process / "status").read_text(encoding="utf-8"):
-                continue
-            if mine in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGTERM)
-                told = True
-    if not told:
+    if not any(rank.alive for rank in ranks):
         draining.late = True
         signal.raise_signal(draining.number)
-
-
-@contextmanager
-def _quiet_agent() -> Iterator[None]:
-    """Without the agent's log, which would tell again what this module tells; its signal handlers are taken back."""
-    at_main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in _TERMINATING} if at_main else {}
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    for rank in ranks:
+        rank.signal(signal.SIGTERM)

@@ -7,9 +7,9 @@ Independent of the launcher, which sees the death and makes new trainer processe
                      +--> Restart: pause(...), end what is left of the old ranks, build new ones,
                                    start = rewind(...), the loop again from `start`
 
-All ranks are made anew, since those that live wait in collective calls with the dead one. What a reader would get
-wrong: `rewind` is a resume in a living process. Everything after the commit is void on the generation side as on the
-training side, recorded metrics included, so a run with a restart leaves what a run without one leaves.
+All ranks are made anew, since those that live wait in collective calls with the dead one. `rewind` is a resume in a
+living process. Everything after the commit is void on the generation side as on the training side, recorded metrics
+included, so a run with a restart leaves what a run without one leaves.
 """
 
 from __future__ import annotations

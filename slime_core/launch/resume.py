@@ -99,7 +99,7 @@ def restore(
     """Put every stage into the state of the commit. Raises CheckpointError when it does not fit this run."""
     trainer.load(commit)
     if args.finetune:
-        print(f"weights of {commit}, {source_in(commit)}; everything else starts afresh (--finetune)", flush=True)
+        print(f"weights of {commit}, {source_in(commit)}; everything else starts over (--finetune)", flush=True)
         return
     state = read_state(commit)
     start = first_rollout(args, commit)

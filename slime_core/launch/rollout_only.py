@@ -1,7 +1,7 @@
 """Rollouts without training: `slime rollout`, and `slime train --debug-rollout-only` with its run directory.
 
 Both generate, score, log and save samples with the weights of `--hf-checkpoint`; no trainer is built and no checkpoint
-written. What a reader would get wrong: under `torchrun` rank 0 does it all, and the other ranks are done at once.
+written. Under `torchrun` rank 0 does it all, and the other ranks are done at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config import Settings
-from slime_core.launch.drive import rollouts_of, told_to_hooks
+from slime_core.launch.drive import rollouts_of, run_hooks
 from slime_core.launch.journal import Journal
 from slime_core.launch.lock import sole_writer
 from slime_core.launch.prepare import Prepared, prepare
@@ -83,7 +83,7 @@ def train_without_training(settings: Settings) -> dict[str, Any]:
                 metrics |= stage.evaluate(rollout_id)
             journal.log(rollout_id + 1, metrics)
 
-        with told_to_hooks(run, run_dir):
+        with run_hooks(run, run_dir):
             cut_after(run_dir, args.start_rollout_id or 0)
             generate(run, take, before)
         return journal.finish(settings.command, args.num_rollout or 0, None)

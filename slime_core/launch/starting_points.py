@@ -1,7 +1,7 @@
 """Where the weights of a run begin: what each setting names, looked at before anything starts, and one line for each.
 
-Called by `launch/prepare.py`. What a reader would get wrong: the engines read `--hf-checkpoint` too, so it is in HF's
-layout always; the other settings may name Megatron's, for a trainer that reads it (`Trainer.reads_megatron`).
+Called by `launch/prepare.py`. The engines read `--hf-checkpoint` too, so it is in HF's layout always; the other
+settings may name Megatron's, for a trainer that reads it (`Trainer.reads_megatron`).
 """
 
 from __future__ import annotations

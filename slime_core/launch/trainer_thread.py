@@ -7,8 +7,8 @@
     stage threads    RolloutStage.generate_groups, evaluate       wait for the loop thread
     loop thread      engine, generate functions, rewards          takes turns (`rollout.loop_thread`)
 
-`launch.drive` puts the stages of the loop into it. What a reader would get wrong: a call cannot be interrupted. `close`
-waits for the one that runs, up to a deadline, and then leaves its thread to end with the process.
+`launch.drive` puts the stages of the loop into it. A call cannot be interrupted. `close` waits for the one that runs,
+up to a deadline, and then leaves its thread to end with the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TrainerThread:
 
     def stages(self, stages: Stages) -> Stages:
         """The same, of which learner, weights and journal work in this thread while the loop goes on."""
-        beside = _Beside(self, stages)
+        beside = _InThread(self, stages)
         return replace(stages, learner=beside, weights=beside, journal=beside)
 
     async def call(self, what: str, fn: Callable[[], T]) -> T:
@@ -77,7 +77,7 @@ class TrainerThread:
             del item, future, fn
 
 
-class _Beside:
+class _InThread:
     """Learner, weights and journal, in the thread."""
 
     def __init__(self, thread: TrainerThread, stages: Stages) -> None:

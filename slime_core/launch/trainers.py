@@ -1,7 +1,7 @@
 """The trainers of one process, as the launcher sees them: the actor's and, for estimators with values, the critic's.
 
-Built once per process; saved, loaded and closed together. What a reader would get wrong: the actor is built first and
-closed last, since it owns the process group that both use.
+Built once per process; saved, loaded and closed together. The actor is built first and closed last, since it owns the
+process group that both use.
 """
 
 from __future__ import annotations

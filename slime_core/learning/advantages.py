@@ -1,8 +1,8 @@
 """Stage 8: one rank's shaped rewards, log-probs and values -> advantages and returns, through the estimator.
 
-Called by the learner, once per rollout, on every rank (whitening talks to the others). What a reader would get
-wrong: the KL here is between the policy at the start of the update and the reference, and reaches the reward only
-through estimators that use it; the KL in the loss is another term (`learning/loss.py`).
+Called by the learner, once per rollout, on every rank (whitening talks to the others). The KL here is between the
+policy at the start of the update and the reference, and reaches the reward only through estimators that use it; the KL
+in the loss is another term (`learning/loss.py`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Off-policy corrections of the policy loss: log-probs of trainer and engine -> weights and a mask.
 
 What a component of kind "corrections" gets and returns, and the built-in ones (`--use-tis`,
-`--custom-tis-function-path`); `learning/corrector.py` calls them. What a reader would get wrong: a correction weighs
-a whole optimizer step at once, before its first micro-batch, so normalisation over the step does not depend on how
-samples are split.
+`--custom-tis-function-path`); `learning/corrector.py` calls them. A correction weighs a whole optimizer step at once,
+before its first micro-batch, so normalisation over the step does not depend on how samples are split.
 """
 
 from __future__ import annotations

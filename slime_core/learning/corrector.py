@@ -1,8 +1,8 @@
 """The chosen off-policy correction, as the policy loss calls it.
 
 A class weighs a whole optimizer step before its first micro-batch; a function with THUDM/slime's signature sees one
-micro-batch at a time, loss included. What a reader would get wrong: a changed mask takes tokens out of the numerator
-only; the denominators stay those of the original masks.
+micro-batch at a time, loss included. A changed mask takes tokens out of the numerator only; the denominators stay those
+of the original masks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stage 9 for the critic: a micro-batch's values -> the clipped value loss and its metrics.
 
-Bound by the learner to each optimizer step, like a policy loss, with the same denominators. What a reader would get
-wrong: the loss has no factor one half (THUDM/slime's convention), so `--critic-lr` is to be read with that in mind.
+Bound by the learner to each optimizer step, like a policy loss, with the same denominators. The loss has no factor one
+half (THUDM/slime's convention), so `--critic-lr` is to be read with that in mind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stage 9 by a user's function: `--loss-type custom_loss --custom-loss-function-path PATH`.
 
-The function gets the logits of whole samples, as in THUDM/slime. What a reader would get wrong: `sum_of_sample_mean`
-divides by the step's rollouts (or tokens), not the micro-batch's, so what it returns is this micro-batch's share of
-the mean, and neither loss nor metrics depend on how samples are split.
+The function gets the logits of whole samples, as in THUDM/slime. `sum_of_sample_mean` divides by the step's rollouts
+(or tokens), not the micro-batch's, so what it returns is this micro-batch's share of the mean, and neither loss nor
+metrics depend on how samples are split.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Called by the loop with the whole batch on every rank; each rank schedules it alike and takes its share: first the
 forward passes (`learning/passes.py`), then the critic's steps, if the estimator needs values, then the actor's
-(`learning/steps.py`). What a reader would get wrong: the critic's update does not change this rollout's advantages,
-which come from its values before.
+(`learning/steps.py`). The critic's update does not change this rollout's advantages, which come from its values before.
 
 Metrics: `train/*` are means over the rollout's optimizer steps (`train/lr`: the last one;
 `train/skipped_steps`: their number), `train/critic-*` the critic's likewise, `rollout/*` describe the

@@ -1,9 +1,9 @@
 """Stage 9: a micro-batch's log-probs -> the scalar to differentiate and the metrics to add up.
 
 A loss is a component of kind "losses", named by `--loss-type`; the learner binds it to each optimizer step and the
-trainer calls the result per micro-batch. What a reader would get wrong: nothing here is a mean over a micro-batch.
-Every term is a sum of values times weights whose denominators are the step's, over all ranks, so gradients and
-metrics do not depend on how samples are split.
+trainer calls the result per micro-batch. Nothing here is a mean over a micro-batch. Every term is a sum of values times
+weights whose denominators are the step's, over all ranks, so gradients and metrics do not depend on how samples are
+split.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Stage 7b: which samples make which optimizer step, on which rank, in which micro-batch.
 
 Called by the learner on every rank with the whole batch; a pure function of it, so all ranks agree without talking.
-What a reader would get wrong: `RankSchedule` counts positions in the rank's *local* batch, `Step` counts positions in
-the whole one.
+`RankSchedule` counts positions in the rank's *local* batch, `Step` counts positions in the whole one.
 
     steps          rollouts in order of appearance, `global_batch_size` at a time; siblings stay together
     micro-batches  of one step: first-fit under `max_tokens_per_gpu`, or up to `micro_batch_size` samples each

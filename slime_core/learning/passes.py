@@ -1,12 +1,11 @@
 """The forward passes of one rollout before its optimizer steps: batch -> log-probs, values, advantages.
 
-Called by the learner once per rollout, on every rank. What a reader would get wrong: the "old" log-probs. Samples of
-the first optimizer step use that step's own, detached, which costs no extra pass; those of later steps' samples are
-recomputed here. Estimators that need them beforehand (KL in the reward, `needs_log_probs`), distillation,
-`--use-rollout-entropy`, the hook `slime_train_data` and `--use-routing-replay` (without the engine's routing) get
-recomputed ones for all. With `--use-rollout-logprobs` they are the engine's, with `--keep-old-actor` those of the
-weights that were served last; off-policy corrections take recomputed ones for all, or (`--proximal-policy interpolate`)
-none.
+Called by the learner once per rollout, on every rank. The "old" log-probs. Samples of the first optimizer step use that
+step's own, detached, which costs no extra pass; those of later steps' samples are recomputed here. Estimators that need
+them beforehand (KL in the reward, `needs_log_probs`), distillation, `--use-rollout-entropy`, the hook
+`slime_train_data` and `--use-routing-replay` (without the engine's routing) get recomputed ones for all. With
+`--use-rollout-logprobs` they are the engine's, with `--keep-old-actor` those of the weights that were served last;
+off-policy corrections take recomputed ones for all, or (`--proximal-policy interpolate`) none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How the policy loss's tokens become one number, when not by the default mean.
 
 A reducer (`--custom-pg-loss-reducer-function-path`) is made per micro-batch from lengths and masks. The policy loss
-divides what it returns by the step's number of rollouts over all ranks (with `--calculate-per-token-loss` by its
-number of unmasked tokens), like THUDM/slime. What a reader would get wrong: a reducer must be a sum of per-sample
-terms. One that takes a mean over its micro-batch makes the loss depend on how samples are split.
+divides what it returns by the step's number of rollouts over all ranks (with `--calculate-per-token-loss` by its number
+of unmasked tokens), like THUDM/slime. A reducer must be a sum of per-sample terms. One that takes a mean over its
+micro-batch makes the loss depend on how samples are split.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What one rollout's training data looked like: `rollout/*` means and the trainer/engine log-prob gap.
 
-Called by the learner after the optimizer steps, with the data from before them. What a reader would get wrong: token
-values are averaged like THUDM/slime's metrics, a mean over rollouts of masked means, whatever the loss uses; the gap
-is a plain mean over tokens. Both cover all ranks.
+Called by the learner after the optimizer steps, with the data from before them. Token values are averaged like
+THUDM/slime's metrics, a mean over rollouts of masked means, whatever the loss uses; the gap is a plain mean over
+tokens. Both cover all ranks.
 """
 
 from __future__ import annotations

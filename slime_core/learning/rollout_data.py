@@ -1,8 +1,8 @@
 """A rank's batch and tensors <-> THUDM/slime's dictionary, which users' functions on the training side read.
 
 Two of them do: the hook `slime_train_data` gets the whole local batch and may change it, a custom loss gets one
-micro-batch. What a reader would get wrong: the names. `log_probs` are the old policy's, `rollout_log_probs` the
-engine's, `raw_reward` the rewards before they were shaped.
+micro-batch. The names. `log_probs` are the old policy's, `rollout_log_probs` the engine's, `raw_reward` the rewards
+before they were shaped.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ the engine reported stand there already; without, the arrays start empty and the
 them (THUDM/slime's stages "record" and "replay"). Rows that the engine did not report are filled by that pass too,
 where there is one.
 
-What a reader would get wrong: the arrays are filled in place. `TrainBatch.select` keeps the same arrays, so what a pass
-over some of the samples records, the steps over all of them replay.
+The arrays are filled in place. `TrainBatch.select` keeps the same arrays, so what a pass over some of the samples
+records, the steps over all of them replay.
 """
 
 from __future__ import annotations

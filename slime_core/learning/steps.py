@@ -1,7 +1,7 @@
 """The optimizer steps of one rollout on one trainer, watched: a loss or gradient that is not finite ends the run.
 
-Called by the learner for the actor and for the critic. What a reader would get wrong: a gradient norm that is not
-finite raises only where the trainer changed the weights all the same; with `skipped_steps` 1 it left them alone.
+Called by the learner for the actor and for the critic. A gradient norm that is not finite raises only where the trainer
+changed the weights all the same; with `skipped_steps` 1 it left them alone.
 """
 
 from __future__ import annotations

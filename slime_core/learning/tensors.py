@@ -1,7 +1,7 @@
 """One rank's share of a `TrainBatch` as tensors: a [response_length] tensor per sample and column.
 
-Made by the learner, read by the advantage and loss stages. What a reader would get wrong: the tensors of one column
-are views of a single one, so moving a column to a device is one copy.
+Made by the learner, read by the advantage and loss stages. The tensors of one column are views of a single one, so
+moving a column to a device is one copy.
 """
 
 from __future__ import annotations

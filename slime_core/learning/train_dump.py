@@ -1,9 +1,9 @@
 """`--save-debug-train-data`: what the optimizer was given, one JSON object per sample, sorted by sample index.
 
 The learner calls this on every data-parallel rank after a rollout's steps; rank 0 writes the samples of all ranks, each
-with its whole response. Columns of the batch have the names of THUDM/slime's `rollout_data`; token-level columns of
-the trainer (`log_probs`, `advantages`, `returns`, `kl`, ...) are from before the first step. What a reader would get
-wrong: `log_probs` are the trainer's own at the start of the update, `rollout_log_probs` the engine's.
+with its whole response. Columns of the batch have the names of THUDM/slime's `rollout_data`; token-level columns of the
+trainer (`log_probs`, `advantages`, `returns`, `kl`, ...) are from before the first step. `log_probs` are the trainer's
+own at the start of the update, `rollout_log_probs` the engine's.
 """
 
 from __future__ import annotations

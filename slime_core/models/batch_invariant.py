@@ -8,8 +8,7 @@ packed) and the embedded engine (one new token at a time, cached keys) then agre
 Machines 2025); it relies on a matrix product treating all rows of a full tile alike, which is tested, and which the
 learner checks at every rollout by comparing the two sides.
 
-What a reader would get wrong: tiles are padded, so this is slower than `Decoder.hidden`; it is for runs that need
-exactness, not speed.
+Tiles are padded, so this is slower than `Decoder.hidden`; it is for runs that need exactness, not speed.
 """
 
 from __future__ import annotations

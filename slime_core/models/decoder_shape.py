@@ -1,8 +1,8 @@
 """The numbers by which samples are balanced over ranks.
 
-Of the family's plugin of kind "models"; of a family that has none, as the trainer tells. What a reader would get wrong:
-these are estimates for balancing. Experts count as those that a token goes through, on average over the layers; linear
-attention as if it were full.
+Of the family's plugin of kind "models"; of a family that has none, as the trainer tells. These are estimates for
+balancing. Experts count as those that a token goes through, on average over the layers; linear attention as if it were
+full.
 """
 
 from __future__ import annotations

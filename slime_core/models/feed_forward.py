@@ -2,8 +2,8 @@
 
 Built by `models/decoder.py`; `models/batch_invariant.py` calls the same modules on tiles of fixed size through
 `on_rows`. Parameter names are those of HF hub files (one gate, up and down matrix per expert), which transformers and
-SGLang both read. What a reader would get wrong: the chosen experts are used in ascending order of their number,
-whoever chose them, so that equal choices give equal bits.
+SGLang both read. The chosen experts are used in ascending order of their number, whoever chose them, so that equal
+choices give equal bits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """LoRA (Hu et al., 2021): which matrices of a model get adapters, their first values, and the merged weight.
 
-Shared by the trainers; names are HF's, so an adapter is the same whatever trained it. A matrix W [out, in] becomes
-W + scale * B A with A [rank, in], B [out, rank] and scale = alpha / rank; W is not trained. What a reader would get
-wrong: engines and exports get the merged weight, and `merged` is the one expression for it, so that what is served is
-bit for bit what `true_on_policy_mode` trains with.
+Shared by the trainers; names are HF's, so an adapter is the same whatever trained it. A matrix W [out, in] becomes W +
+scale * B A with A [rank, in], B [out, rank] and scale = alpha / rank; W is not trained. Engines and exports get the
+merged weight, and `merged` is the one expression for it, so that what is served is bit for bit what
+`true_on_policy_mode` trains with.
 """
 
 from __future__ import annotations

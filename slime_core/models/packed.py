@@ -2,8 +2,8 @@
 
 `Decoder.hidden` keeps `[T, ...]` activations, all sequences laid end to end with no padding, for everything but
 attention. For attention the tokens are gathered into right-padded groups of sequences of similar length, where
-`is_causal` needs no mask, and gathered back. What a reader would get wrong: padded rows hold copies of row 0, not
-zeros; they come after every real token of their sequence, so no real query sees them, and they are dropped again.
+`is_causal` needs no mask, and gathered back. Padded rows hold copies of row 0, not zeros; they come after every real
+token of their sequence, so no real query sees them, and they are dropped again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which layers of a model have routed experts, and how many: what the arrays of routing replay look like.
 
-Of the family's plugin of kind "models"; of a family that has none, as the trainer tells. What a reader would get wrong:
-arrays have a row for every layer, dense ones included, as the engines report them.
+Of the family's plugin of kind "models"; of a family that has none, as the trainer tells. Arrays have a row for every
+layer, dense ones included, as the engines report them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The trainer makes a `Routing` for a forward pass over packed tokens; every mixtu
 `LayerRouting`. Replaying the engine's experts in the trainer is "Rollout Routing Replay" (R3, Ma et al. 2025): where
 the two sides would choose differently, log-probs of the same token differ by whole experts, not by rounding.
 
-What a reader would get wrong: `FREE` marks a token of one layer for which nobody chose; the router chooses there, and
-that is no error (prompt tokens without routing, tool output, dense layers).
+`FREE` marks a token of one layer for which nobody chose; the router chooses there, and that is no error (prompt tokens
+without routing, tool output, dense layers).
 """
 
 from __future__ import annotations

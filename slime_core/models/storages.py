@@ -1,8 +1,8 @@
 """Memory of tensors that is given back and taken again under the same tensors, views included.
 
-The embedded engine frees its weights so, the embedded trainer its gradients and moments (`--offload`). What a reader
-would get wrong: a tensor whose memory is freed keeps its shape, and reading it is undefined, not an error. A tensor of
-which a NumPy array was made (`numpy()` without a copy) keeps its memory for ever.
+The embedded engine frees its weights so, the embedded trainer its gradients and moments (`--offload`). A tensor whose
+memory is freed keeps its shape, and reading it is undefined, not an error. A tensor of which a NumPy array was made
+(`numpy()` without a copy) keeps its memory for ever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`events.jsonl` in the run directory: what happened to the engines, one line each, appended as it happens.
 
-Threads write it; a killed run leaves at most one torn last line. What a reader would get wrong: it is a record of
-incidents, not of the training, so a resumed run appends to it and cuts nothing off.
+Threads write it; a killed run leaves at most one torn last line. It is a record of incidents, not of the training, so a
+resumed run appends to it and cuts nothing off.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 launcher wraps the loop's stages (`timed_stages`), each in its own process; whole lines are appended, so processes share
 the file. Buffered, a few microseconds per sample; after TRACE_BYTES of samples only steps are recorded.
 
-Times are seconds since 1970 by a clock that never goes back. What a reader would get wrong: the file is a record of
-what was done, not of the run's state: a resumed run appends to it, with a line `{"e": "run"}` in front, and rollouts
-that were done twice are in it twice.
+Times are seconds since 1970 by a clock that never goes back. The file is a record of what was done, not of the run's
+state: a resumed run appends to it, with a line `{"e": "run"}` in front, and rollouts that were done twice are in it
+twice.
 
 Example::
 

@@ -2,9 +2,9 @@
 policies are.
 
 Called by `learning/corrections.py` and by correction plugins. Layout: response tokens of several samples laid end to
-end, [T]. Everything is a constant of the loss; nothing here carries a gradient. What a reader would get wrong: a
-"sequence" weight is the product of the token ratios (unbiased, of high variance), a "geometric" one their geometric
-mean; both are repeated over the sequence's tokens.
+end, [T]. Everything is a constant of the loss; nothing here carries a gradient. A "sequence" weight is the product of
+the token ratios (unbiased, of high variance), a "geometric" one their geometric mean; both are repeated over the
+sequence's tokens.
 
 Sources: truncation, Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025);
 masking, sequence levels and vetoes, Liu et al., "When speed kills stability" (2025) and THUDM/slime's MIS example;

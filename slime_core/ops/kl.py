@@ -1,9 +1,9 @@
 """Per-token estimates of KL(policy || reference) from the log-probs of the sampled tokens.
 
-Called by the advantage stage (KL in the reward) and the loss stage (KL in the loss). With r = log p - log p_ref
-and tokens sampled from p: k1 = r, k2 = r^2 / 2, k3 = exp(-r) - 1 + r (Schulman, "Approximating KL divergence",
-2020). What a reader would get wrong: k1 and k3 are unbiased as values; as losses their gradients are not the KL's
-unless weighted with the importance ratio (DeepSeek-V3.2's "unbiased KL").
+Called by the advantage stage (KL in the reward) and the loss stage (KL in the loss). With r = log p - log p_ref and
+tokens sampled from p: k1 = r, k2 = r^2 / 2, k3 = exp(-r) - 1 + r (Schulman, "Approximating KL divergence", 2020). K1
+and k3 are unbiased as values; as losses their gradients are not the KL's unless weighted with the importance ratio
+(DeepSeek-V3.2's "unbiased KL").
 """
 
 from __future__ import annotations

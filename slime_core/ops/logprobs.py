@@ -1,9 +1,9 @@
 """Log-probs of given tokens, and entropy, without ever holding the whole [T, V] float32 logits.
 
 Called by trainers with the last hidden states and the output matrix. Rows are taken a chunk at a time, forward and
-again backward (the logits are recomputed), so peak memory is a few buffers of `chunk * V` floats whatever T is.
-What a reader would get wrong: the matrix products run in the inputs' dtype; everything after them, and the sum of
-the weight gradient over chunks, is float32 (float64 for float64 inputs).
+again backward (the logits are recomputed), so peak memory is a few buffers of `chunk * V` floats whatever T is. The
+matrix products run in the inputs' dtype; everything after them, and the sum of the weight gradient over chunks, is
+float32 (float64 for float64 inputs).
 
 With z = logits / temperature: log p = z[target] - logsumexp(z), entropy H = -sum p log p, and
 d log p / dz_j = [j = target] - p_j,  dH / dz_j = -p_j * (log p_j + H).

@@ -1,8 +1,8 @@
 """Masked reductions over response tokens: means, whitening, per-sample sums, and the loss reducers.
 
-Called by the stages and by estimator plugins. Layout: the response tokens of several samples laid end to end,
-[T] with T = sum(lengths). What a reader would get wrong: a masked-out position may hold anything, NaN included,
-and never reaches a result, so every product with a mask goes through `masked`.
+Called by the stages and by estimator plugins. Layout: the response tokens of several samples laid end to end, [T] with
+T = sum(lengths). A masked-out position may hold anything, NaN included, and never reaches a result, so every product
+with a mask goes through `masked`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Importance ratios between two policies: per token, per sequence, and as bounded correction weights.
 
 Called by the base estimator, estimator plugins and off-policy corrections. Everything starts from `ppo_kl`, the
-log-probability of the old policy minus the new one, so ratio = exp(-ppo_kl). What a reader would get wrong: the
-policy ratio (new / old, carries the gradient) and the train/rollout mismatch weight (trainer / engine, a constant)
-are different quantities.
+log-probability of the old policy minus the new one, so ratio = exp(-ppo_kl). The policy ratio (new / old, carries the
+gradient) and the train/rollout mismatch weight (trainer / engine, a constant) are different quantities.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Discounted returns and generalised advantages over right-padded batches [B, T] or lists of responses.
 
 Called by estimator plugins. Both are the linear recurrence y_t = x_t + decay * y_{t+1}, run a chunk of columns at a
-time: inside a chunk it is one matrix product, between chunks one number per row is carried. What a reader would
-get wrong: padding must be zero on the way in (`pad_right` makes it so) and then is zero on the way out.
+time: inside a chunk it is one matrix product, between chunks one number per row is carried. Padding must be zero on the
+way in (`pad_right` makes it so) and then is zero on the way out.
 """
 
 from __future__ import annotations

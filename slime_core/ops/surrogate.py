@@ -1,7 +1,7 @@
 """Per-token policy and value objectives, to be minimised: PPO's clip, dual clip, CISPO, clipped value loss.
 
-Called by estimators' `policy_loss`. All inputs and outputs are [T]; nothing is masked or reduced here. What a
-reader would get wrong: `ppo_kl` is old minus new, so ratio = exp(-ppo_kl).
+Called by estimators' `policy_loss`. All inputs and outputs are [T]; nothing is masked or reduced here. `ppo_kl` is old
+minus new, so ratio = exp(-ppo_kl).
 """
 
 from __future__ import annotations

@@ -35,10 +35,9 @@ from slime_core.plugins.signatures import (
 from slime_core.plugins.workers.calls import Component
 from slime_core.plugins.workers.execution import LOAD_DEADLINE, Slots, deadline, execution_of
 from slime_core.plugins.workers.threads import AbandonableThreadPool
-from slime_core.plugins.workers.watch import watched, watching
 from slime_core.protocols import Args, GenerateContext, GenerateTraits, Reward, RewardTraits, traits_of
 from slime_core.types import Sample
-from slime_core.waits import waiting
+from slime_core.waits import placed, waiting
 
 if TYPE_CHECKING:
     from slime_core.plugins.workers.pool import WorkerPool
@@ -147,7 +146,7 @@ class RewardCaller:
     async def score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[Reward]:
         """One reward per sample, in order; a reward that scores one at a time is called for each in turn.
 
-        Every call gets `--rm-timeout` from when it begins to run.
+        Every call gets `--rm-timeout` from when it begins to run, which `waits.placed` is told.
 
         Raises:
             DeadlineExceeded: A call took too long.
@@ -185,24 +184,25 @@ class RewardCaller:
             found = await self._build.built()
             self._function = found.compute_reward if self._scores_texts else found
         call = functools.partial(contained, self.label, functools.partial(self._function, *args, **keywords))
-        if self.execution == "here":
+        if self.execution in ("here", "inline"):
+            placed()()
             value = call()
-            return await awaited(self.label, value) if inspect.isawaitable(value) else value
-        if self.execution == "inline":
-            with watching(self.label):
-                value = call()
         elif self.execution == "thread":
             async with _THREAD_SLOTS(), deadline(self._timeout, "--rm-timeout"):
+                placed()()
                 value = await _THREADS.call(call)
         else:
             async with self._slots(), deadline(self._timeout, "--rm-timeout"):
-                with watching(self.label):
-                    value = call()
-                return await awaited(self.label, watched(self.label, value)) if inspect.isawaitable(value) else value
-        if inspect.isawaitable(value):
-            async with self._slots(), deadline(self._timeout, "--rm-timeout"):
-                return await awaited(self.label, watched(self.label, value))
-        return value
+                placed()()
+                value = call()
+                return await awaited(self.label, value) if inspect.isawaitable(value) else value
+        if not inspect.isawaitable(value):
+            return value
+        if self.execution == "here":
+            return await awaited(self.label, value)
+        async with self._slots(), deadline(self._timeout, "--rm-timeout"):
+            placed()()
+            return await awaited(self.label, value)
 
     def _seed(self, samples: Sequence[Sample]) -> int:
         """Of the random generators of a worker for one call, so that a reward that tosses coins repeats itself."""

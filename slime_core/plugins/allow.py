@@ -1,8 +1,8 @@
 """Which plugins a process may use: all, those that SLIME_PLUGINS names, or none but slime's own.
 
 Read from the environment, so that processes started by a run agree with it. slime's own are always allowed
-(`slime_core.distributions`), since no run can do without an estimator or a generate function.
-What a reader would get wrong: a component chosen by file or import path is never left out, as the user typed it.
+(`slime_core.distributions`), since no run can do without an estimator or a generate function. A component chosen by
+file or import path is never left out, as the user typed it.
 """
 
 from __future__ import annotations

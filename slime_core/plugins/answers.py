@@ -1,8 +1,8 @@
 """A sample -> the answer it gives, for votes (majority@k, `self_consistency`, `best_of_n`).
 
 A reward that reads an answer out of the response offers that as its trait `extract_answer(sample) -> str | None`;
-`answer_extractor` finds it. What a reader would get wrong: two
-answers are the same vote when they are the same text, so normalising is the extractor's work, and None is no vote.
+`answer_extractor` finds it. Two answers are the same vote when they are the same text, so normalising is the
+extractor's work, and None is no vote.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""`boxed_<name>`: any reward, given the content of the response's last `\boxed{...}` instead of the response.
 
-`plugins.resolve` applies the prefix (`kinds.Kind.prefixes`), as THUDM/slime does for its `rm_type`. What a reader would
-get wrong: a response without a closed box becomes the empty text, not the whole response.
+`plugins.resolve` applies the prefix (`kinds.Kind.prefixes`), as THUDM/slime does for its `rm_type`. A response without
+a closed box becomes the empty text, not the whole response.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One prompt -> several candidates of another generate function, for generators that choose among them.
 
-`best_of_n` and `self_consistency` call `sample_candidates` and return one of the candidates as it was sampled. What a
-reader would get wrong: a candidate is what one call returned, so it may be several samples (fan-out); and candidates
-hold one place of the engine together (`--sglang-server-concurrency` counts samples of the run).
+`best_of_n` and `self_consistency` call `sample_candidates` and return one of the candidates as it was sampled. A
+candidate is what one call returned, so it may be several samples (fan-out); and candidates hold one place of the engine
+together (`--sglang-server-concurrency` counts samples of the run).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds components without importing them: installed distributions, `--plugin-dir` directories, the checkout.
 
 All three read the same thing, a distribution's entry points; the first from installed metadata, the others from
-`[project.entry-points]` in `pyproject.toml`. Each is a plugin implementing `slime_register_components`. What a
-reader would get wrong: a folder's code goes on `sys.path` when a component of it is loaded, not here.
+`[project.entry-points]` in `pyproject.toml`. Each is a plugin implementing `slime_register_components`. A folder's code
+goes on `sys.path` when a component of it is loaded, not here.
 """
 
 from __future__ import annotations

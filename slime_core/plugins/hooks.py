@@ -1,8 +1,8 @@
 """The hooks of one process: which there are, who implements them, and the functions behind flags among those.
 
 `manager.build_manager` registers the installed hook plugins, `launch.resolver` then the functions that flags name; what
-calls a hook holds a `Hooks`. What a reader would get wrong: the functions of flags come last, in the order given, so
-that what the user typed for this run has the last word over what is installed.
+calls a hook holds a `Hooks`. The functions of flags come last, in the order given, so that what the user typed for this
+run has the last word over what is installed.
 """
 
 from __future__ import annotations

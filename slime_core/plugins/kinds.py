@@ -95,7 +95,7 @@ def kind_of(name: str) -> Kind:
         if name in (kind.name, kind.singular):
             return kind
     if name in FORMER_KINDS:
-        raise PluginNotFoundError(f"{name!r} are no kind of plugin: {_told_of_hook(name)}")
+        raise PluginNotFoundError(f"{name!r} are no kind of plugin: {_hook_instead(name)}")
     close = difflib.get_close_matches(name, [k.name for k in _KINDS], n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise PluginNotFoundError(f"no plugin kind {name!r}.{hint} Kinds: {', '.join(sorted(KINDS))}")
@@ -105,10 +105,10 @@ def not_a_group(former: str) -> str:
     """What to write instead of an entry point of the group of a former kind; empty for what never was one."""
     if former in function_flags():
         return f"the name goes into the group {KINDS[FUNCTIONS].group!r}, as those of all functions of flags"
-    return _told_of_hook(former) if former in FORMER_KINDS else ""
+    return _hook_instead(former) if former in FORMER_KINDS else ""
 
 
-def _told_of_hook(former: str) -> str:
+def _hook_instead(former: str) -> str:
     """What to write instead of a component of a former kind."""
     hook = FORMER_KINDS[former]
     return (

@@ -1,7 +1,7 @@
 """Imports the code behind a spec or a ref, and reports what goes wrong where it went wrong.
 
-Called by the resolver and by the hook manager. What a reader would get wrong: an ImportError raised inside a
-user's module is never taken for "no such module"; it is reported with that module's own file and line.
+Called by the resolver and by the hook manager. An ImportError raised inside a user's module is never taken for "no such
+module"; it is reported with that module's own file and line.
 """
 
 from __future__ import annotations

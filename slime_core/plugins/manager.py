@@ -1,8 +1,8 @@
 """Builds the one plugin manager of a process: discovery, the hook modules, and what may go wrong with them.
 
 `build_manager` is called once per process by whoever runs a command; `current_registry` is what the resolver looks
-names up in. What a reader would get wrong: pluggy skips the second of two plugins with one name without a word, so
-duplicates are found here, in metadata, before anything is registered.
+names up in. Pluggy skips the second of two plugins with one name without a word, so duplicates are found here, in
+metadata, before anything is registered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""A number as people and models write it -> its value: `1,000`, `1e3`, `\frac{2000}{2}` and `10^3` are one number.
 
 Rewards that grade mathematics ask `same_number` before they compare spellings or expressions, so that no two of them
-disagree on it. What a reader would get wrong: values are exact, so 0.333 is not 1/3; and a percent sign makes a text no
-number, since graders differ on whether 50% is 50 or 0.5.
+disagree on it. Values are exact, so 0.333 is not 1/3; and a percent sign makes a text no number, since graders differ
+on whether 50% is 50 or 0.5.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ A component or hook module declares what it takes as a pydantic model called `Op
         distance = options(args, "near", Options).tolerance
 
 `Options` is an attribute of the object (of a class, or set on a function), else of the module that defines it; all
-kinds alike. `check_plugin_options` validates before anything starts; `slime plugins show` prints what there is. What a
-reader would get wrong: a name may stand for components of several kinds (`embedded` is an engine and a trainer), which
-then share one mapping, each taking the keys it declares.
+kinds alike. `check_plugin_options` validates before anything starts; `slime plugins show` prints what there is. A name
+may stand for components of several kinds (`embedded` is an engine and a trainer), which then share one mapping, each
+taking the keys it declares.
 """
 
 from __future__ import annotations

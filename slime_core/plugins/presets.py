@@ -1,8 +1,8 @@
 """`load_settings` with the settings that a chosen estimator brings: `AdvantageEstimator.defaults`.
 
-The commands start here. Configuration knows no plugins, so it is handed a function that does. What a reader would
-get wrong: the estimator that a run gets without asking has no preset, its defaults being the schema's; so only a run
-that names another one loads that plugin (and torch) before its settings are known.
+The commands start here. Configuration knows no plugins, so it is handed a function that does. The estimator that a run
+gets without asking has no preset, its defaults being the schema's; so only a run that names another one loads that
+plugin (and torch) before its settings are known.
 """
 
 from __future__ import annotations

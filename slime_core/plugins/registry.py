@@ -1,8 +1,8 @@
 """Kind and name -> `ComponentRef`, a component that is known but not imported.
 
-The registry is filled by the hook `slime_register_components`; discovery, tests and notebooks are all
-implementations of it. What a reader would get wrong: two distributions that offer one name are both kept, and it
-is an error only when that name is selected, so a clash nobody uses stops nobody.
+The registry is filled by the hook `slime_register_components`; discovery, tests and notebooks are all implementations
+of it. Two distributions that offer one name are both kept, and it is an error only when that name is selected, so a
+clash nobody uses stops nobody.
 """
 
 from __future__ import annotations

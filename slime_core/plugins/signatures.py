@@ -1,7 +1,7 @@
 """Can an object be called the way its kind is called? Checked when a command starts, before any process.
 
-The check binds the kind's arguments to the object's signature; it never calls the object. What a reader would get
-wrong: a second parameter named `samples` makes a reward a batch reward, whatever its annotation says.
+The check binds the kind's arguments to the object's signature; it never calls the object. A second parameter named
+`samples` makes a reward a batch reward, whatever its annotation says.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which plugin answered for each setting, and which hook went to whom: `slime plugins trace`, SLIME_TRACE_PLUGINS.
 
-The resolver notes what it found, the manager lets hook implementations be watched; both cost nothing while no trace
-is on. `SLIME_TRACE_PLUGINS=1` prints every hook call as it begins; `start` collects what the
-command prints. What a reader would get wrong: one process is watched, not those it starts.
+The resolver notes what it found, the manager lets hook implementations be watched; both cost nothing while no trace is
+on. `SLIME_TRACE_PLUGINS=1` prints every hook call as it begins; `start` collects what the command prints. One process
+is watched, not those it starts.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Implemented by plugins of kind `environments`, driven by the generator `multi_turn` (and by whoever else opens a
 `slime_generator_multi_turn.EnvironmentSession`). Standard library only, so an environment can be written and tested
-without torch. What a reader would get wrong: an instance lives for one sample and is never used again; what samples
-share (a data file, a connection) belongs to the class or the module.
+without torch. An instance lives for one sample and is never used again; what samples share (a data file, a connection)
+belongs to the class or the module.
 """
 
 from __future__ import annotations

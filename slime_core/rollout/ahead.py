@@ -10,8 +10,8 @@
                                  v+1
 
 No rollout is of two weight versions, and every rollout but the first after a push is trained on by the next version,
-which `rollout/staleness/*` shows. What a reader would get wrong: a rollout that is complete and waits for training is
-part of the commit (owner "ahead" of `open_groups`), so a resumed run trains on it and draws no prompt twice.
+which `rollout/staleness/*` shows. A rollout that is complete and waits for training is part of the commit (owner
+"ahead" of `open_groups`), so a resumed run trains on it and draws no prompt twice.
 """
 
 from __future__ import annotations

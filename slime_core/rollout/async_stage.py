@@ -1,8 +1,8 @@
 """A rollout stage that generates ahead: `build_async_rollout` picks by `--async-mode` what drives it.
 
-The inline launcher calls it in the process that generates, a Ray launcher in the rollout actor. What a reader would
-get wrong: the stage is the plain one of runs without `--async`; only its event loop turns in a thread of its own
-(`loop_thread.LoopThread`), so that a weight update or an evaluation need not wait for the rollout's end.
+The inline launcher calls it in the process that generates, a Ray launcher in the rollout actor. The stage is the plain
+one of runs without `--async`; only its event loop turns in a thread of its own (`loop_thread.LoopThread`), so that a
+weight update or an evaluation need not wait for the rollout's end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The greedy baseline: one more response per prompt group, scored and never trained on.
 
 `SampleRunner.run_group` makes it for estimators with `needs_greedy_baseline` (ReMax) and leaves its reward in the
-metadata of the group's samples, where `rollout.batch` finds it. What a reader would get wrong: because it travels
-with the samples, a group that is continued after an abort keeps its baseline, and one that starts afresh gets a
-new one.
+metadata of the group's samples, where `rollout.batch` finds it. Because it travels with the samples, a group that is
+continued after an abort keeps its baseline, and one that starts over gets a new one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Stage 7: finished groups -> `TrainBatch`, one row per sample, rewards shaped by the estimator.
 
-Called by the loop after the buffer. What a reader would get wrong: a sample that cannot be trained on (removed by a
-filter, or failed without a reward) keeps its row, so that batch sizes stay what the configuration promised, but its
-mask is zero *and* its reward is outside the group statistics (THUDM/slime lets it count there). So does one that the
-trainer's door (`admission.py`) refuses.
+Called by the loop after the buffer. A sample that cannot be trained on (removed by a filter, or failed without a
+reward) keeps its row, so that batch sizes stay what the configuration promised, but its mask is zero *and* its reward
+is outside the group statistics (THUDM/slime lets it count there). So does one that admission (`admission.py`)
+refuses.
 
 Ids that nobody assigned get the smallest unused numbers. A sample without response tokens becomes a placeholder row,
 one masked response token after one prompt token, so no later stage meets an empty response.
@@ -65,7 +65,7 @@ def make_batch(
         weight_version: Newest version of the weights, which this batch will update.
 
     Raises:
-        RolloutError: No samples; the trainer's door refuses all of them; a missing or non-finite reward; or a column
+        RolloutError: No samples; admission refuses all of them; a missing or non-finite reward; or a column
             that only some of the trainable samples have.
     """
     lists = [_flatten(group) for group in groups]
@@ -122,7 +122,7 @@ def make_batch(
 
 
 def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:
-    """Send samples through the trainer's door and tell which it refused. Raises RolloutError where it refused all."""
+    """Send samples through admission and tell which it refused. Raises RolloutError where it refused all."""
     refused = admit(samples, image_token_of(args.hf_checkpoint))
     if not refused:
         return

@@ -1,8 +1,8 @@
 """Columns of train data, one entry per sample: filling ids, and checking a dictionary that a user's function made.
 
 Called by `rollout/batch.py`. The dictionary is THUDM/slime's train data, as its hook
-`--custom-convert-samples-to-train-data-path` returns it. What a reader would get wrong: its rewards are taken as
-final; group statistics are the function's own business.
+`--custom-convert-samples-to-train-data-path` returns it. Its rewards are taken as final; group statistics are the
+function's own business.
 """
 
 from __future__ import annotations

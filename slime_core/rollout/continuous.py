@@ -10,8 +10,8 @@ in a thread of its own. Weights are pushed while groups are in flight::
 so tokens of one response may be of several weight versions, each of which the sample records, and every estimator's
 corrections (TIS, ...) see the log-probs they were sampled with. The built-in rollout function is what this stands in
 for: generate functions, rewards, filters, buffers and hooks work as in a run without `--async`; another
-`--rollout-function-path` decides itself when its rollout is complete, so it is refused. What a reader would get wrong:
-`--deterministic-mode` does not hold the engine here. What shares an engine step depends on when the trainer was done.
+`--rollout-function-path` decides itself when its rollout is complete, so it is refused. `--deterministic-mode` does not
+hold the engine here. What shares an engine step depends on when the trainer was done.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ T = TypeVar("T")
 CANCEL_GRACE = 5.0
 """Seconds that cancelled work gets to end."""
 _STALL_MARGIN = 60.0
+_STALLED = "the run stops: no sample ends (--rollout-stall-timeout)"
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ async def _one_try(
     """The group, or None at its deadline with whether the work has ended then."""
     assert limits.group is not None
     cuts = limits.policy == "shrink"
-    with waiting(name, deadline=None, then=f"--group-timeout-policy {limits.policy}") as wait:
+    with waiting(name, deadline=None, then=f"--group-timeout-policy {limits.policy}", queued=True) as wait:
 
         def started() -> None:
             wait.restart(limits.group)
@@ -207,7 +208,7 @@ async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
     loop, limit = asyncio.get_running_loop(), Limits.of(runner.args, len(runner.hooks.on_sample)).stall
     since = loop.time()
     while True:
-        with waiting(what, deadline=limit, then="the run stops: no sample ends (--rollout-stall-timeout)"):
+        with waiting(what, deadline=limit, then=_STALLED, stop=True):
             left = None if limit is None else max(since + limit - loop.time(), 0.0)
             if await bell.wait(left):
                 return

@@ -1,8 +1,8 @@
 """Whether the stage's engine has its memory, under `--offload-rollout`.
 
 `RolloutStage` asks; `launch.offload` says when. Kept beside the engine and not in the loop, which may be begun again
-after a trainer's failure, in the middle of a step, while the engine goes on. What a reader would get wrong: only an
-engine with `release_memory` and `resume_memory` (`protocols.RolloutEngine`) is ever asked.
+after a trainer's failure, in the middle of a step, while the engine goes on. Only an engine with `release_memory` and
+`resume_memory` (`protocols.RolloutEngine`) is ever asked.
 """
 
 from __future__ import annotations

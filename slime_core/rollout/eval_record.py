@@ -7,8 +7,8 @@
 
 Each group is one write, followed by fsync, so at most the last one is torn; that is cut off when the file is read. A
 line is a sample for `Sample.from_dict` with two keys more: `eval_group`, its group's number in the data set, and
-`eval_group_samples`, how many lines the group has. What a reader would get wrong: groups stand in the order in which
-they finished until `finish` writes the file anew, in the data set's order.
+`eval_group_samples`, how many lines the group has. Groups stand in the order in which they finished until `finish`
+writes the file anew, in the data set's order.
 """
 
 from __future__ import annotations

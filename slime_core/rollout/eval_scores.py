@@ -1,8 +1,8 @@
 """Evaluated samples -> what each prompt scored: mean reward, pass@k, majority@k. Pure functions, standard library.
 
-`rollout.metrics` averages them for `eval/...`, `slime eval` adds intervals. What a reader would get wrong: n is the
-number of executions of *this* data set's prompts (fan-out siblings are one, with the mean of their rewards), and both
-estimates average over every choice of k of the n, so nothing is drawn at random. One prompt with n = 4::
+`rollout.metrics` averages them for `eval/...`, `slime eval` adds intervals. N is the number of executions of *this*
+data set's prompts (fan-out siblings are one, with the mean of their rewards), and both estimates average over every
+choice of k of the n, so nothing is drawn at random. One prompt with n = 4::
 
     answer    "7"  "7"  "8"  None      pass@1 2/4      majority@4 1: "7" has two votes of three
     correct    1    1    0    0        pass@2 5/6      majority@2 1/2: 7 7 wins, 7 8 is a tie, None does not vote

@@ -1,9 +1,9 @@
 """Evaluation: data sets -> rewards, through the same generate and reward stages as training.
 
 Settings come from the data set's entry, then `--eval-*`, then `--rollout-*`; each data set has its own number of
-samples per prompt, and pass@k uses that number. What a reader would get wrong: all data sets run at once, in the order
-of their samples' places in the engine, so the long answers of one do not hold up the others; a sample's seed is made of
-its number in its data set, so neither that nor what a record already holds changes what is sampled.
+samples per prompt, and pass@k uses that number. All data sets run at once, in the order of their samples' places in the
+engine, so the long answers of one do not hold up the others; a sample's seed is made of its number in its data set, so
+neither that nor what a record already holds changes what is sampled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The evaluations that run in a rollout stage's event loop: ended by a drain, and at `--eval-timeout`.
 
-`RolloutStage` runs every evaluation function that is a coroutine in here. What a reader would get wrong: nothing is
-given back, since an evaluation draws nothing from the data source; what was generated of it is thrown away, and a
-resumed run does it again. A plain function cannot be ended: it is waited for, and at the deadline the process ends.
+`RolloutStage` runs every evaluation function that is a coroutine in here. Nothing is given back, since an evaluation
+draws nothing from the data source; what was generated of it is thrown away, and a resumed run does it again. A plain
+function cannot be ended: it is waited for, and at the deadline the process ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What becomes of a group: trained on, dropped, given back with what it has, or generated afresh.
+"""What becomes of a group: trained on, dropped, given back with what it has, or regenerated.
 
-`rollout.pool` asks `decide` about every finished group, and whoever hands groups back prepares them here. What a reader
-would get wrong: a fan-out is whole or it is nothing. Its siblings are kept when all of them are finished, and wait in
-their group beside samples that go on; when one was interrupted or has failed, the sample that they were made of takes
-their place. A sibling is no such sample (it may have another prompt), so kept ones carry theirs along.
+`rollout.pool` asks `decide` about every finished group, and whoever hands groups back prepares them here. A fan-out is
+whole or it is nothing. Its siblings are kept when all of them are finished, and wait in their group beside samples that
+go on; when one was interrupted or has failed, the sample that they were made of takes their place. A sibling is no such
+sample (it may have another prompt), so kept ones carry theirs along.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def remains(original: Group, group: Group) -> Group:
 
     Returns:
         Finished executions whole; others as the sample that goes on, or is to. A group whose executions cannot be told
-        apart (a generate function gave several the same `rollout_id`) is started afresh, unless it is finished.
+        apart (a generate function gave several the same `rollout_id`) is started over, unless it is finished.
     """
     before, after = executions(original), executions(group)
     if len(before) != len(after):

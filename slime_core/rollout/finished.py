@@ -1,8 +1,8 @@
 """Groups that have been decided on: those that wait for training, those put aside, those in excess; what went and why.
 
-`rollout.pool` adds to it, and rollouts are made of it; nothing here waits. What a reader would get wrong: the staleness
-policy is applied when a rollout is about to be taken, with the weight version that will train on it. A group may become
-too old while it waits, never younger.
+`rollout.pool` adds to it, and rollouts are made of it; nothing here waits. The staleness policy is applied when a
+rollout is about to be taken, with the weight version that will train on it. A group may become too old while it waits,
+never younger.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`Flights`: the groups that are being generated, and which of them have ended, in the order in which they were drawn.
 
 `rollout.pool` starts groups here and waits at the bell. A group's end costs the same however many others are in flight.
-What a reader would get wrong: the order in which groups end says nothing; those that ended since the last look come in
-the order of their drawing, so that a slow reward changes no result.
+The order in which groups end says nothing; those that ended since the last look come in the order of their drawing, so
+that a slow reward changes no result.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Stage 3: one prompt group -> the same group with responses and rewards.
 
 `rollout.schedule` and `rollout.evaluate` call `SampleRunner.run_group`. A sample that fails is data: it comes back
-FAILED with the reason, and only `--max-consecutive-failures` of them in a row stop the run. What a reader would get
-wrong: a generate function may return several samples (fan-out); the group then grows and the siblings share a
-`rollout_id`. When one of them was interrupted, the sample they were made of comes back ABORTED in their place: a
-fan-out is whole, or it is executed again.
+FAILED with the reason, and only `--max-consecutive-failures` of them in a row stop the run. A generate function may
+return several samples (fan-out); the group then grows and the siblings share a `rollout_id`. When one of them was
+interrupted, the sample they were made of comes back ABORTED in their place: a fan-out is whole, or it is executed
+again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from slime_core import admission
 from slime_core.admission import Drawn
 from slime_core.data.tokenizer import encode_prompt, encode_rendered
-from slime_core.data.tools import told_tools
+from slime_core.data.tools import prompt_tools
 from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
 from slime_core.multimodal import image_token_of
@@ -259,7 +259,7 @@ class SampleRunner:
         """Give the sample its prompt ids; data sources written for THUDM/slime leave that to the rollout."""
         if not sample.tokens and sample.prompt:
             args = None if isinstance(sample.prompt, str) else self.args  # text has its template already
-            sample.tokens = encode_prompt(self.tokenizer, sample.prompt, args, told_tools(self.args, sample.metadata))
+            sample.tokens = encode_prompt(self.tokenizer, sample.prompt, args, prompt_tools(self.args, sample.metadata))
 
     def _checked(self, siblings: list[Sample], origin: Sample, where: str, drawn: Drawn) -> list[Sample]:
         """Give fan-out siblings a common rollout id; what could not be trained on becomes a failure."""

@@ -7,9 +7,9 @@
                           callbacks that ran meanwhile
 
 The rollout stage counts while its loop runs rollouts or evaluations; what is late there (answers, deadlines, other
-samples' turns) is as late as the timer. What a reader would get wrong: the lag is wall time, so a busy machine and an
-engine that computes in this loop (`embedded`) are in it; `perf/event_loop_lag_cpu_max` is the part in which the loop's
-own thread computed, and says nothing of a callback that slept.
+samples' turns) is as late as the timer. The lag is wall time, so a busy machine and an engine that computes in this
+loop (`embedded`) are in it; `perf/event_loop_lag_cpu_max` is the part in which the loop's own thread computed, and says
+nothing of a callback that slept.
 """
 
 from __future__ import annotations

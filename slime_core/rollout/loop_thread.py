@@ -7,8 +7,8 @@ updates are called from different threads and take turns in the one loop that th
     evaluation thread   run(evaluation)    ---+--> one event loop, one thread: engine, generate functions, rewards
     trainer thread      run(weight update) --/
 
-What a reader would get wrong: `run` blocks the thread that calls it, so it must not be called in the loop itself; a
-coroutine of another loop awaits `wait`.
+`run` blocks the thread that calls it, so it must not be called in the loop itself; a coroutine of another loop awaits
+`wait`.
 """
 
 from __future__ import annotations

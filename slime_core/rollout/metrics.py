@@ -1,7 +1,7 @@
 """Samples -> the `rollout/` and `eval/` metrics (names as THUDM/slime's). Pure functions.
 
-What a reader would get wrong: a mean is over executions, not samples. Fan-out siblings share the weight of one, so that
-an execution split into many samples counts like any other; a maximum is the largest sample's.
+A mean is over executions, not samples. Fan-out siblings share the weight of one, so that an execution split into many
+samples counts like any other; a maximum is the largest sample's.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ groups at every commit, and gets them back on resume. All owners' groups are one
     {"owner": "ahead", "rollout_id": 7, "state": "taken", "details": {}, "samples": [{...}, ...]}
 
 Groups of an owner that the resumed run does not have (its mode has changed) go into the buffer, when the stage starts.
-What a reader would get wrong: owners are asked in the thread of the stage's event loop, between two of its callbacks,
-so what they answer fits the data source's state of the same commit; they wait for nothing. What is in flight goes on
-meanwhile, so it is stored as copies: as prompts, or with `--partial-rollout` with its finished turns and their rewards.
-What an engine has sampled of an unfinished request is not in them.
+Owners are asked in the thread of the stage's event loop, between two of its callbacks, so what they answer fits the
+data source's state of the same commit; they wait for nothing. What is in flight goes on meanwhile, so it is stored as
+copies: as prompts, or with `--partial-rollout` with its finished turns and their rewards. What an engine has sampled of
+an unfinished request is not in them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Finished:
 
     @property
     def retries(self) -> int:
-        """How often it has been generated afresh for its age."""
+        """How often it has been regenerated for its age."""
         return retries(self.original)
 
     @property
@@ -154,7 +154,7 @@ class Finished:
 
 
 def finished_to_open(group: Finished, state: str) -> OpenGroup:
-    """A finished group for a commit; a fan-out's prompts go with it, as it may have to be generated afresh."""
+    """A finished group for a commit; a fan-out's prompts go with it, as it may have to be regenerated."""
     details: dict[str, Any] = {"state": state, "began": group.began}
     if [id(s) for s in group.samples] != [id(s) for s in group.original]:
         details["prompts"] = [s.to_dict() for s in prompts_of(group.original)]

@@ -13,10 +13,9 @@ fewer than `--async-buffer-groups` groups wait (a whole rollout's, while someone
 `--sglang-server-concurrency` samples are unfinished, and, with `--max-staleness`, a group begun now would not be too
 old when its turn comes.
 
-What a reader would get wrong: groups are decided on in the order of their drawing, when everything else has settled at
-the gate, although they end in any order. And two differences are meant: the budget of one rollout counts the groups
-drawn, an endless pool's those gone since the last take; and what is in excess goes through the data source's filters in
-one, and waits in the other.
+Groups are decided on in the order of their drawing, when everything else has settled at the gate, although they end in
+any order. And two differences are meant: the budget of one rollout counts the groups drawn, an endless pool's those
+gone since the last take; and what is in excess goes through the data source's filters in one, and waits in the other.
 """
 
 from __future__ import annotations

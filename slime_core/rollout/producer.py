@@ -3,8 +3,8 @@
 `rollout.continuous` calls it. One task does all the deciding; `take` waits until enough groups wait that the present
 weights may train on, or until none will come: once so many went between two takes that `--dynamic-sampling-budget` x
 batch size would not have made a rollout, nothing more is drawn, and when everything in flight has ended without making
-one, `--dynamic-sampling-on-exhausted` says what becomes of it. What a reader would get wrong: an exception in the task
-(data source, filter, too many failures in a row) is raised by the `take` that waits, or comes.
+one, `--dynamic-sampling-on-exhausted` says what becomes of it. An exception in the task (data source, filter, too many
+failures in a row) is raised by the `take` that waits, or comes.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from slime_core.errors import ConfigError, PluginError
 from slime_core.protocols import Args
 from slime_core.rollout.reward_failures import FailureLog
 from slime_core.types import Sample, SampleStatus
-from slime_core.waits import waiting
+from slime_core.waits import waiting, when_placed
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,10 @@ class Scorer(Protocol):
         """Get ready to be called; raises what cannot work."""
 
     async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
-        """One reward per sample, under the deadline of a call; may raise anything."""
+        """One reward per sample, under the deadline of a call, which begins where it says so (`waits.placed`).
+
+        May raise anything.
+        """
 
     def under(self, args: Args) -> Scorer:
         """The same reward under settings that differ from its own in `plugins`."""
@@ -176,7 +179,8 @@ class RewardStage:
         """One call of one function; its samples have rewards afterwards, or have failed. `args`: what it has."""
         try:
             of = f" of sample {samples[0].index}" if len(samples) == 1 else f" of group {samples[0].group_index}"
-            with waiting(scorer.label + of, deadline=self.args.rm_timeout, then="the samples fail"):
+            with waiting(scorer.label + of, deadline=None, then="the samples fail", queued=True) as wait:
+                when_placed(lambda: wait.restart(self.args.rm_timeout))
                 rewards = await scorer.score(samples, evaluation)
         except Exception as error:
             logger.debug("%s failed", scorer.label, exc_info=True)

@@ -1,8 +1,7 @@
 """A scoring call that failed -> one file below the run directory with everything it takes to make it fail again.
 
-`RewardStage` writes them; `slime rewards replay FILE` reads them. What a reader would get wrong: at most `MAX_SAVED`
-files are kept per run directory, so that a reward that always fails does not fill the disk; further failures are
-counted, not saved.
+`RewardStage` writes them; `slime rewards replay FILE` reads them. At most `MAX_SAVED` files are kept per run directory,
+so that a reward that always fails does not fill the disk; further failures are counted, not saved.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 This is the built-in rollout function (kind `rollouts`, name `generate`): a pool (`rollout.pool`) for one rollout. No
 drawn prompt is lost: it is accepted, dropped by the filter with a counted reason, or given back, by a partial rollout
-with its tokens, and finished ones with their rewards. What a reader would get wrong: a finished group that a partial
-rollout had in excess was sampled by older weights when its turn comes, as its weight versions say; with
-`--mask-offpolicy-in-partial-rollout` it is generated afresh instead.
+with its tokens, and finished ones with their rewards. A finished group that a partial rollout had in excess was sampled
+by older weights when its turn comes, as its weight versions say; with `--mask-offpolicy-in-partial-rollout` it is
+regenerated instead.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_BESIDE = AbandonableThreadPool(1, "slime-rollout")
+_PLAIN_CALLS = AbandonableThreadPool(1, "slime-rollout")
 """For plain rollout functions."""
 _STOP_DEADLINE = 300.0
 """Seconds until the engine and everything beside it must have stopped."""
@@ -206,7 +206,7 @@ class RolloutStage:
         if self._context is not None and self.parts.user.wants_all_groups:
             self._context.decided = decided
         progress(rollout_id=rollout_id, weight_version=self.weight_version)
-        self._tell_source("begin_rollout", rollout_id, self.weight_version)
+        self._ask_source("begin_rollout", rollout_id, self.weight_version)
         output = train_output(self._run_function(self.parts.rollout_function, rollout_id, evaluation=False))
         groups = output.samples
         if not any(groups):
@@ -235,8 +235,8 @@ class RolloutStage:
 
         def tell() -> dict[str, float]:
             self.ledger.taken(rollout_id, groups, weight_version=self.weight_version)
-            self._tell_source("observe", groups, True)
-            return self._tell_source("take_metrics") or {}
+            self._ask_source("observe", groups, True)
+            return self._ask_source("take_metrics") or {}
 
         extra = {**extra, **self.between_callbacks(tell)}
         seconds = time.perf_counter() - started
@@ -274,7 +274,7 @@ class RolloutStage:
             metrics["perf/engine_held_time"] = held
         return metrics
 
-    def _tell_source(self, method: str, *details: Any) -> Any:
+    def _ask_source(self, method: str, *details: Any) -> Any:
         """Call what a data source may have beside its protocol; None when it has it not."""
         found = getattr(self.parts.data_source, method, None)
         return None if found is None else found(*details)
@@ -336,7 +336,7 @@ class RolloutStage:
             # Not returned by the task: asyncio's SIGINT handler holds the task, and `signal` formats handlers with
             # repr(), which would spell out every token of the rollout.
             # A plain function may post to the engine, which answers in this loop: it runs beside it.
-            running = start() if is_async else _BESIDE.call(start)
+            running = start() if is_async else _PLAIN_CALLS.call(start)
             if evaluation and is_async:
                 name = f"evaluation at rollout {rollout_id}"
                 running = self._evaluations.run(running, name, self.args.eval_timeout)

@@ -4,9 +4,9 @@
     open_groups.jsonl    groups of owners that work ahead of training (`rollout.open_groups`), if there are any
     ledger.json          every open group's state, and the last segment of events (`data.ledger_files`)
 
-All three are one picture: it is taken in one callback of the stage's event loop, so no group moves meanwhile. What a
-reader would get wrong: the segment of events lies beside the commits and not in one, and is written first; a commit
-that does not come about leaves it as a file that nothing names.
+All three are one picture: it is taken in one callback of the stage's event loop, so no group moves meanwhile. The
+segment of events lies beside the commits and not in one, and is written first; a commit that does not come about leaves
+it as a file that nothing names.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def load(stage: RolloutStage, directory: Path, rollout_id: int) -> str:
 def give_back(stage: RolloutStage, groups: list[OpenGroup]) -> None:
     """Put groups whose owner this run does not have into the buffer, to be drawn first.
 
-    Finished ones are trained on as they are; the others go on, or start afresh, as `--partial-rollout` says.
+    Finished ones are trained on as they are; the others go on, or start over, as `--partial-rollout` says.
     """
     for group in groups:
         prompts = group.details.get("prompts")  # of a fan-out

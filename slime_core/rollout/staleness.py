@@ -1,13 +1,13 @@
 """How old the tokens of a sample are when it is trained on, and what `--max-staleness` makes of old ones.
 
-`rollout.pool` asks when a group's turn to be trained on comes. Ages are in weight versions: the version that
-trains minus the version that sampled. Only tokens that would be trained on count: tool output has no age, and masked
-tokens and removed samples cannot hurt. What a reader would get wrong: a group is as old as its oldest token, since
-under updates in flight one response has tokens of several versions.
+`rollout.pool` asks when a group's turn to be trained on comes. Ages are in weight versions: the version that trains
+minus the version that sampled. Only tokens that would be trained on count: tool output has no age, and masked tokens
+and removed samples cannot hurt. A group is as old as its oldest token, since under updates in flight one response has
+tokens of several versions.
 
 What the policies do with a group over the limit:
 
-- recycle: its prompt is generated afresh, at most `--staleness-max-retries` times; then it is dropped.
+- recycle: its prompt is regenerated, at most `--staleness-max-retries` times; then it is dropped.
 - drop: it is dropped; another prompt takes its place.
 - mask: its old tokens get loss mask 0, its young ones train, and its rewards count in the group's statistics as ever. A
   sample of which nothing is left is removed (`remove_sample`), which takes it out of those as well, as it does for
@@ -28,7 +28,7 @@ from slime_core.rollout.fate import restarted
 from slime_core.types import NOT_SAMPLED, Group, Sample
 
 RETRIES = "stale_retries"
-"""Entry of `sample.metadata`: how often the group was generated afresh for its age. It survives buffers and resume."""
+"""Entry of `sample.metadata`: how often the group was regenerated for its age. It survives buffers and resume."""
 HISTOGRAM_END = 8
 """Ages from here on share the last bin, `hist_8_or_more`."""
 
@@ -115,7 +115,7 @@ def judge_span(args: Args, span: tuple[int, int] | None, num_retries: int, versi
 
 
 def retries(group: Group) -> int:
-    """How often the group has been generated afresh for its age."""
+    """How often the group has been regenerated for its age."""
     return max(int(s.metadata.get(RETRIES, 0)) for s in group)
 
 

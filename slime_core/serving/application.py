@@ -1,8 +1,8 @@
 """The FastAPI application that routes are added to, and the socket it listens on.
 
-`application` has the guard, the error shapes and `/openapi.json`; `listen` serves it in the running event loop. What a
-reader would get wrong: other distributions add routes (entry-point group `slime.http_routes`, each a function
-`(app, engine, args)`), so that an engine's address has OpenAI's API where the front is installed.
+`application` has the guard, the error shapes and `/openapi.json`; `listen` serves it in the running event loop. Other
+distributions add routes (entry-point group `slime.http_routes`, each a function `(app, engine, args)`), so that an
+engine's address has OpenAI's API where the front is installed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Work on a client's behalf beside the event loop, with a deadline that ends the work and not only the wait.
 
 The chat template of a model is a program, and tokenising is work in proportion to what a client sent: `Beside.call`
-runs either on a thread. What a reader would get wrong: a thread cannot be killed, but Python code in it can be
-interrupted, which is what happens at the deadline: `DeadlinePassed` is raised inside. Code in C is not, and what it may
-be given is bounded before it starts (`limits`); a thread that is still in it has its place taken until it returns.
+runs either on a thread. A thread cannot be killed, but Python code in it can be interrupted, which is what happens at
+the deadline: `DeadlinePassed` is raised inside. Code in C is not, and what it may be given is bounded before it starts
+(`limits`); a thread that is still in it has its place taken until it returns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Bodies of requests as pydantic models that neither ignore a wish nor refuse a field that wishes nothing.
 
-A route declares a `Body`; FastAPI reads it through `JsonRoute` and describes it in `/openapi.json`. What a reader would
-get wrong: null is the same as absent. A field that is declared is used. One in `no_effect` changes no answer, whatever
-its value; one in `only` is taken at the values listed, which ask for nothing, and refused at others. All else is
-unknown: a misspelt field must not be ignored.
+A route declares a `Body`; FastAPI reads it through `JsonRoute` and describes it in `/openapi.json`. Null is the same as
+absent. A field that is declared is used. One in `no_effect` changes no answer, whatever its value; one in `only` is
+taken at the values listed, which ask for nothing, and refused at others. All else is unknown: a misspelt field must not
+be ignored.
 """
 
 from __future__ import annotations

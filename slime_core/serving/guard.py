@@ -5,8 +5,8 @@
     Content-Type     JSON, where there is a body: a form or a `fetch` without preflight cannot send that
     body             at most so many bytes, all of it within a deadline
 
-What a reader would get wrong: GET changes nothing, so it needs no key; and a server without a key that other machines
-reach (`SLIME_HOST_IP`) lets them generate, and nothing else.
+GET changes nothing, so it needs no key; and a server without a key that other machines reach (`SLIME_HOST_IP`) lets
+them generate, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers as they come: server-sent events, several engine calls behind one request, clients that go away.
 
-What a reader would get wrong: whoever goes away, or fails, ends all calls of the request; and what is wrong with a
-request is raised before the status of its stream is sent.
+Whoever goes away, or fails, ends all calls of the request; and what is wrong with a request is raised before the status
+of its stream is sent.
 """
 
 from __future__ import annotations

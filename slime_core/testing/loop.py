@@ -1,8 +1,8 @@
 """`run_loop`: settings -> a real training run in this process, and what came of it.
 
 Everything is what `slime train` uses: the embedded engine and trainer, the data source, the loop, checkpoints; only the
-model is tiny and random. What a reader would get wrong: settings are checked as the command's flags are, so a wrong one
-raises slime's own exceptions here.
+model is tiny and random. Settings are checked as the command's flags are, so a wrong one raises slime's own exceptions
+here.
 """
 
 from __future__ import annotations

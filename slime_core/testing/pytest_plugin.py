@@ -3,8 +3,8 @@
     pytest --pyargs slime_core.testing --slime-component rewards:./my_rm.py:reward
 
 Loaded by pytest (entry point `pytest11`) in every run of an environment that has slime, so importing it must cost
-nothing: no torch, no pydantic, and no contract suite before its assertions can be rewritten. What a reader would get
-wrong: the components become test classes when pytest collects `test_components.py`, not here.
+nothing: no torch, no pydantic, and no contract suite before its assertions can be rewritten. The components become test
+classes when pytest collects `test_components.py`, not here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Inputs for whole runs that take a second: a tiny random model, rows of sums, and a reward that can be learned.
 
-Used by the contract suites and by `run_loop`. What a reader would get wrong: the model is made once per process and
-removed at its end; a test that changes the files copies them first.
+Used by the contract suites and by `run_loop`. The model is made once per process and removed at its end; a test that
+changes the files copies them first.
 """
 
 from __future__ import annotations

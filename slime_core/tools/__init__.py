@@ -1,8 +1,8 @@
 """Tool calls in text <-> tool calls as values, and what a tool schema allows.
 
-Generators and the agents' HTTP endpoints call it. Standard library only at import time. What a reader would get wrong:
-nothing here runs a tool or knows a model family; families are components of the kind `tool_parsers`, and which one a
-run uses is decided by `slime_core.data.tools.tool_parser`.
+Generators and the agents' HTTP endpoints call it. Standard library only at import time. Nothing here runs a tool or
+knows a model family; families are components of the kind `tool_parsers`, and which one a run uses is decided by
+`slime_core.data.tools.tool_parser`.
 """
 
 from slime_core.tools.calls import IllFormedCall, ParsedTurn, ToolCall, ToolParser, ToolSchema

@@ -1,7 +1,7 @@
 """What a parsed assistant turn is made of, and the protocol of the parsers that make it.
 
-What a reader would get wrong: a call that cannot be read is not dropped. It is an `IllFormedCall` in its place among
-the calls, so that the model can be told what was wrong with it.
+A call that cannot be read is not dropped. It is an `IllFormedCall` in its place among the calls, so that the model can
+be told what was wrong with it.
 """
 
 from __future__ import annotations

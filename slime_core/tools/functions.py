@@ -1,8 +1,8 @@
 """A Python function -> a tool: its schema, and how it is called.
 
 `data/tools.py` makes the tools of `--tools-path` here. A schema is the function's attribute `schema` when it has one,
-else made from its signature, its annotations and the `Args:` of its docstring. What a reader would get wrong: the
-keyword-only parameters `args` and `sample` are given by slime; the model neither sees nor sets them.
+else made from its signature, its annotations and the `Args:` of its docstring. The keyword-only parameters `args` and
+`sample` are given by slime; the model neither sees nor sets them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the parsers of all families have in common: a turn -> reasoning, content and the calls between markers.
 
 A family derives from `MarkedParser` (calls stand between two markers, as most families write them) or from
-`ToolParserBase`, and says how one call is read and written. What a reader would get wrong: a marker without its
-end is a call cut short, and is reported as ill-formed, not taken as content.
+`ToolParserBase`, and says how one call is read and written. A marker without its end is a call cut short, and is
+reported as ill-formed, not taken as content.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An assistant turn -> its reasoning and the rest.
 
-What a reader would get wrong: the opening tag is often not in the turn, because the chat template put it into the
-prompt. A closing tag without an opening one therefore ends reasoning that began with the turn.
+The opening tag is often not in the turn, because the chat template put it into the prompt. A closing tag without an
+opening one therefore ends reasoning that began with the turn.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     coroutine functions    in the event loop                  at the deadline: cancelled
     plain functions        in a daemon thread of their own    at the deadline: left behind there
 
-Generators call it, several calls at once. What a reader would get wrong: it raises nothing that a tool may raise. A
-tool that fails is an observation like another, which the model can react to.
+Generators call it, several calls at once. It raises nothing that a tool may raise. A tool that fails is an observation
+like another, which the model can react to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """OpenAI-style tool schemas: checked once, and calls checked against them.
 
 `check_tools` is for users, at the start of a run or the door of an endpoint; `call_problem` is for the model, which
-reads its one-line answer as an observation. What a reader would get wrong: a schema may not point outside of itself;
-nothing is fetched.
+reads its one-line answer as an observation. A schema may not point outside of itself; nothing is fetched.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The samples of one micro-batch, checked and laid end to end: what both trainers start a forward pass from.
 
-Called by `embedded.microbatch` and `megatron.packed`. A response token at place `t` is predicted by the hidden state
-at `t - 1`; `rows` are those predecessors, so that only they go through the output layer. What a reader would get
-wrong: the target of a row is always the next token of its own sample, because the first response token has at least
-one prompt token before it.
+Called by `embedded.microbatch` and `megatron.packed`. A response token at place `t` is predicted by the hidden state at
+`t - 1`; `rows` are those predecessors, so that only they go through the output layer. The target of a row is always the
+next token of its own sample, because the first response token has at least one prompt token before it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     with telling_start():                   a line every few seconds until `first_results`          start.py
 
 `waiting` only tells: the deadline is kept by whoever waits (a timeout of the call, `within`, `call_within`), and the
-board (`board.py`) reports a wait whose own mechanism has failed. Standard library only, and as low a
+board's watchdog (`watchdog.py`) sees to a wait whose own mechanism has failed. Standard library only, and as low a
 layer as there is: everything may import it.
 """
 
@@ -17,11 +17,23 @@ from slime_core.waits.bounded import call_within, within
 from slime_core.waits.pace import loop_turn
 from slime_core.waits.stalls import gave_up, stall_report
 from slime_core.waits.start import first_results, part_of_start, telling_start
-from slime_core.waits.table import Wait, current, limit_user_code, named, progress, user_code_limit, waiting
+from slime_core.waits.table import (
+    Wait,
+    current,
+    limit_user_code,
+    named,
+    placed,
+    progress,
+    user_code_limit,
+    waiting,
+    when_placed,
+)
+from slime_core.waits.watchdog import asked_to_end
 
 __all__ = [
     "Board",
     "Wait",
+    "asked_to_end",
     "call_within",
     "current",
     "first_results",
@@ -30,6 +42,7 @@ __all__ = [
     "loop_turn",
     "named",
     "part_of_start",
+    "placed",
     "progress",
     "published",
     "remove_board",
@@ -39,5 +52,6 @@ __all__ = [
     "telling_start",
     "user_code_limit",
     "waiting",
+    "when_placed",
     "within",
 ]

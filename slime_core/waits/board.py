@@ -4,9 +4,9 @@
     RUN_DIR/waits/<host>-<pid>.ask      `slime why --stacks` asks (any node) ...
     RUN_DIR/waits/<host>-<pid>.stacks   ... and the board answers, quoting what the request said
 
-`start_board` is called once per process of a run by whoever launches it. With every turn it has `watch` look for waits
-that are there well after their deadline. What a reader would get wrong: a board whose
-process died stays; readers tell by its heartbeat and, on the same host, by its pid.
+`start_board` is called once per process of a run by whoever launches it. With every turn it has the watchdog look for
+waits that are there well after their deadline, and for event loops that do not turn. What a reader would get wrong: a
+board whose process died stays; readers tell by its heartbeat and, on the same host, by its pid.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_core.waits import watchdog
 from slime_core.waits.processes import birth
 from slime_core.waits.stacks import BOARD, stacks
-from slime_core.waits.stalls import WAITS, gave_up, loops_of, set_home
+from slime_core.waits.stalls import WAITS, loops_of, set_home
 from slime_core.waits.table import Wait, current, forget_all, last_progress, limit_user_code
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Board:
                 self._failed = True
 
     def _turn(self) -> None:
-        watch(current())
+        watchdog.look(current())
         signature = self._sign()
         age = time.monotonic() - self._written
         if age >= HEARTBEAT or (signature != self._signature and age >= _BETWEEN):
@@ -123,15 +124,16 @@ class Board:
 
 def rows(waits: list[Wait]) -> list[dict[str, Any]]:
     """Waits as JSON, oldest first; equal ones are one row with their number, as old as the oldest."""
-    found: dict[tuple[str, str, float | None], dict[str, Any]] = {}
+    found: dict[Any, dict[str, Any]] = {}
     now = time.monotonic()  # one for all, or a younger wait could look older
     for wait in waits:
-        key = (wait.what, wait.then, wait.deadline)
+        key = (wait.what, wait.then, wait.deadline, wait.queued)
         row = found.setdefault(
             key,
             {
                 "what": wait.what, "age": round(now - wait.since, 3), "deadline": wait.deadline, "then": wait.then,
-                "overdue": wait.overdue > 0, "in": "task" if wait.loop else "thread", "number": 0,
+                "overdue": wait.overdue > 0, "queued": wait.queued, "waited": round(wait.waited, 1),
+                "in": "task" if wait.loop else "thread", "number": 0,
             },
         )  # fmt: skip
         row["number"] += 1
@@ -203,6 +205,7 @@ def start_board(run_dir: Path | str, role: str) -> Board:
     if _board is not None:
         stop_board()
     set_home(Path(run_dir), role)
+    watchdog.asked_to_end(None)
     _board = Board(Path(run_dir), role)
     _board.start()
     return _board
@@ -240,32 +243,3 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
-
-
-logger = logging.getLogger(__name__)
-
-GRACE = 15.0
-"""Seconds that a wait's own mechanism may come late, at least; a tenth of the deadline where that is more."""
-STALLED = 75
-"""Exit status of a process that the watchdog ended (EX_TEMPFAIL of sysexits.h)."""
-
-
-def watch(waits: list[Wait], end: Callable[[str], None] | None = None) -> None:
-    """Report what is overdue beyond its grace and was not reported; `end(message)` for the first that declares it.
-
-    One declared `stop=True` ends the process, since nothing else can: its thread is in a call that does not return.
-    """
-    for wait in waits:
-        if wait.deadline is None or wait.reported or wait.overdue <= max(GRACE, 0.1 * wait.deadline):
-            continue
-        wait.reported = True
-        message = gave_up(wait.what, wait.deadline, f"the deadline itself did not end it; then: {wait.then}")
-        logger.warning("%s", message)
-        if wait.stop:
-            (end or _exit)(message)
-
-
-def _exit(message: str) -> None:
-    """End at once: destructors and exit hooks could wait for what hangs. Children see their parent go."""
-    print(f"slime: error: {message}; this process ends with status {STALLED}", file=sys.stderr, flush=True)
-    os._exit(STALLED)

@@ -1,8 +1,8 @@
 """Waits that keep their own deadline: `within` for awaitables, `call_within` for calls that block.
 
 At the deadline both write a stall report (while what is waited for still stands where it stands), then raise the error
-asked for, which names the report. What a reader would get wrong: neither relies on being obeyed. A coroutine that
-swallows its cancellation is left behind after `_GRACE`, a call is left behind in its thread at once.
+asked for, which names the report. Neither relies on being obeyed. A coroutine that swallows its cancellation is left
+behind after `_GRACE`, a call is left behind in its thread at once.
 """
 
 from __future__ import annotations

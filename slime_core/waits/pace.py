@@ -5,9 +5,9 @@
     await loop_turn()        at once, while the turn of the loop has time left; else in one of the next, in order
     ...                      what is computed up to the next wait is this coroutine's share
 
-Whoever has work for the loop once per sample, request, answer of an engine or of a tool awaits it first. What a reader
-would get wrong: asyncio runs all callbacks that are ready before it looks at timers and sockets again. 512 samples that
-start, or whose answers come, at the same moment are 512 such callbacks; each is short, together they are late for all.
+Whoever has work for the loop once per sample, request, answer of an engine or of a tool awaits it first. Asyncio runs
+all callbacks that are ready before it looks at timers and sockets again. 512 samples that start, or whose answers come,
+at the same moment are 512 such callbacks; each is short, together they are late for all.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ would get wrong: a number of a process is used again after its end, so a process
 
 from __future__ import annotations
 
-import os
-
 
 def birth(pid: int) -> str:
     """When the kernel started a process, in ticks since boot: tells it from a later one with its number.
@@ -23,21 +21,6 @@ def runs(pid: int) -> bool:
     """Whether a process is there, and more than an entry that nobody has waited for."""
     fields = _fields(pid)
     return bool(fields) and fields[0] != "Z"
-
-
-def below(pid: int) -> list[int]:
-    """Every process below one, parents first."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        fields = _fields(int(name))
-        if fields:
-            children.setdefault(int(fields[1]), []).append(int(name))
-    found: list[int] = []
-    queue = [pid]
-    while queue:
-        found += (more := children.get(queue.pop(0), []))
-        queue += more
-    return found
 
 
 def _fields(pid: int) -> list[str]:

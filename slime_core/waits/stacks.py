@@ -1,7 +1,7 @@
 """Stacks of all threads and asyncio tasks of this process, as text: for `slime why --stacks` and stall reports.
 
-What a reader would get wrong: `Task.get_stack` stops at a suspended task's outermost coroutine, so the chain of
-awaited coroutines is followed here; and tasks are only found through loops in which somebody waits by name.
+`Task.get_stack` stops at a suspended task's outermost coroutine, so the chain of awaited coroutines is followed here;
+and tasks are only found through loops in which somebody waits by name.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 STALLS = "stalls"
 WAITS = "waits"
+_TOLD_S = 0.1
+"""Seconds of waiting for a place from which on they are told."""
 _MOST_REPORTS = 50
 """By one process: a run that gives up samples for days must not fill the disk."""
 
@@ -62,6 +64,10 @@ def describe(wait: Wait) -> str:
     """One line about a wait."""
     limit = "no deadline" if wait.deadline is None else f"deadline {wait.deadline:g} s"
     mark = ", OVERDUE" if wait.overdue > 0 else ""
+    if wait.queued:
+        mark += ", waiting for a place"
+    elif wait.waited >= _TOLD_S:
+        mark += f", waited {wait.waited:.1f} s for a place"
     return f"{wait.age:8.1f} s  {wait.what} ({limit}{mark}; then: {wait.then})"
 
 

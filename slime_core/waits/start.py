@@ -5,8 +5,8 @@
         first_results()            whoever prints results, from the first on: nothing more is told
 
 The lines go to standard error, every three seconds; where that is no terminal, every half minute once two minutes are
-over, so that a start of hours does not fill a log. What a reader would get wrong: it is a daemon thread that reads the
-table of waits; what waits nowhere is told by no more than the time.
+over, so that a start of hours does not fill a log. It is a daemon thread that reads the table of waits; what waits
+nowhere is told by no more than the time.
 """
 
 from __future__ import annotations

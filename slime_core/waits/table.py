@@ -13,21 +13,23 @@ import time
 from asyncio import AbstractEventLoop
 from asyncio.events import _get_running_loop
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar
 
 _table: dict[int, Wait] = {}
 _progress: dict[str, Any] = {}
 _user_code_limit: float | None = None
+_placed: ContextVar[Callable[[], None]] = ContextVar("placed", default=lambda: None)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Wait:
     """One row: what is waited for, since when, until when, and what happens then."""
 
-    __slots__ = ("deadline", "loop", "reported", "since", "stop", "then", "thread", "what")
+    __slots__ = ("deadline", "loop", "queued", "reported", "since", "stop", "then", "thread", "waited", "what")
 
-    def __init__(self, what: str, deadline: float | None, then: str, stop: bool) -> None:
+    def __init__(self, what: str, deadline: float | None, then: str, stop: bool, queued: bool) -> None:
         self.what = what
         self.deadline = deadline
         """Seconds after `since`; None: as long as it takes."""
@@ -40,10 +42,17 @@ class Wait:
         self.loop: AbstractEventLoop | None = None
         """The event loop it waits in; None: a thread stands still."""
         self.reported = False
+        self.queued = queued
+        """It has no place yet to run in."""
+        self.waited = 0.0
+        """Seconds that it waited for a place."""
 
     def restart(self, deadline: float | None) -> None:
         """What was only queued for begins now, with its deadline."""
-        self.since, self.deadline = time.monotonic(), deadline
+        now = time.monotonic()
+        if self.queued:
+            self.queued, self.waited = False, now - self.since
+        self.since, self.deadline = now, deadline
 
     @property
     def age(self) -> float:
@@ -68,12 +77,15 @@ class waiting:
         then: What happens at the deadline: retried, the sample fails, the run stops.
         stop: The mechanism cannot be relied on (a call into C, say): the watchdog ends the process with a non-zero
             exit status when the wait is still there after deadline and grace.
+        queued: It waits for a place first; `restart` says that it runs.
     """
 
     __slots__ = ("wait",)
 
-    def __init__(self, what: str, *, deadline: float | None, then: str, stop: bool = False) -> None:
-        self.wait = Wait(what, deadline, then, stop)
+    def __init__(
+        self, what: str, *, deadline: float | None, then: str, stop: bool = False, queued: bool = False
+    ) -> None:
+        self.wait = Wait(what, deadline, then, stop, queued)
 
     def __enter__(self) -> Wait:
         wait = self.wait
@@ -107,6 +119,16 @@ def named(what: str, *, then: str, deadline: str | float = "", stop: bool = Fals
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def when_placed(call: Callable[[], None]) -> None:
+    """In the rest of this task's context, `placed` is to be told by calling it."""
+    _placed.set(call)
+
+
+def placed() -> Callable[[], None]:
+    """To be called, in any thread, when what this task waits a place for has got it."""
+    return _placed.get()
 
 
 def limit_user_code(seconds: float | None) -> None:

@@ -6,8 +6,8 @@ processes follow in `FollowingWeights`, which the launcher gives to their loop::
     rank 0   pass pass ...   end of the update, or what went wrong
     others   pass pass ...   return, or raise
 
-What a reader would get wrong: an engine may stop in the middle of a pass and raise. The others are in that pass, so
-rank 0 reads it to its end before it says so.
+An engine may stop in the middle of a pass and raise. The others are in that pass, so rank 0 reads it to its end before
+it says so.
 """
 
 from __future__ import annotations

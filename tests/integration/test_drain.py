@@ -22,6 +22,7 @@ FLAGS: dict[str, Any] = {
 }  # fmt: skip
 SIGNALS = '''
 import itertools, os, signal, time
+import psutil
 from slime_core.launch import drain
 from slime_core.rollout.schedule import generate_rollout
 
@@ -42,7 +43,7 @@ def whom():
         return [os.getpid()]
     if os.environ["WHOM"] == "parent":
         return [parent]
-    return [parent, *map(int, open(f"/proc/{parent}/task/{parent}/children").read().split())]
+    return [parent, *(child.pid for child in psutil.Process(parent).children(recursive=True))]
 
 def sampled(args, sample):
     """Called for each sample, when its response is there."""

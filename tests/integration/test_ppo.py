@@ -117,7 +117,7 @@ def test_what_a_critic_needs_is_said_before_anything_starts(tiny: TinyRun, tmp_p
     done = slime("train", *tiny.argv(load, **{**FLAGS, "load": load, "kl_coef": 0.0}), check=False)
     assert "it was saved by a run without a critic" in done.stderr
     done = slime("train", *tiny.argv(tmp_path / "fine", **{**FLAGS, **flags, "load": load, "finetune": True}))
-    assert "everything else starts afresh" in done.stdout
+    assert "everything else starts over" in done.stdout
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from slime_core.launch.lock import sole_writer
 from tests.conftest import SLIME, TinyRun, without_start
 
 SLOW = pytest.mark.slow
@@ -75,7 +76,7 @@ def test_they_train_as_those_of_torchrun_do(two: Callable[..., list[str]], tmp_p
     words = [line.split()[0] for line in done.stdout.splitlines()]
     assert words == [line.split()[0] for line in theirs.stdout.splitlines()]
     assert without_start(done.stderr) == ""
-    assert len(list((tmp_path / "ours/ranks").glob("*/attempt_0/1/stderr.log"))) == 1
+    assert [path.name for path in (tmp_path / "ours/ranks").iterdir()] == ["rank_1.log"]
 
 
 USERS = '''
@@ -149,6 +150,11 @@ def test_the_first_rank_to_fail_is_named(
     assert "Connection closed" not in done.stderr
 
 
+def ranks_among(below: list[psutil.Process]) -> list[psutil.Process]:
+    """Without their guards."""
+    return [child for child in below if "slime_core" in (words := child.cmdline()) and "--control" not in words]
+
+
 @pytest.fixture
 def running(two: Callable[..., list[str]]) -> Any:
     """The command in the middle of a run, and its ranks."""
@@ -161,7 +167,7 @@ def running(two: Callable[..., list[str]]) -> Any:
         if line.startswith("rollout "):
             break
     below = psutil.Process(process.pid).children(recursive=True)
-    assert sum("slime_core" in child.cmdline() for child in below) == 2
+    assert len(ranks_among(below)) == 2
     yield process, below
     for child in [psutil.Process(process.pid)] if process.poll() is None else []:
         child.kill()
@@ -201,7 +207,8 @@ def test_why_tells_the_parent_and_every_rank(running: Any, tmp_path: Path, slime
     assert of["parent of the ranks"]["pid"] == process.pid
     assert {of["rank 0"]["pid"], of["rank 1"]["pid"]} < {child.pid for child in below}
     assert "start_ranks" in of["parent of the ranks"]["stacks"]
-    assert all("loop.py" in of[f"rank {rank}"]["stacks"] for rank in range(2))
+    assert "loop.py" in of["rank 0"]["stacks"]
+    assert "follow.py" in of["rank 1"]["stacks"]
     text = slime("why", waits.parent).stdout
     assert all(f"{role}  (pid {of[role]['pid']} on " in text for role in of)
 
@@ -211,6 +218,33 @@ def test_nothing_outlives_a_killed_command(running: Any) -> None:
     process, below = running
     process.kill()
     assert psutil.wait_procs(below, timeout=60)[1] == []
+
+
+@pytest.mark.parametrize("after", [0.0, 1.0, pytest.param(3.0, marks=SLOW)])
+def test_a_command_killed_while_its_ranks_start_leaves_no_orphan_and_no_lock(
+    two: Callable[..., list[str]], tmp_path: Path, after: float
+) -> None:
+    """They import for seconds, and know nothing yet."""
+    argv = [SLIME, "train", *two()]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    parent, end = psutil.Process(process.pid), time.monotonic() + 120
+    while len(ranks_among(below := parent.children(recursive=True))) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < end
+    time.sleep(after)  # the moment, not a wait for anything
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(below, timeout=30)[1] == []
+    with sole_writer(tmp_path / "run"):
+        pass
+
+
+def test_ranks_do_not_import_what_lies_in_the_working_directory(two: Callable[..., list[str]], tmp_path: Path) -> None:
+    """As the command itself does not."""
+    (tmp_path / "http.py").write_text("raise RuntimeError('a stranger')")
+    argv = [SLIME, "train", *two(num_rollout=1, eval_interval=None, eval_prompt_data=None)]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_wrong_is_said_before_any_rank_starts(

@@ -235,6 +235,7 @@ def test_two_runs_do_not_write_into_one_directory(tiny: TinyRun, tmp_path: Path,
         done = slime("train", *tiny.argv(save, **FLAGS, overwrite=True), check=False)
         assert done.returncode == 2
         assert "another run is writing here" in done.stderr
+        assert f"held by process {first.pid}: " in done.stderr
     finally:
         first.kill()
         first.stdout.close()

@@ -78,7 +78,7 @@ def test_workers_end_with_a_driver_that_is_killed(tiny: TinyRun, tmp_path: Path)
         workers: list[psutil.Process] = []
         while len(workers) < 2:
             assert driver.poll() is None
-            workers = [p for p in psutil.Process(driver.pid).children() if _is_worker(p)]
+            workers = [p for p in psutil.Process(driver.pid).children(recursive=True) if _is_worker(p)]
         driver.kill()
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
@@ -86,7 +86,7 @@ def test_workers_end_with_a_driver_that_is_killed(tiny: TinyRun, tmp_path: Path)
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "slime_core.plugins.workers.main" in " ".join(process.cmdline())
+        return "slime_core.plugins.workers.main" in " ".join(words := process.cmdline()) and "--control" not in words
     except psutil.Error:
         return False
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TinyRun
+from tests.conftest import SLIME, TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 HANGS = """
@@ -46,9 +46,9 @@ def test_policy_stop_ends_the_run_and_names_the_report(tiny: TinyRun, slime: Sli
 
 TRAINER_HANGS = """
 import threading
-from slime_core.waits import board
+from slime_core.waits import watchdog
 
-board.GRACE = 0.5  # seconds that the wait's own mechanism gets, 15 outside of tests
+watchdog.GRACE = 0.5  # seconds that the wait's own mechanism gets, 15 outside of tests
 
 def postprocess(args, rollout_id, data):
     if rollout_id == 1:
@@ -57,9 +57,9 @@ def postprocess(args, rollout_id, data):
 ENGINE_HANGS = """
 import asyncio
 from slime_core.engines.embedded.engine import EmbeddedEngine
-from slime_core.waits import board
+from slime_core.waits import watchdog
 
-board.GRACE = 0.5
+watchdog.GRACE = 0.5
 
 class Engine(EmbeddedEngine):
     async def update_weights_from_tensor(self, weights, version):
@@ -102,3 +102,84 @@ def test_a_trainer_or_engine_that_hangs_ends_the_run(
     assert "the ledger holds" in slime("ledger", "verify", save).stdout
     rest = slime("train", *tiny.argv(save, **mode, **no_eval, num_rollout=2, load=save))
     assert "1 of 2 rollouts done, continuing with rollout 1" in rest.stdout
+
+
+KEEPS_THE_LOOP = """
+import asyncio, os, time
+from slime_core.waits import watchdog
+
+watchdog.GRACE = 1.0
+
+async def generate(args, sample, sampling_params):
+    keep()
+
+async def reward(args, sample, **kwargs):
+    await asyncio.sleep(0)
+    keep()
+
+def keep():
+    print("keeps the loop", flush=True)
+    time.sleep(10000)
+"""
+
+
+@pytest.fixture
+def keeps_the_loop(tiny: TinyRun, tmp_path: Path) -> Callable[..., list[str]]:
+    (tmp_path / "mine.py").write_text(KEEPS_THE_LOOP)
+
+    def argv(flag: str, function: str, **more: Any) -> list[str]:
+        own = {flag: f"{tmp_path / 'mine.py'}:{function}", "skip_eval_before_train": True, **more}
+        return tiny.argv(tmp_path / "run", **own)
+
+    return argv
+
+
+@pytest.mark.parametrize(
+    ("flag", "function", "mode"),
+    [
+        ("custom_generate_function_path", "generate", {}),
+        pytest.param("custom_rm_path", "reward", {}, marks=pytest.mark.slow),
+        pytest.param("custom_rm_path", "reward", {"async": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_call_that_keeps_the_event_loop_ends_the_run_and_is_named(
+    keeps_the_loop: Callable[..., list[str]], slime: Slime, flag: str, function: str, mode: dict[str, Any]
+) -> None:
+    """No deadline of the loop can fire; the one on which the run depends is kept elsewhere, too."""
+    limits = {"rollout_timeout": 3, "rollout_stall_timeout": 4}
+    done = slime("train", *keeps_the_loop(flag, function, **limits, **mode), check=False, timeout=100)
+    assert done.returncode == 75, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("slime: error")]
+    assert "not done within 4 s" in said
+    assert re.search(rf"mine\.py(:\w+)?', {function} \(now at .*mine\.py:\d+\) keeps the event loop", said), said
+
+
+def test_sigterm_ends_a_run_whose_event_loop_is_kept(keeps_the_loop: Callable[..., list[str]]) -> None:
+    argv = [SLIME, "train", *keeps_the_loop("custom_rm_path", "reward")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "keeps the loop\n" in iter(process.stdout.readline, "")
+        process.terminate()
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    assert "asked to end, which the event loop cannot: " in said
+    assert "keep (now at" not in said
+    assert ", reward (now at " in said
+
+
+QUEUES = """
+import time
+
+def reward(args, sample, **kwargs):
+    time.sleep(0.6)
+    return 1.0
+"""
+
+
+def test_a_sample_that_waits_for_a_reward_worker_is_not_overdue(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
+    """All sixteen together take longer than `--rm-timeout` and the watchdog's grace."""
+    (tmp_path / "mine.py").write_text(QUEUES + "\nfrom slime_core.waits import watchdog\nwatchdog.GRACE = 0.1\n")
+    flags = {"num_rollout": 1, "rm_workers": 1, "rm_timeout": 5, "eval_interval": None, "eval_prompt_data": None}
+    done = slime("train", *tiny.argv(tmp_path / "run", custom_rm_path=tmp_path / "mine.py", **flags), timeout=100)
+    assert "not done within" not in done.stderr
+    assert not (tmp_path / "run" / "stalls").exists()

@@ -69,7 +69,7 @@ def test_what_was_sent_stays_the_prefix(args: Args, family: str) -> None:
     assert told == ["Oslo is fine", "Rome is fine"][: len(told)]
     between = tokenizer.decode(second[len(first) + len(sampled) :])
     assert all(content in between for content in told)
-    spans = sample.told_spans()
+    spans = sample.known_spans()
     assert {span.source for span in spans if span.source == Source.TOOL}, "the results are the tool's"
     assert sum(span.length for span in spans if span.source == Source.SAMPLED) == sum(sample.loss_mask or [])
 
@@ -137,7 +137,7 @@ def test_what_code_and_queries_bring_is_put_behind_what_was_sent(
     assert between.startswith(end) is (not ended and family != "glm4"), "a turn that a stop string ended is closed"
     assert sum(sample.loss_mask or []) == len(sampled) + len(tokenizer.encode("Done." + end, add_special_tokens=False))
     assert sample.status == SampleStatus.COMPLETED
-    spans = sample.told_spans()
+    spans = sample.known_spans()
     assert sum(span.length for span in spans if span.source == Source.SAMPLED) == sum(sample.loss_mask or [])
     (stopped,) = run(name, bare, ScriptedEngine([replies[0], Reply("Do", "abort")], tokenizer), asked(bare, tokenizer))
     assert stopped.status == SampleStatus.ABORTED

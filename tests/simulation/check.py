@@ -1,8 +1,8 @@
 """What an observer outside of the simulated run has seen, and the promises it holds the run to.
 
 `world.py` tells the `History` everything that happens, in all lives of the run; a resume takes back what came after its
-commit. Nothing here asks the code under test: groups are counted where they are drawn, trained, dropped and stored.
-What a reader would get wrong: a group that was trained by a life that died before its commit was not trained at all.
+commit. Nothing here asks the code under test: groups are counted where they are drawn, trained, dropped and stored. A
+group that was trained by a life that died before its commit was not trained at all.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `world.py` wraps a life in `watched`. The functions of `os` and `open` that change files are replaced in this process
 meanwhile, for paths below one directory; `os.fsync` does nothing there, since what a killed process wrote is kept by
-the kernel. What a reader would get wrong: this is a process that dies, not a machine that loses power.
+the kernel. This is a process that dies, not a machine that loses power.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The simulated generation side: an engine with virtual token times, a generate function, and a reward.
 
-What is generated depends on the sample and the seed alone, how long it takes on the schedule too: so a run that went
-on after a crash can be compared with what was seen before it. What a reader would get wrong: `SimulatedEngine` gives
-every token the version that was served when it came, so an update in the middle of a response shows.
+What is generated depends on the sample and the seed alone, how long it takes on the schedule too: so a run that went on
+after a crash can be compared with what was seen before it. `SimulatedEngine` gives every token the version that was
+served when it came, so an update in the middle of a response shows.
 """
 
 from __future__ import annotations

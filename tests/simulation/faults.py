@@ -1,8 +1,8 @@
 """What goes wrong in a simulated run, and when: a list drawn from the seed, small enough to read and to shrink.
 
 Every simulated component asks `Faults.at(place)` once per event; events are counted over the whole run, all its lives
-included, so a fault strikes once and a run goes on behind it. What a reader would get wrong: a fault in the list need
-not strike; the event it waits for may never come. `Faults.struck` holds those that did.
+included, so a fault strikes once and a run goes on behind it. A fault in the list need not strike; the event it waits
+for may never come. `Faults.struck` holds those that did.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `world.py` runs the control plane in one of these. Time stands still while anything is ready and then jumps to the next
 timer, so an hour of deadlines costs what its callbacks cost. Tasks that are ready at the same time run in an order
-drawn from the seed; plain callbacks keep theirs, which asyncio promises. What a reader would get wrong: nothing comes
-from outside such a loop, so "nothing is ready and no timer runs" is a wait that never ends, and raises `Deadlock`.
+drawn from the seed; plain callbacks keep theirs, which asyncio promises. Nothing comes from outside such a loop, so
+"nothing is ready and no timer runs" is a wait that never ends, and raises `Deadlock`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`simulate(seed)`: one run with its faults, from its beginning to its end through all its lives; and the search.
 
-What a reader would get wrong: faults strike once each, so a run that cannot be ended well in as many lives as it has
-faults, and a few more, is broken.
+Faults strike once each, so a run that cannot be ended well in as many lives as it has faults, and a few more, is
+broken.
 """
 
 from __future__ import annotations

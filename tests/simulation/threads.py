@@ -6,8 +6,7 @@ loop. Here the baton goes from hand to hand, so the order of things is the seed'
     loop     call(f) --baton--> thread: f() ... run(coroutine) --baton--> loop: turns, runs the coroutine
                                 thread: goes on with its result <--baton--  (and ends: the caller of `call` goes on)
 
-What a reader would get wrong: `Runner` stands for `asyncio.Runner` and `LoopThread`; `close` leaves the loop alone,
-which belongs to the simulation.
+`Runner` stands for `asyncio.Runner` and `LoopThread`; `close` leaves the loop alone, which belongs to the simulation.
 """
 
 from __future__ import annotations

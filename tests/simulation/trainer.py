@@ -1,8 +1,8 @@
 """The simulated training side: what takes a batch, what hands out weights, and the faults before the journal.
 
-Without `--async` each takes its time by setting the clock on, since nothing else happens meanwhile; with it
-the same classes are wrapped in coroutines that sleep. What a reader would get wrong: everything is
-simulated here but the journal, which is the real one behind both.
+Without `--async` each takes its time by setting the clock on, since nothing else happens meanwhile; with it the same
+classes are wrapped in coroutines that sleep. Everything is simulated here but the journal, which is the real one behind
+both.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
                checkpoint store, resume
     simulated  time, engine, generate function, reward function, trainer, weights, the disk's failures
 
-`run.py` starts lives, one after another in the same directory, until one of them ends well. What a reader would get
-wrong: the trainer and the weights have no arithmetic at all; what is checked is who is trained when, and by what.
-Of the core's private names it uses `Ledger._drop`, by which it hears of dropped groups whatever drops them, and reads
-`RolloutStage._context` and the gate's `_live`, `_waiting` and `_queue`, in which a leak shows.
+`run.py` starts lives, one after another in the same directory, until one of them ends well. The trainer and the weights
+have no arithmetic at all; what is checked is who is trained when, and by what. Of the core's private names it uses
+`Ledger._drop`, by which it hears of dropped groups whatever drops them, and reads `RolloutStage._context` and the
+gate's `_live`, `_waiting` and `_queue`, in which a leak shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the trainer's door lets in, what it refuses, and how a refused sample ends."""
+"""What admission lets in, what it refuses, and how a refused sample ends."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_is_refused_is_data(make: Callable[[], Sample], message: str) -> No
         raise ValueError(problem)
     batch = make_batch(ARGS, 0, [[sample, good]], None)
     assert sample.status == SampleStatus.FAILED
-    assert sample.metadata["failure"] == {"where": "the trainer's door", "error": f"error: {problem}"}
+    assert sample.metadata["failure"] == {"where": "admission", "error": f"error: {problem}"}
     assert batch.loss_masks[1] == [1, 1, 0, 1]
     assert not any(batch.loss_masks[0])
 

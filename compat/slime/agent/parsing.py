@@ -1,8 +1,7 @@
 """`slime.agent.parsing.parse_model_output`: a turn of the model -> reasoning, text and tool calls.
 
 SGLang's parsers do this in THUDM/slime; here it is the plugins of the kind `tool_parsers`, some also under SGLang's
-names. What a reader would get wrong: what stands in <think> tags is reasoning, whether a parser for it is named
-or not.
+names. What stands in <think> tags is reasoning, whether a parser for it is named or not.
 """
 
 from __future__ import annotations

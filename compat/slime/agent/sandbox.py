@@ -1,8 +1,8 @@
 """`slime.agent.sandbox`: what an agent's sandbox can do, for code that brings its own or takes slime_core's.
 
-`Sandbox` is `slime_sandbox_local.Sandbox`, which has THUDM/slime's methods. What a reader would get wrong: there is no
-client of E2B's service here; `LocalSandbox` isolates on this machine, and a class of one's own with the three methods
-fits wherever a sandbox is taken.
+`Sandbox` is `slime_sandbox_local.Sandbox`, which has THUDM/slime's methods. There is no client of E2B's service here;
+`LocalSandbox` isolates on this machine, and a class of one's own with the three methods fits wherever a sandbox is
+taken.
 """
 
 from __future__ import annotations

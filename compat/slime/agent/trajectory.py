@@ -144,7 +144,7 @@ def _sample(line: Line, base: Sample, reward: Any, extra: Mapping[str, Any], lon
 def _cut(sample: Sample, length: int) -> None:
     """Keep the first `length` tokens."""
     kept = max(length - (len(sample.tokens) - sample.response_length), 0)
-    sample.spans = provenance.part(sample.told_spans(), 0, length)
+    sample.spans = provenance.part(sample.known_spans(), 0, length)
     sample.tokens = sample.tokens[:length]
     for name in ("loss_mask", "rollout_log_probs", "token_weight_versions"):
         setattr(sample, name, (getattr(sample, name) or [])[:kept])

@@ -2,9 +2,8 @@
 
 A dump (`--save-debug-rollout-data`) has them, as THUDM/slime's viewer reads them: `{"version", "trace_id", "sample_id",
 "group_id", "attempt", "events"}`, an event being `span_start`, `span_end` or `event` with its name, time (`ts`, seconds
-since 1970), ids and `attrs`. What a reader would get wrong: nothing here is needed for slime's own record of a run,
-which is `trace.jsonl`; these are for what a user's functions do. Something that is no sample has no trace: spans of it
-are no-ops.
+since 1970), ids and `attrs`. Nothing here is needed for slime's own record of a run, which is `trace.jsonl`; these are
+for what a user's functions do. Something that is no sample has no trace: spans of it are no-ops.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`GenerateState` and the engine behind the router's address: what `slime.rollout.sglang_rollout` keeps per process.
 
-What a reader would get wrong: a user's function may run in the engine's event loop (a generate function), in that of
-`slime.utils.async_utils.run`, or in one of its own. So everything that an event loop owns is kept per loop.
+A user's function may run in the engine's event loop (a generate function), in that of `slime.utils.async_utils.run`, or
+in one of its own. So everything that an event loop owns is kept per loop.
 """
 
 from __future__ import annotations

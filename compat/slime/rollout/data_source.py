@@ -1,8 +1,7 @@
 """`slime.rollout.data_source`: the classes that users' data sources derive from, over slime_core's `DatasetSource`.
 
-What a reader would get wrong: here the buffer is part of the checkpoint, so groups of a partial rollout survive a
-restart. A subclass that overrides `save` or `load` is taken at its word: its own methods are called then, and nothing
-is stored inside the checkpoint.
+Here the buffer is part of the checkpoint, so groups of a partial rollout survive a restart. A subclass that overrides
+`save` or `load` is taken at its word: its own methods are called then, and nothing is stored inside the checkpoint.
 """
 
 from __future__ import annotations

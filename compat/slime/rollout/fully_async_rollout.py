@@ -6,9 +6,9 @@ A rollout takes the groups that were finished first; what is begun goes on over 
       ^--------- given back: aborted ---'                 `- full: nothing is drawn until some are taken
       `- while a rollout is asked for, and at its end: between rollouts the data source is being saved by another thread
 
-What a reader would get wrong: `--async --async-mode full` does the same within slime_core, where groups ahead are part
-of the checkpoint and too old ones are left out (`--max-staleness`); here a resumed run has lost what was in flight. One
-worker per process, on the loop of `slime.utils.async_utils`.
+`--async --async-mode full` does the same within slime_core, where groups ahead are part of the checkpoint and too old
+ones are left out (`--max-staleness`); here a resumed run has lost what was in flight. One worker per process, on the
+loop of `slime.utils.async_utils`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`slime.rollout.sample_hooks`: call the hooks of `--rollout-sample-hook-path` from a rollout function of one's own.
 
-What a reader would get wrong: a hook that raises makes its sample FAILED, as everywhere in slime_core, and samples that
-failed or were aborted are not shown to hooks.
+A hook that raises makes its sample FAILED, as everywhere in slime_core, and samples that failed or were aborted are not
+shown to hooks.
 """
 
 from __future__ import annotations

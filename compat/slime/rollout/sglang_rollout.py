@@ -6,8 +6,8 @@ generate or rollout function takes no `context`::
     generate_rollout -> slime_core.rollout.schedule (draw, filter, replace, give back)
                             -> generate_and_rm_group -> generate_and_rm -> generate -> POST /generate
 
-What a reader would get wrong: a sample whose function raises comes back FAILED with the reason and the run goes on, and
-fan-out siblings stand side by side in their group, not in a list of their own.
+A sample whose function raises comes back FAILED with the reason and the run goes on, and fan-out siblings stand side by
+side in their group, not in a list of their own.
 """
 
 from __future__ import annotations

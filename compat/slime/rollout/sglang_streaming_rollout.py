@@ -2,8 +2,8 @@
 
     --custom-generate-function-path slime.rollout.sglang_streaming_rollout.generate_streaming
 
-What was sampled is with the sample however the stream ends: at an abort nothing has to be asked for. What a reader
-would get wrong: SGLang's events are cumulative, so only the last one counts.
+What was sampled is with the sample however the stream ends: at an abort nothing has to be asked for. SGLang's events
+are cumulative, so only the last one counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`slime.utils.async_utils.run`: a coroutine's result for a plain function, from a loop on a thread of its own.
 
-Rollout functions of THUDM/slime are plain and call this. What a reader would get wrong: it is one loop for the whole
-process, so what a coroutine binds to its loop (semaphores, connections) lives from rollout to rollout; and it is not
-the loop of the engine, which turns on the main thread while a plain rollout function runs beside it.
+Rollout functions of THUDM/slime are plain and call this. It is one loop for the whole process, so what a coroutine
+binds to its loop (semaphores, connections) lives from rollout to rollout; and it is not the loop of the engine, which
+turns on the main thread while a plain rollout function runs beside it.
 """
 
 from __future__ import annotations

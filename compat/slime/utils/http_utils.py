@@ -1,8 +1,7 @@
 """`slime.utils.http_utils`: `await post(url, payload)`, `await get(url)`, and small things about hosts and ports.
 
-What a reader would get wrong: only what may pass is tried again (connections that fail, 408, 429, 5xx), and all
-attempts together have one deadline. THUDM/slime repeats 60 times whatever the answer, without a deadline. Proxies of
-the environment are not used, as there.
+Only what may pass is tried again (connections that fail, 408, 429, 5xx), and all attempts together have one deadline.
+THUDM/slime repeats 60 times whatever the answer, without a deadline. Proxies of the environment are not used, as there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`slime.utils.mask_utils.MultiTurnLossMaskGenerator`: a conversation's ids and which of them the assistant wrote.
 
-Over slime_core's supervised reader. What a reader would get wrong: the four `tokenizer_type`s of THUDM/slime are four
-algorithms there; here one algorithm asks the chat template, whatever the model, and writes each turn as it is while it
-is the last; it refuses turns that are not exactly what the message says.
+Over slime_core's supervised reader. The four `tokenizer_type`s of THUDM/slime are four algorithms there; here one
+algorithm asks the chat template, whatever the model, and writes each turn as it is while it is the last; it refuses
+turns that are not exactly what the message says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`slime.utils.processing_utils`: tokenizers, and images for a vision engine of the user's own.
 
-What a reader would get wrong: these are transformers' own loaders, with its downloads and its `trust_remote_code`; the
-run's tokenizer (`GenerateState(args).tokenizer`) is loaded by slime_core, which does neither.
+These are transformers' own loaders, with its downloads and its `trust_remote_code`; the run's tokenizer
+(`GenerateState(args).tokenizer`) is loaded by slime_core, which does neither.
 """
 
 from __future__ import annotations

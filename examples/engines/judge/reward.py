@@ -1,6 +1,6 @@
 """A reward that a frozen model of the same run gives: how likely it finds the answer, as mean log-prob of a token.
 
-What a reader would get wrong: the address is asked for in every call, since it is known only while the engine runs.
+The address is asked for in every call, since it is known only while the engine runs.
 """
 
 from __future__ import annotations

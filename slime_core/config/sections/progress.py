@@ -16,10 +16,10 @@ class ProgressArgs(Section):
     """Seconds a prompt group may take, from when its first sample is generated to its last reward; by default only its
     samples and rewards have deadlines."""
     group_timeout_policy: Literal["retry", "substitute", "shrink", "drop", "stop"] = "substitute"
-    """What becomes of a group over --group-timeout: retry generates it afresh, substitute draws another prompt, shrink
+    """What becomes of a group over --group-timeout: retry regenerates it, substitute draws another prompt, shrink
     goes on with the samples that are done, drop trains on a group less, stop ends the run."""
     group_timeout_retries: Annotated[int, Field(gt=0)] = 2
-    """Times that policy retry generates a group afresh; then another prompt takes its place."""
+    """Times that policy retry regenerates a group; then another prompt takes its place."""
     rollout_stall_timeout: Annotated[float | None, Field(gt=0)] = None
     """Seconds without any sample ending, in a rollout or evaluation, after which the run stops; by default a minute
     more than --rollout-timeout and --rm-timeout allow a sample."""
@@ -58,10 +58,10 @@ class AsyncArgs(Section):
     max_staleness: Annotated[int | None, Field(ge=0)] = None
     """Most weight versions a sample's oldest token may be behind the weights it trains; no limit when not given."""
     staleness_policy: Literal["recycle", "drop", "mask"] = "recycle"
-    """What becomes of groups over --max-staleness: recycle generates them afresh, drop drops them, mask trains on their
+    """What becomes of groups over --max-staleness: recycle regenerates them, drop drops them, mask trains on their
     young tokens (loss mask 0 on the others; a sample without young tokens is removed, as a sample filter does, and
     leaves the group's statistics; a group without any is dropped)."""
     staleness_max_retries: Annotated[int, Field(ge=0)] = 3
-    """Times that a group over --max-staleness is generated afresh; then it is dropped."""
+    """Times that a group over --max-staleness is regenerated; then it is dropped."""
     eval_in_background: bool = False
     """Evaluate while training goes on; the next weight update waits until that has ended."""

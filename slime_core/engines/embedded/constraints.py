@@ -1,9 +1,9 @@
 """Answers that follow a JSON schema or a regular expression: which tokens may come next.
 
 The engine makes a `Constraint` of a request that asks for one, with the package llguidance (extra `constraints`), which
-compiles it within bounds of its own; the sampler asks it before every token of that request. What a reader would get
-wrong: log-probs are those of the unconstrained distribution, as with every other cut of it, since that is what a
-trainer recomputes; where only one token was allowed, it may have been improbable.
+compiles it within bounds of its own; the sampler asks it before every token of that request. Log-probs are those of the
+unconstrained distribution, as with every other cut of it, since that is what a trainer recomputes; where only one token
+was allowed, it may have been improbable.
 """
 
 from __future__ import annotations

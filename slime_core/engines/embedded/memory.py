@@ -1,8 +1,8 @@
 """What `release_memory` and `resume_memory` of the embedded engine do: weights and KV cache, freed and taken again.
 
 The core owns one of these. Released weights are gone: they come back with the next update, which the trainer makes
-anyway, so no copy is kept. What a reader would get wrong: weights and their packed copies (`linear.py`) are freed in
-place, and the fused tensors stay the objects that they are; the rows of the KV cache are dropped and made anew.
+anyway, so no copy is kept. Weights and their packed copies (`linear.py`) are freed in place, and the fused tensors stay
+the objects that they are; the rows of the KV cache are dropped and made anew.
 """
 
 from __future__ import annotations

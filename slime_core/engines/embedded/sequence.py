@@ -1,7 +1,7 @@
 """One request inside the engine, from waiting to finished.
 
-The scheduler moves sequences between queues, the cache gives them a row, the core appends tokens. What a reader
-would get wrong: while a sequence runs, its last token is not in the cache yet; it is the next step's input.
+The scheduler moves sequences between queues, the cache gives them a row, the core appends tokens. While a sequence
+runs, its last token is not in the cache yet; it is the next step's input.
 """
 
 from __future__ import annotations

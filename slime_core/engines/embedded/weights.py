@@ -1,10 +1,10 @@
 """HF-layout tensors <-> the fused tensors the model runner multiplies with.
 
-The core calls this at load and at every weight update. An update is checked completely before the first byte
-changes. Rows of queries and keys are stored with the two halves of each rotary pair side by side (i, i + head_dim/2),
-so a rotation is one complex product; reading a weight back undoes it. What a reader would get wrong: tokens are grouped
-by expert, so an expert's product has as many rows as tokens chose it, and last bits differ with the batch;
-`--true-on-policy-mode` uses `invariant_runner.py` instead.
+The core calls this at load and at every weight update. An update is checked completely before the first byte changes.
+Rows of queries and keys are stored with the two halves of each rotary pair side by side (i, i + head_dim/2), so a
+rotation is one complex product; reading a weight back undoes it. Tokens are grouped by expert, so an expert's product
+has as many rows as tokens chose it, and last bits differ with the batch; `--true-on-policy-mode` uses
+`invariant_runner.py` instead.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ travel. What a reader would get wrong: a sample comes back as the attributes tha
 from __future__ import annotations
 
 import pickle
-import socket
-import struct
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,8 +14,6 @@ from typing import Any, cast
 from slime_core.protocols import Args
 from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 
-HEADER = struct.Struct("!Q")
-"""Before each message: its length."""
 DEFAULTS = "_defaults"
 """Attribute of the run's settings: a callable that answers for what was not given (`config.schema.Defaults`)."""
 _SCALARS = (str, int, float, bool, type(None))
@@ -150,9 +146,3 @@ def _same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     return bool(a == b) if isinstance(a, _SCALARS) else pickle.dumps(a) == pickle.dumps(b)
-
-
-def send(sock: socket.socket, message: bytes) -> None:
-    """One message."""
-    sock.sendall(HEADER.pack(len(message)))
-    sock.sendall(message)

@@ -7,7 +7,7 @@ A component may say where, by the trait `execution` of a reward; `adapters.Rewar
     process    in a worker process, which is killed when the call overruns or dies alone when the call kills it
     async      on the event loop: `async def`, unless it declares "process"
 
-What a reader would get wrong: time spent waiting for a free place does not count against the deadline.
+Time spent waiting for a free place does not count against the deadline.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""What a worker process of rewards runs: read a call, score, write the answer, until the other side is gone.
+"""What a worker process of rewards runs: read a call, score, write the answer (`procs/worker.py`).
 
-`workers.pool` starts it as a fresh interpreter and talks to it over one socket, so that prints of user code disturb
-nothing. Components are resolved here from their specs; only settings, samples and answers travel. What a reader
-would get wrong: the process leads its own session, so it never sees the terminal's ctrl-C; it ends with its parent.
+Components are resolved here from their specs; only settings, samples and answers travel.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import pickle
 import random
 import resource
-import signal
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -23,25 +18,13 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.calls import HEADER, WorkerArgs, changes, restore, send, unpack_args, update_args
+from slime_core.plugins.workers.calls import WorkerArgs, changes, restore, unpack_args, update_args
+from slime_core.procs.worker import serve
 
-_PR_SET_PDEATHSIG = 1
 
-
-def main(descriptor: int, parent: int) -> None:
-    """Serve calls that come over the socket `descriptor` until it closes or process `parent` is gone."""
-    tie_to(parent)
-    os.set_inheritable(descriptor, False)
-    sock = socket.socket(fileno=descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = _Worker()
-    while True:
-        message = read_message(sock)
-        if message is None:
-            os._exit(0)  # without the exit handlers of user code, which may hang
-        send(sock, worker.answer(message))
+def main(descriptor: int) -> None:
+    """Serve calls that come over the socket `descriptor`."""
+    serve(descriptor, _Worker().answer)
 
 
 class _Worker:
@@ -103,35 +86,6 @@ class _Worker:
                 f"what {self._callers[key].label} wrote to its sample cannot be sent back to the run ({error});"
                 " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
             ) from error
-
-
-def read_message(sock: socket.socket) -> bytes | None:
-    """The next message; None when there will be none."""
-    header = _exactly(sock, HEADER.size)
-    return None if header is None else _exactly(sock, HEADER.unpack(header)[0])
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        try:
-            part = sock.recv(min(size - len(data), 1 << 20))
-        except ConnectionError:
-            return None
-        if not part:
-            return None
-        data += part
-    return bytes(data)
-
-
-def tie_to(parent: int) -> None:
-    """End with the parent however it ends, and be the kernel's first choice when memory runs out."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(0)
 
 
 def _users_traceback(error: BaseException) -> str:

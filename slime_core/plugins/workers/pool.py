@@ -1,9 +1,9 @@
 """Long-lived worker processes in which plain rewards run, killed and replaced when a call overruns or kills them.
 
 `launch.components.Resolver` makes one pool per run; `adapters.RewardCaller` hands calls to it. One thread owns each
-process: it starts it, writes a call, waits for the answer under the deadline, and kills the process's whole group
-when none comes, so only the samples of that call are lost. What a reader would get wrong: the kernel ends a worker
-when the *thread* that started it ends (PR_SET_PDEATHSIG), which is why the owners live as long as the pool.
+process: it starts it, writes a call, waits for the answer under the deadline, and kills the process with all it
+started when none comes, so only the samples of that call are lost. What a reader would get wrong: a call whose process
+is killed by a signal is made once more in a fresh one, since mostly somebody else killed it.
 """
 
 from __future__ import annotations
@@ -12,44 +12,26 @@ import asyncio
 import atexit
 import contextlib
 import logging
-import os
 import pickle
 import queue
-import select
-import signal
-import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_core.errors import PluginError
-from slime_core.plugins.workers.calls import HEADER, Component, apply, args_changes, pack_args, sample_state, send
+from slime_core.errors import PluginError, SlimeError
+from slime_core.plugins.workers.calls import Component, apply, args_changes, pack_args, sample_state
 from slime_core.plugins.workers.execution import LOAD_DEADLINE, DeadlineExceeded, overrun
+from slime_core.procs.worker import Worker, WorkerDied
 from slime_core.protocols import Args
 from slime_core.types import Sample
+from slime_core.waits import placed
 
 logger = logging.getLogger(__name__)
 
 START_DEADLINE = 60.0
 """Seconds a fresh interpreter gets to come up."""
-END_DEADLINE = 10.0
-"""Seconds a killed process gets to be gone."""
-_POLL = 0.5
-"""How often an owner looks whether its process is alive although the socket is silent."""
-_THREADS_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Set to 1 for workers where the user has not: several processes share the cores."""
-_BOOT = (
-    "import sys; sys.path[:] = {path!r}; from slime_core.plugins.workers.main import main; main({descriptor}, {parent})"
-)
-
-
-class WorkerDied(Exception):
-    """The process ended during the call; the text says how."""
 
 
 class WorkerError(Exception):
@@ -65,9 +47,12 @@ class _Call:
     evaluation: bool
     timeout: float | None
     seed: int
+    begun: Callable[[], None]
     future: Future[list[Any]] = field(default_factory=Future)
     process: _Process | None = None
     """Which one runs it now."""
+    given_up: bool = False
+    """Nobody waits for it any more."""
 
 
 class WorkerPool:
@@ -96,9 +81,16 @@ class WorkerPool:
         self._closed = False
 
     async def score(
-        self, component: Component, samples: Sequence[Sample], evaluation: bool, timeout: float | None, seed: int = 0
+        self,
+        component: Component,
+        samples: Sequence[Sample],
+        evaluation: bool,
+        timeout: float | None,
+        seed: int = 0,
     ) -> list[Any]:
         """Rewards of the samples, which get what the reward changed in them; `timeout` counts running time only.
+
+        `waits.placed` is told when a process takes the call, in another thread.
 
         Raises:
             DeadlineExceeded: No answer in time; the process is dead.
@@ -106,11 +98,12 @@ class WorkerPool:
             WorkerError: The reward raised.
             PluginError: The component cannot be loaded there, answers nonsense, or a sample cannot be sent.
         """
-        call = _Call(component, samples, evaluation, timeout, seed)
+        call = _Call(component, samples, evaluation, timeout, seed, placed())
         self._submit(call)
         try:
             return await asyncio.wrap_future(call.future)
         except asyncio.CancelledError:
+            call.given_up = True
             if (process := call.process) is not None:
                 process.kill()
             raise
@@ -181,27 +174,37 @@ class WorkerPool:
             if not call.future.set_running_or_notify_cancel():
                 continue
             rewards, error = None, None
-            try:
-                if process is None:
-                    broken = True
-                    process = self._started()
+            for again in (True, False):
+                try:
+                    broken = process is None
+                    process = process or self._started()
                     broken = False
-                call.process = process
-                assert self._packed is not None
-                process.update(self._packed)
-                rewards = process.run(call)
-            except BaseException as raised:
-                error = raised
-            call.process = None
-            if process is not None and not process.usable:
-                self._end(process)
-                process = None
+                    rewards, error = self._run(call, process), None
+                except BaseException as raised:
+                    error = raised
+                if process is not None and not process.usable:
+                    self._end(process)
+                    process = None
+                # Whoever killed it meant the process; the call gets one more, with the same random numbers.
+                killed = isinstance(error, WorkerDied) and error.killed
+                if not (again and killed) or call.given_up or self._closed:
+                    break
             if error is None:
                 call.future.set_result(rewards or [])
             else:
                 call.future.set_exception(error)
         if process is not None:
             self._end(process)
+
+    def _run(self, call: _Call, process: _Process) -> list[Any]:
+        assert self._packed is not None
+        call.process = process
+        call.begun()
+        try:
+            process.update(self._packed)
+            return process.run(call)
+        finally:
+            call.process = None
 
     def _started(self) -> _Process:
         """A process that answers and has tried to load what is known. Raises DeadlineExceeded, WorkerDied."""
@@ -226,31 +229,21 @@ class WorkerPool:
         return process
 
     def _end(self, process: _Process) -> None:
-        process.end()
+        try:
+            process.end()
+        except SlimeError as error:
+            logger.warning("%s", error)
         with self._lock:
             self._processes.discard(process)
 
 
-class _Process:
-    """One worker process; used by its owner's thread, but for `kill`."""
+class _Process(Worker):
+    """One worker process."""
 
     def __init__(self) -> None:
-        self.usable = True
+        super().__init__("a worker process of rewards", "slime_core.plugins.workers.main")
+        self._loaded: set[Component] = set()
         self._args = b""
-        self._reaping = threading.Lock()
-        self._sock, theirs = socket.socketpair()
-        with theirs:
-            self._loaded: set[Component] = set()
-            boot = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), parent=os.getpid())
-            environment = {**dict.fromkeys(_THREADS_VARIABLES, "1"), **os.environ}
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", boot],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env=environment,
-            )
 
     def begin(self, args: bytes, memory_limit: float | None) -> None:
         """Wait until it answers."""
@@ -288,86 +281,15 @@ class _Process:
             apply(sample, fields)
         return list(rewards)
 
-    def kill(self) -> None:
-        """End the process and everything in its group, from any thread."""
-        with self._reaping:
-            # A leader that is dead but not reaped keeps the group's id from being given to another.
-            if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-
-    def end(self) -> int | None:
-        """Kill, reap, close; the exit status, negative for a signal. None when the kernel does not let go of it."""
-        self.kill()
-        self._sock.close()
-        if not self._wait_for_end(END_DEADLINE):
-            logger.warning("worker process %d of rewards does not end though it was killed", self._process.pid)
-            return None
-        with self._reaping:
-            return self._process.wait(END_DEADLINE)
-
-    def _wait_for_end(self, seconds: float) -> bool:
-        """Whether it ended in time; it is not reaped, so that its group can still be killed."""
-        until = time.monotonic() + seconds
-        while not self._has_ended():
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.005)
-        return True
-
-    def _has_ended(self) -> bool:
-        if self._process.returncode is not None:
-            return True
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
     def _ask(self, request: tuple[Any, ...], timeout: float | None, flag: str) -> Any:
         """Send a request and return what comes after "ok" in the answer."""
-        until = None if timeout is None else time.monotonic() + timeout
         try:
-            self._sock.settimeout(timeout)
-            send(self._sock, pickle.dumps(request))
-            size = HEADER.unpack(self._receive(HEADER.size, until))[0]
-            answer = pickle.loads(self._receive(size, until))
+            answer = self.ask(request, timeout)
         except TimeoutError:
-            self.usable = False
             raise DeadlineExceeded(overrun(timeout, flag)) from None
-        except OSError:
-            self.usable = False
-            raise WorkerDied(self._fate()) from None
-        except BaseException:
-            self.usable = False  # half an answer may be left in the socket
-            raise
         if answer[0] == "ok":
             return answer[1:]
         raise _error(*answer[1:])
-
-    def _receive(self, size: int, until: float | None) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            rest = _POLL if until is None else min(_POLL, until - time.monotonic())
-            if not select.select([self._sock], [], [], max(rest, 0.0))[0]:
-                if rest <= 0:  # only now: after a standstill of this process the answer may be there
-                    raise TimeoutError
-                if self._has_ended():
-                    raise ConnectionResetError("the process is gone, though a child of it holds the socket")
-                continue
-            part = self._sock.recv(min(size - len(data), 1 << 20))
-            if not part:
-                raise ConnectionResetError("closed")
-            data += part
-        return bytes(data)
-
-    def _fate(self) -> str:
-        """How the process ended; one that only closed its socket is killed."""
-        closed_only = not self._wait_for_end(1.0)
-        status = self.end()
-        if closed_only or status is None:
-            return "the worker process closed its connection"
-        if status >= 0:
-            return f"the worker process ended with exit status {status}"
-        name = signal.Signals(-status).name
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"the worker process was ended by signal {name}{hint}"
 
 
 def _error(kind: str, text: str, worker_traceback: str) -> Exception:

@@ -1,9 +1,8 @@
 """The value model: a decoder's body with one number per token on top, in the layout of HF's token classification.
 
 Built by the trainer for role "critic". The head is `score.weight` [1, hidden] and `score.bias` [1], as in
-`Qwen3ForTokenClassification` with `num_labels` 1, so `AutoModelForTokenClassification` loads what is saved. What a
-reader would get wrong: a fresh head is zero, not random: every value starts at 0 and the first gradient shapes the
-head alone.
+`Qwen3ForTokenClassification` with `num_labels` 1, so `AutoModelForTokenClassification` loads what is saved. A fresh
+head is zero, not random: every value starts at 0 and the first gradient shapes the head alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The models beside the embedded trainer's actor that are not trained: reference, teacher, old actor.
 
-Built, asked, saved and loaded by `EmbeddedTrainer`. What a reader would get wrong: reference and old actor are in a
-checkpoint only while they are not what the run would find without it, the reference that of its own checkpoint, the
-old actor the actor.
+Built, asked, saved and loaded by `EmbeddedTrainer`. Reference and old actor are in a checkpoint only while they are not
+what the run would find without it, the reference that of its own checkpoint, the old actor the actor.
 """
 
 from __future__ import annotations

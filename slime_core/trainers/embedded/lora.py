@@ -1,8 +1,8 @@
 """The embedded trainer's part of LoRA: its reference without a copy, and checkpoints with adapters.
 
 A checkpoint holds the merged model, for whoever serves or evaluates it, and `adapter/` in PEFT's layout, which is what
-a run goes on from: the base comes from `--hf-checkpoint` again. What a reader would get wrong: the merged model is read
-on resume too, to make sure that the base is the one the adapters were trained on.
+a run goes on from: the base comes from `--hf-checkpoint` again. The merged model is read on resume too, to make sure
+that the base is the one the adapters were trained on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Some samples of a `TrainBatch` -> the packed tensors of one forward pass, and the experts that it replays.
 
-The checks are `sample_rows`'. What a reader would get wrong: a sample's last token has no row of `routed_experts`, as
-nothing is predicted from it; it routes freely and nobody sees the result.
+The checks are `sample_rows`'. A sample's last token has no row of `routed_experts`, as nothing is predicted from it; it
+routes freely and nobody sees the result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model in Hugging Face layout -> one to train, and the trained one as engines and checkpoints get it.
 
-`EmbeddedTrainer` calls these. What a reader would get wrong: with adapters the weights that are written are merged, for
-whoever serves them, and the run itself goes on from the adapters beside them.
+`EmbeddedTrainer` calls these. With adapters the weights that are written are merged, for whoever serves them, and the
+run itself goes on from the adapters beside them.
 """
 
 from __future__ import annotations

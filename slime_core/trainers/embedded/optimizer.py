@@ -1,9 +1,9 @@
 """Trained parameters -> one flat buffer with one flat gradient, and AdamW on it.
 
-A tiny model's step is dominated by per-tensor calls, so values, gradients and moments live in one buffer each and
-the module's parameters become views of it; summing gradients over ranks, their norm, clipping and the update are
-then a handful of calls. What a reader would get wrong: `p.grad` is such a view too, so gradients are cleared with
-`zero_grad` here, never by setting `p.grad = None`.
+A tiny model's step is dominated by per-tensor calls, so values, gradients and moments live in one buffer each and the
+module's parameters become views of it; summing gradients over ranks, their norm, clipping and the update are then a
+handful of calls. `p.grad` is such a view too, so gradients are cleared with `zero_grad` here, never by setting `p.grad
+= None`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def restored_states(saved: int, now: int, rank: int) -> bool:
     """Whether this process takes its stored states up again.
 
     All do where there are as many as `saved` theirs. With another number those of process 0 go on, since rollouts are
-    its work, and the others begin afresh, which process 0 says: training draws nothing at dropout 0.
+    its work, and the others start over, which process 0 says: training draws nothing at dropout 0.
     """
     if saved == now:
         return True

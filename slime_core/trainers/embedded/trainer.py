@@ -2,7 +2,7 @@
 
 The launcher builds it from `args`, once for the actor and once for a critic, and calls it through `protocols.Trainer`;
 it turns packed micro-batches into log-probs or values, a caller-given loss into one AdamW step, and itself into a
-checkpoint. It knows no algorithm. What a reader would get wrong: parameters are float32, only products are bfloat16.
+checkpoint. It knows no algorithm. Parameters are float32, only products are bfloat16.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ event when it begins and one when it ends. Environment variables say what is to 
              drain+N  SIGTERM to this process, SIGKILL at the N-th event after it
     KILL_TOLD=FILE    made when it has been done
 
-What a reader would get wrong: the N counts in one process. A resumed run has fewer events than the whole one.
+The N counts in one process. A resumed run has fewer events than the whole one.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]
 ONE_STEP: dict[str, Any] = {"async": True, "async_mode": "one-step"}
 FULL: dict[str, Any] = {"async": True, "async_mode": "full", "max_staleness": 2}
 WHOLE_GROUPS: dict[str, Any] = {"partial_rollout": None, "over_sampling_batch_size": None}
-"""What is interrupted is generated afresh, and no group more than needed: the clock decides nothing."""
+"""What is interrupted is regenerated, and no group more than needed: the clock decides nothing."""
 AMID_A_RUN = ("generate", "reward", "filter", "train_step", "push", "eval", "commit", "metrics")
 
 

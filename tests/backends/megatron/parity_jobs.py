@@ -1,8 +1,8 @@
 """Whole runs of the learner, on the embedded trainer and on Megatron's ranks: settings, plugins and losses are real.
 
-`test_parity_*.py` call `train` in their own process for the embedded trainer, and on a `RankPool` for Megatron's. What
-a reader would get wrong: a case is built anew from its flags, model included, but the process groups of a job stay
-open over all its cases, which share the layout.
+`test_parity_*.py` call `train` in their own process for the embedded trainer, and on a `RankPool` for Megatron's. A
+case is built anew from its flags, model included, but the process groups of a job stay open over all its cases, which
+share the layout.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 arguments on both ranks, in the environment that torchrun gives, and returns every rank's result, rank 0's first.
 Arguments and results are pickled. The function itself makes `ProcessGroups`, or joins `torch.distributed` from the
 environment. If one rank raises or the deadline passes, the others, who may wait for it in a collective, are killed.
-What a reader would get wrong: processes are not kept for the next job. They cost a fork, and gloo's threads of process
-groups that are gone spin for as long as the process lives.
+Processes are not kept for the next job. They cost a fork, and gloo's threads of process groups that are gone spin for
+as long as the process lives.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.data.rows import Columns
-from slime_core.data.tools import run_tools, told_tools, tool_parser
+from slime_core.data.tools import prompt_tools, run_tools, tool_parser
 from slime_core.errors import ConfigError, PluginNotFoundError, PluginSignatureError
 
 WEATHER = '''
@@ -71,8 +71,8 @@ def test_what_is_no_tool(tmp_path: Path) -> None:
 
 def test_a_rows_own_schemas_win(file: Path) -> None:
     own = [{"type": "function", "function": {"name": "weather"}}]
-    assert told_tools(args(file), {"tools": own}) == own
-    assert [schema["function"]["name"] for schema in told_tools(args(file), {})] == ["weather", "news"]
+    assert prompt_tools(args(file), {"tools": own}) == own
+    assert [schema["function"]["name"] for schema in prompt_tools(args(file), {})] == ["weather", "news"]
 
 
 def test_the_prompt_tells_the_runs_tools(file: Path) -> None:

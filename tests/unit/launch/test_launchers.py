@@ -8,7 +8,7 @@ from slime_launcher_ray.plugin import ray_address
 
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError, PluginNotFoundError
-from slime_core.launch.launchers import settle_launcher, tell_inline_only
+from slime_core.launch.launchers import settle_launcher, warn_inline_only
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_does_everything_here_says_so(flags: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
-    tell_inline_only(_settings(*flags), "slime rollout")
+    warn_inline_only(_settings(*flags), "slime rollout")
     assert said in caplog.text
     assert bool(caplog.text) == bool(said)
 

@@ -12,7 +12,7 @@ import pytest
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError, PluginError, TrainError
-from slime_core.launch.rank_errors import ASKED_TO_END, ERROR_FILE, first_error, report
+from slime_core.launch.rank_errors import ASKED_TO_END, ERROR_FILE, RankEnd, first_error, report
 from slime_core.launch.ranks import processes_of
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 
@@ -66,24 +66,25 @@ def test_several_nodes_take_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A rank's failure as torch's agent sees it: what it raised, or only an exit status."""
+    """How a rank ended: what it raised, or only an exit status."""
 
-    def fail(code: int = 1, error: Exception | None = None, ago: float = 0.0) -> Any:
-        data: dict[str, Any] = {"message": "<NONE>"}
+    def fail(code: int = 1, error: Exception | None = None, ago: float = 0.0, log: Path | None = None) -> RankEnd:
+        data: dict[str, Any] | None = None
         if error is not None:
             monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error.json"))
             report(error)
             data = json.loads((tmp_path / "error.json").read_text())
+            assert data is not None
             data["time"] -= ago
-        return SimpleNamespace(exitcode=code, pid=7, error_file_data=data)
+        return RankEnd(code, 7, data, log, 6)
 
     return fail
 
 
-def test_the_earliest_report_counts(failure: Any, tmp_path: Path) -> None:
+def test_the_earliest_report_counts(failure: Any) -> None:
     broken = failure(error=RuntimeError("connection closed by peer"))
     cause = failure(error=PluginError("the reward has no answer"), ago=10.0)
-    found = first_error({0: broken, 1: cause, 2: failure(-15), 3: failure(ASKED_TO_END)}, 4, tmp_path, 30)
+    found = first_error({0: broken, 1: cause, 2: failure(ASKED_TO_END)}, 4, 30)
     assert type(found) is PluginError
     assert str(found) == "rank 1 of 4: the reward has no answer"
 
@@ -98,35 +99,32 @@ def test_a_report_made_before_anything_was_closed_stays(tmp_path: Path, monkeypa
     assert file.read_text() == first
 
 
-def test_an_unexpected_error_comes_with_its_traceback(
-    failure: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unexpected_error_comes_with_its_traceback(failure: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def deep() -> None:
         raise KeyError("x")
 
     try:
         deep()
     except KeyError as error:
-        found = first_error({0: failure(-15), 1: failure(error=error)}, 2, tmp_path, 30)
+        found = first_error({0: failure(ASKED_TO_END), 1: failure(error=error)}, 2, 30)
     assert type(found) is TrainError
     assert str(found) == "rank 1 of 2 failed: KeyError: 'x'"
     assert "in deep" in capsys.readouterr().err
 
 
 def test_a_rank_that_was_killed_goes_before_those_that_noticed(failure: Any, tmp_path: Path) -> None:
-    log = tmp_path / "run_1" / "attempt_0" / "1" / "stderr.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("first\nlast\n")
+    log = tmp_path / "rank_1.log"
+    log.write_text("before\nfirst\nlast\n"[1:])
     noticed = failure(error=RuntimeError("connection closed by peer"), ago=1.0)
-    found = str(first_error({0: noticed, 1: failure(-11)}, 2, tmp_path, 30))
+    found = str(first_error({0: noticed, 1: failure(128 + 11, log=log)}, 2, 30))
     assert found == f"rank 1 of 2 (process 7) was killed by SIGSEGV; {log} ends with\nfirst\nlast"
-    assert "if memory ran out" in str(first_error({0: noticed, 1: failure(-9)}, 2, tmp_path, 30))
+    assert "if memory ran out" in str(first_error({0: noticed, 1: failure(128 + 9, log=log)}, 2, 30))
 
 
-def test_a_rank_that_the_agent_killed_is_not_the_cause(failure: Any, tmp_path: Path) -> None:
+def test_a_rank_that_was_killed_late_is_not_the_cause(failure: Any) -> None:
     cause = failure(error=TrainError("loss is nan"), ago=31.0)
-    assert str(first_error({0: failure(-9), 1: cause}, 2, tmp_path, 30)) == "rank 1 of 2: loss is nan"
-    assert time.time() - cause.error_file_data["time"] > 30
+    assert str(first_error({0: failure(128 + 9), 1: cause}, 2, 30)) == "rank 1 of 2: loss is nan"
+    assert time.time() - cause.report["time"] > 30
 
 
 def test_without_an_agent_the_error_is_printed(

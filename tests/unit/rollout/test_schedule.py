@@ -299,7 +299,7 @@ def test_fan_out_groups_in_excess_keep_all_their_samples() -> None:
     assert [len(group) for group in again.samples] == [4, 4]
     source = Source()
     _run(_args(over_sampling_batch_size=3), source, FanOut())
-    assert [len(group) for group in source.returned] == [2], "to be generated afresh, the prompts go back"
+    assert [len(group) for group in source.returned] == [2], "to be regenerated, the prompts go back"
 
 
 def test_finished_samples_of_an_interrupted_group_are_masked_too() -> None:

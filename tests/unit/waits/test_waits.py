@@ -28,9 +28,10 @@ from slime_core.waits import (
     stop_board,
     table,
     waiting,
+    watchdog,
     within,
 )
-from slime_core.waits.board import Board, remove_board, rows, watch
+from slime_core.waits.board import Board, remove_board, rows
 from slime_core.waits.stacks import stacks
 
 
@@ -299,16 +300,20 @@ def _overdue(seconds, **details):
     return entered
 
 
+def fail(message: str, status: int) -> None:
+    raise AssertionError(message)
+
+
 @pytest.fixture
 def alone(monkeypatch):
     """The board's thread, which watches as well, leaves the waits to the test."""
-    monkeypatch.setattr(board_module, "watch", lambda waits: None)
+    monkeypatch.setattr(board_module.watchdog, "look", lambda waits: None)
 
 
 def test_the_watchdog_reports_once_what_is_overdue(alone, board, caplog) -> None:
-    wait = _overdue(board_module.GRACE + 1)
-    watch(current())
-    watch(current())
+    wait = _overdue(watchdog.GRACE + 1)
+    watchdog.watch(current(), fail)
+    watchdog.watch(current(), fail)
     wait.__exit__(None, None, None)
     assert caplog.text.count("save: not done within 1 s") == 1
     assert len(list((board.run_dir / "stalls").iterdir())) == 1
@@ -316,7 +321,7 @@ def test_the_watchdog_reports_once_what_is_overdue(alone, board, caplog) -> None
 
 def test_the_watchdog_leaves_a_late_mechanism_its_grace(alone, board, caplog) -> None:
     wait = _overdue(1.0)
-    watch(current())
+    watchdog.watch(current(), fail)
     wait.__exit__(None, None, None)
     assert caplog.text == ""
 
@@ -324,7 +329,7 @@ def test_the_watchdog_leaves_a_late_mechanism_its_grace(alone, board, caplog) ->
 def test_the_watchdog_ends_only_what_declares_it() -> None:
     ended: list[str] = []
     wait, other = _overdue(60, stop=True), _overdue(60)
-    watch(current(), ended.append)
+    watchdog.watch(current(), lambda message, status: ended.append(message))
     for each in (wait, other):
         each.__exit__(None, None, None)
     assert len(ended) == 1
@@ -334,8 +339,8 @@ def test_the_watchdog_ends_only_what_declares_it() -> None:
 def test_a_process_that_stands_in_c_is_ended(tmp_path) -> None:
     code = f"""
 import time
-from slime_core.waits import start_board, waiting, board
-board._TICK, board.GRACE = 0.01, 0.05
+from slime_core.waits import start_board, waiting, board, watchdog
+board._TICK, watchdog.GRACE = 0.01, 0.05
 start_board({str(tmp_path)!r}, "rank 0")
 with waiting("a collective", deadline=0.05, then="this process ends", stop=True):
     time.sleep(60)
@@ -345,6 +350,62 @@ with waiting("a collective", deadline=0.05, then="this process ends", stop=True)
     assert "slime: error: a collective: not done within 0.05 s" in done.stderr
     (report,) = (tmp_path / "stalls").iterdir()
     assert "time.sleep(60)" in report.read_text() or "<string>" in report.read_text()
+
+
+LOOP = """
+import asyncio, time
+from slime_core.plugins.boundary import awaited, contained
+from slime_core.waits import asked_to_end, board, start_board, waiting, watchdog
+
+board._TICK, watchdog.GRACE, watchdog.BUSY = 0.01, 0.1, 0.05
+start_board({run_dir!r}, "rank 0")
+
+async def hangs():
+    await asyncio.sleep(0)
+    time.sleep(60)
+
+async def main():
+    with waiting("a sample", deadline={deadline}, then="the run stops", stop=True):
+        task = asyncio.ensure_future({call})
+        {then}
+        async with asyncio.timeout({deadline}):
+            await task
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "name"), [("awaited('reward of mine', hangs())", "reward of mine, hangs (now at "), ("hangs()", "hangs (")]
+)
+def test_a_call_that_keeps_the_event_loop_ends_the_process_and_is_named(tmp_path, call, name) -> None:
+    """No deadline of the loop can fire: neither the wait's own nor that of the call."""
+    code = LOOP.format(run_dir=str(tmp_path), deadline=0.1, call=call, then="")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 75
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("slime: error: a sample: not done within")]
+    assert name in said
+    assert "keeps the event loop" in said
+    assert ("reward of mine, hangs (now at <string>:11) has kept the event loop busy" in done.stderr) == ("of" in call)
+
+
+def test_a_process_that_is_asked_to_end_does_not_wait_for_a_loop_that_stands_still(tmp_path) -> None:
+    call, then = "awaited('reward of mine', hangs())", "asked_to_end(143)"
+    code = LOOP.format(run_dir=str(tmp_path), deadline=None, call=call, then=then)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 143
+    assert "asked to end, which the event loop cannot: reward of mine, hangs (now at " in done.stderr
+
+
+def test_waiting_for_a_place_is_not_running() -> None:
+    with waiting("reward of sample 3", deadline=None, then="the sample fails", queued=True) as wait:
+        wait.since -= 100
+        (row,) = [row for row in rows(current()) if row["what"] == "reward of sample 3"]
+        assert (row["queued"], row["overdue"], row["waited"]) == (True, False, 0.0)
+        wait.restart(5.0)
+        (row,) = [row for row in rows(current()) if row["what"] == "reward of sample 3"]
+        assert (row["queued"], row["overdue"]) == (False, False)
+        assert row["age"] < 5 < 100 <= row["waited"]
 
 
 # -- bounded waits -----------------------------------------------------------------------------------

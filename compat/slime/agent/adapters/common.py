@@ -5,8 +5,8 @@ It is `slime_agent_base_url.AgentServer` before the engine's HTTP address, run b
     agent --HTTP--> adapter.app (run_app_in_thread) --HTTP--> sglang_url
     generate function: open_session -> the agent runs -> await finish_session     from any event loop
 
-What a reader would get wrong: every adapter has the endpoints of all three APIs; a request whose key no session was
-opened for is 401 (THUDM/slime opens one); a client's temperature has no effect, since the trainer divides by the run's.
+Every adapter has the endpoints of all three APIs; a request whose key no session was opened for is 401 (THUDM/slime
+opens one); a client's temperature has no effect, since the trainer divides by the run's.
 """
 
 from __future__ import annotations

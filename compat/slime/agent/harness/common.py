@@ -1,7 +1,7 @@
 """`slime.agent.harness.common.BaseHarness`: configure a program in a sandbox, run it, and tell how it ended.
 
-What a reader would get wrong: the program is not installed here. It has to be in the sandbox (a `LocalSandbox` has this
-machine's programs), and a sandbox without network reaches the adapter only through `SandboxLimits.endpoints`.
+The program is not installed here. It has to be in the sandbox (a `LocalSandbox` has this machine's programs), and a
+sandbox without network reaches the adapter only through `SandboxLimits.endpoints`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`slime.backends.megatron_utils.cp_utils`: what custom losses and corrections use under context parallelism.
 
-What a reader would get wrong: slime_core gives a user's function whole responses on every context-parallel rank
+slime_core gives a user's function whole responses on every context-parallel rank
 (`trainers/megatron/step/context_parallel.py`), where THUDM/slime gives it the rank's part. So there is nothing to
 gather and nothing to cut: a function that gathers, computes and cuts comes to the same numbers, whatever the size.
 """

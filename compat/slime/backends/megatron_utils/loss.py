@@ -1,7 +1,7 @@
 """`slime.backends.megatron_utils.loss`: what custom losses and corrections import. Nothing here is Megatron.
 
-What a reader would get wrong: a custom loss gets the logits of whole samples, [1, T, V], not divided by the
-temperature, as in THUDM/slime; `get_log_probs_and_entropy` divides.
+A custom loss gets the logits of whole samples, [1, T, V], not divided by the temperature, as in THUDM/slime;
+`get_log_probs_and_entropy` divides.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""`slime.rollout.rm_hub`: score samples from a function of one's own, with any reward slime-rl knows.
 
 `async_rm` and `batched_async_rm` choose as slime_core does: a sample's own `custom_rm_path`, then its row's, then the
-row's `rm_type`, then `--custom-rm-path`, then `--rm-type`. What a reader would get wrong: a name is any installed
-reward (`slime plugins list --kind rewards`), not one of a fixed list, and its plugin runs on a thread here, not in a
-worker process, so a grader that overruns `--rm-timeout` is given up and not killed.
+row's `rm_type`, then `--custom-rm-path`, then `--rm-type`. A name is any installed reward (`slime plugins list --kind
+rewards`), not one of a fixed list, and its plugin runs on a thread here, not in a worker process, so a grader that
+overruns `--rm-timeout` is given up and not killed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""`slime.rollout.rm_hub.math_dapo_utils`: the plugin `slime-reward-dapo` as functions of texts.
 
-What a reader would get wrong: labels need not be integers here (THUDM/slime passes every label through int).
+Labels need not be integers here (THUDM/slime passes every label through int).
 """
 
 from __future__ import annotations

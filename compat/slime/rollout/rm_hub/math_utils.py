@@ -1,7 +1,7 @@
 r"""`slime.rollout.rm_hub.math_utils`: boxes, and the graders of the plugin `slime-reward-deepscaler`.
 
-What a reader would get wrong: `grade_answer_sympy` does not evaluate what would not fit in memory (`9^{9^{9}}`), and
-has no time limit of its own; a reward has one (`--rm-timeout`).
+`grade_answer_sympy` does not evaluate what would not fit in memory (`9^{9^{9}}`), and has no time limit of its own; a
+reward has one (`--rm-timeout`).
 """
 
 from __future__ import annotations

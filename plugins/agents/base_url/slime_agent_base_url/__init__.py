@@ -8,8 +8,8 @@
     await server.stop()
 
 `server.py` has the endpoints, `answering.py` one request, `tree.py` the messages, `linearise.py` what becomes of them,
-`harness.py` runs a program per sample. The generator plugin `agent` uses them. What a reader would get wrong: a session
-may become several samples; they share a `rollout_id`, so that the run counts once.
+`harness.py` runs a program per sample. The generator plugin `agent` uses them. A session may become several samples;
+they share a `rollout_id`, so that the run counts once.
 """
 
 from __future__ import annotations

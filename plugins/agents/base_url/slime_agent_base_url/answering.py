@@ -6,8 +6,8 @@
     pieces     engine.stream or engine.generate, text as it becomes known     (client gone: engine.abort)
     finished   node in the tree; it counts once the client has the answer (`ended`)
 
-What a reader would get wrong: the node is there before the answer is sent, since the client's next request may
-come before the server knows that the last byte has left; `ended` takes it out again when the client was gone.
+The node is there before the answer is sent, since the client's next request may come before the server knows that the
+last byte has left; `ended` takes it out again when the client was gone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs an unmodified agent program for one sample: a session, a sandbox, a deadline, a test, and samples.
 
-The generator `agent` calls `run_agent`. What a reader would get wrong: how the program ends says nothing about the
-reward. A program that crashed or ran out of time is tested like any other, since it may have done its work; how it
-ended is in `metadata["agent"]["program"]`. Only an interruption by the framework discards what was sampled.
+The generator `agent` calls `run_agent`. How the program ends says nothing about the reward. A program that crashed or
+ran out of time is tested like any other, since it may have done its work; how it ended is in
+`metadata["agent"]["program"]`. Only an interruption by the framework discards what was sampled.
 
 ::
 

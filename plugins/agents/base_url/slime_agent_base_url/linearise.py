@@ -8,9 +8,9 @@
               and the answer                      is short: REALIGN, S X X is      ends here and the prompt begins
                                                   context in its place             the next one
 
-What a reader would get wrong: an answer that several paths share is trained in the first of them only; the others
-begin with it in their prompt, where nothing is trained. So every sampled answer is trained exactly once, or dropped by
-a realignment, and that is noted in `metadata["lossy"]`.
+An answer that several paths share is trained in the first of them only; the others begin with it in their prompt, where
+nothing is trained. So every sampled answer is trained exactly once, or dropped by a realignment, and that is noted in
+`metadata["lossy"]`.
 """
 
 from __future__ import annotations

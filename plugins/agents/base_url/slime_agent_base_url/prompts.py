@@ -8,9 +8,9 @@ the assistant's message as the chat template writes it, the new messages, and th
     answer 1                                     <tool>2*3</tool><|end|>     sampled
     request 2   ............................................................ <|tool|>6<|end|><|assistant|>   delta
 
-What a reader would get wrong: the whole conversation is rendered nevertheless, to find the delta and to count where
-the template would have written other tokens (drift). Those other tokens are never used. Only the text from where it
-differs from the last rendering becomes ids: the time of a request grows by the template's alone.
+The whole conversation is rendered nevertheless, to find the delta and to count where the template would have written
+other tokens (drift). Those other tokens are never used. Only the text from where it differs from the last rendering
+becomes ids: the time of a request grows by the template's alone.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ A harness starts one in the rollout's event loop and opens a session per sample:
        |                        |
        key = session            `-- MessageTree --finish_session--> samples
 
-The routes are the front's (`slime_command_serve.front`), without `/v1/completions` and with `/healthz`. What a reader
-would get wrong: the API key is all that tells whose request it is. There is no default session; a key that nobody
-opened is 401, whatever address it comes from.
+The routes are the front's (`slime_command_serve.front`), without `/v1/completions` and with `/healthz`. The API key is
+all that tells whose request it is. There is no default session; a key that nobody opened is 401, whatever address it
+comes from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One agent's run as the endpoints see it: what it may do, what it has sampled, and the samples that it becomes.
 
 A harness opens a session in `server.AgentServer`, gives its key to the program as the API key, and ends it with
-`finish_session`. What a reader would get wrong: a session outlives its program's mistakes. Requests that fail are
-answered and counted; what was sampled before them stays, and whether the run failed is the harness's to say.
+`finish_session`. A session outlives its program's mistakes. Requests that fail are answered and counted; what was
+sampled before them stays, and whether the run failed is the harness's to say.
 """
 
 from __future__ import annotations

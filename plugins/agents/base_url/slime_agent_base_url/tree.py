@@ -7,8 +7,8 @@ finished tree into trajectories::
                             |                     `--- assistant*          asked twice: a branch
                             `--- user -- assistant*                        a sub-agent with the same system prompt
 
-What a reader would get wrong: the tree says which *messages* go together. Which *tokens* do is `linearise`'s question,
-answered from the turns alone: a client may rewrite a message and still be in the same conversation.
+The tree says which *messages* go together. Which *tokens* do is `linearise`'s question, answered from the turns alone:
+a client may rewrite a message and still be in the same conversation.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ def _eval(argv: list[str]) -> int:
         from slime_command_eval.evaluation import REPORT, evaluate, resumed_argv
         from slime_core.config import load_settings
         from slime_core.errors import ConfigError
-        from slime_core.launch.launchers import tell_inline_only
+        from slime_core.launch.launchers import warn_inline_only
         from slime_core.launch.prepare import prepare
         from slime_core.observability.run_dir import run_dir_of
 
         settings = load_settings(resumed_argv(argv), command="eval")
     args = settings.args
-    tell_inline_only(settings, "slime eval")
+    warn_inline_only(settings, "slime eval")
     if not args.eval_datasets:
         raise ConfigError("slime eval: no data set; type --eval-prompt-data NAME PATH (or --eval-config FILE)")
     report = evaluate(prepare(settings, learn=False))

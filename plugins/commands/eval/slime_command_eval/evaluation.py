@@ -1,7 +1,7 @@
 """`slime eval` from prepared settings to its report: evaluate what a record does not hold yet, then score all of it.
 
-`command.py` prints what this returns. What a reader would get wrong: the record is what is resumed, and the
-report is made of it afresh; an evaluation function of the user's own keeps no record, and is done from the beginning.
+`command.py` prints what this returns. The record is what is resumed, and the report is made of it again; an evaluation
+function of the user's own keeps no record, and is done from the beginning.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What each prompt scored -> the mean with its confidence interval. numpy, no clock: a seed gives the same numbers.
 
-Prompts are the independent draws, samples of one prompt are not; so a value per prompt goes in. What a reader would get
-wrong: the interval says how far other prompts of the same kind would have moved the score, and, since samples are
-inside the values, how far other samples would; it says nothing about another data set.
+Prompts are the independent draws, samples of one prompt are not; so a value per prompt goes in. The interval says how
+far other prompts of the same kind would have moved the score, and, since samples are inside the values, how far other
+samples would; it says nothing about another data set.
 
 Two methods, by the values. Where every prompt has 0 or 1 (one sample each, or k = n): Wilson's score interval, which
 holds for few prompts and for scores of 0 and 1. Else: percentile bootstrap over prompts. One prompt has no interval.

@@ -1,7 +1,7 @@
 """The recipe `addition` (kind `recipes`): makes whatever inputs of the quick start are missing.
 
-The launcher calls `prepare(args)` before it reads any input. What a reader would get wrong: the warm-up is two ordinary
-`slime sft` runs, with the settings of `warmup-1.yaml` and `warmup-2.yaml`; `warmup.py` makes them.
+The launcher calls `prepare(args)` before it reads any input. The warm-up is two ordinary `slime sft` runs, with the
+settings of `warmup-1.yaml` and `warmup-2.yaml`; `warmup.py` makes them.
 """
 
 from __future__ import annotations

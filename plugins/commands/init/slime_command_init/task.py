@@ -1,8 +1,8 @@
 r"""The demo's task: `37+48=?`, to be answered `\boxed{85}`, directly or after working digit by digit.
 
 `prepare.py` writes its files from here. The warm-up shows both ways of answering; the direct one is hard for a tiny
-model and the worked one easy, and reinforcement learning has to find that out. What a reader would get wrong: held-out
-problems are apart by *unordered* pair, so 48+37 is never trained on when 37+48 is held out.
+model and the worked one easy, and reinforcement learning has to find that out. Held-out problems are apart by
+*unordered* pair, so 48+37 is never trained on when 37+48 is held out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A random model -> one that has learnt a task's ways of answering: what recipes of tiny models have in common.
 
 The recipe `addition` and those of `examples/` call it. Every file appears whole or not at all, the model last, so a
-preparation that was killed is simply done again, and other processes may wait for the model. What a reader would get
-wrong: a phase is an ordinary `slime sft` run, with the settings of a YAML file.
+preparation that was killed is simply done again, and other processes may wait for the model. A phase is an ordinary
+`slime sft` run, with the settings of a YAML file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading the boards of a run, for `slime why`: who is alive, what they wait for, and their stacks on request.
 
-What a reader would get wrong: ages in a board are as of its heartbeat, so the time since then is added; and clocks of
-other hosts may differ, so a heartbeat from the future counts as one of now.
+Ages in a board are as of its heartbeat, so the time since then is added; and clocks of other hosts may differ, so a
+heartbeat from the future counts as one of now.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 `verify` proves that none was lost or trained on twice; its exit status is 0 when the ledger holds, 1 when it does not,
 with one line per problem. Reads a run directory's commits and their ledger; loads no torch and no plugin of the run.
-What a reader would get wrong: what a running run has done since its last commit is in no ledger yet, because a kill
-would undo it.
+What a running run has done since its last commit is in no ledger yet, because a kill would undo it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The ledger of one commit, read: its events in order, and what they add up to per group, row and rollout.
 
 `read_history` reads files and checks their digests; `replay` is a pure function of what was read. The checks are
-`checkpoint.ledger_verify`'s; `slime ledger show` prints from here. What a reader would get wrong: a group can be out
-several times, where the buffer declares that it gives groups out again after training.
+`checkpoint.ledger_verify`'s; `slime ledger show` prints from here. A group can be out several times, where the buffer
+declares that it gives groups out again after training.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `verify` is a pure function of what `ledger_history.read_history` read; each `_check_...` answers with one line per
 problem. What a run may do beyond "every group once" it has declared itself, in the headers of its segments: that its
 buffer gives groups out again (`replays`) or drops them (`buffer_drops`), that its rollout function is free to leave
-groups out (`leaves_out`). What a reader would get wrong: a cursor is what makes "nothing is missing" provable. A data
-source without one is held to everything else, and the report says so.
+groups out (`leaves_out`). A cursor is what makes "nothing is missing" provable. A data source without one is held to
+everything else, and the report says so.
 """
 
 from __future__ import annotations

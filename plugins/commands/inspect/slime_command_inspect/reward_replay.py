@@ -1,7 +1,7 @@
 """Saved samples -> the rewards another function gives them, beside those they have.
 
 `slime rewards replay` reads dumps of rollouts (`dumps.read_samples`) and reproductions of failed scores
-(`reward_failures`) through `read_saved` and scores them with `rescore`. What a reader would get wrong: a sample whose
+(`reward_failures`) through `read_saved` and scores them with `rescore`. A sample whose
 *generation* failed or was aborted has nothing to score and is left out; one whose scoring failed is scored again.
 """
 

@@ -1,8 +1,8 @@
 """Saved samples -> those worth imitating, and why the others are not: rejection sampling.
 
 `slime samples filter` calls `select` with what `slime rollout` saved. The same files and settings give the same samples
-in the same order. What a reader would get wrong: `best_of` counts executions, not samples: an execution that fan-out
-made several samples of is chosen or left as a whole, by the mean of their rewards.
+in the same order. `best_of` counts executions, not samples: an execution that fan-out made several samples of is chosen
+or left as a whole, by the mean of their rewards.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def why_not(sample: Sample, wanted: Wanted) -> str | None:
     broken = problem(sample)
     if broken is not None:
         return f"tokens that do not fit: {broken}"
-    spans = sample.told_spans()
+    spans = sample.known_spans()
     if not any(span.source == Source.SAMPLED and span.trained for span in spans):
         return "nothing in it is trained on"
     return None

@@ -1,9 +1,9 @@
 """A tokenizer and its chat template -> what of multi-turn training holds with them: `slime tokens check`.
 
-`check_tokens` runs every check on conversations of its own and returns findings. What a reader would get wrong: a
-template that rewrites history is a note and no failure. `turns.turn_delta` never renders a sampled turn again, so the
-trajectory stays what was sampled, and conversations of data are put together the same way (`demonstrations.py`); but a
-server that renders the whole conversation afresh sees another text, and the note says where it begins to differ.
+`check_tokens` runs every check on conversations of its own and returns findings. A template that rewrites history is a
+note and no failure. `turns.turn_delta` never renders a sampled turn again, so the trajectory stays what was sampled,
+and conversations of data are put together the same way (`demonstrations.py`); but a server that renders the whole
+conversation afresh sees another text, and the note says where it begins to differ.
 """
 
 from __future__ import annotations

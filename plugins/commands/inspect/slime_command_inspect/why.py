@@ -87,7 +87,10 @@ def _row(row: dict[str, Any], silence: float) -> str:
     number = f"{row['number']} x " if row["number"] > 1 else ""
     limit = "no deadline" if row["deadline"] is None else f"of {row['deadline']:g} s"
     mark = "OVERDUE  " if row["overdue"] else ""
-    return f"{row['age'] + silence:9.1f} s {limit:<14} {mark}{number}{row['what']}; then: {row['then']}"
+    place = " (waiting for a place)" if row["queued"] else ""
+    if row["waited"]:
+        place = f" (running, after {row['waited']:.1f} s of waiting for a place)"
+    return f"{row['age'] + silence:9.1f} s {limit:<14} {mark}{number}{row['what']}{place}; then: {row['then']}"
 
 
 def _progress(board: dict[str, Any]) -> str:

@@ -1,8 +1,7 @@
 """`slime models`: architecture numbers of published models, for --model.
 
-Loads no torch. What a reader would get wrong: a preset is no checkpoint. It saves stating numbers by hand and is
-compared with config.json when a run starts; the columns "embedded" and "megatron" say which trainer has a plugin for
-the family.
+Loads no torch. A preset is no checkpoint. It saves stating numbers by hand and is compared with config.json when a run
+starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family.
 """
 
 from __future__ import annotations

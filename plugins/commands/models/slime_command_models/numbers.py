@@ -1,7 +1,7 @@
 """An HF `config.json` -> `Numbers`: the architecture under one name per number, whatever its family calls it.
 
-Called for presets only, whose keys are known. What a reader would get wrong: this is not what builds a model; the
-family plugins (kinds `models` and `megatron_models`) read the same mapping for that.
+Called for presets only, whose keys are known. This is not what builds a model; the family plugins (kinds `models` and
+`megatron_models`) read the same mapping for that.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Used by `--model`, `slime models` and the script that writes `scripts/models/*.s
     megatron   flags for what the family always does, which its config.json does not say
     norms_per_layer   when it is not two
 
-What a reader would get wrong: a preset holds the numbers that describe a model, not all of its config.json, and
-nobody fetches anything from the hub: `hub` only says which checkpoint the numbers belong to.
+A preset holds the numbers that describe a model, not all of its config.json, and nobody fetches anything from the hub:
+`hub` only says which checkpoint the numbers belong to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Settings -> how many prompts, samples, steps, micro-batches and epochs a run has, and how old its samples may be.
 
-For `slime plan`; arithmetic on settings that the rules of `slime_core.config` have checked and completed. What a reader
-would get wrong: with dynamic sampling a rollout draws more prompts than it trains on, so epochs go by faster.
+For `slime plan`; arithmetic on settings that the rules of `slime_core.config` have checked and completed. With dynamic
+sampling a rollout draws more prompts than it trains on, so epochs go by faster.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def schedule_in_words(args: Args) -> list[str]:
         lines.append("no limit on staleness; --max-staleness K sets one")
     else:
         fate = {
-            "recycle": f"generated afresh, {args.staleness_max_retries} times at most",
+            "recycle": f"regenerated, {args.staleness_max_retries} times at most",
             "drop": "dropped",
             "mask": "trained on with none of their tokens counting",
         }[args.staleness_policy]

@@ -8,8 +8,8 @@
 Activations of one token in one layer, in elements: 4 hidden (two norms, each with input and output) + 2 query + 2
 key-value (attention's inputs and output) + 3 inner (gate, up, product); the counting of Korthikanti et al. (2022,
 "Reducing Activation Recomputation in Large Transformer Models") for a layer with grouped queries, a gated block and
-attention that keeps no scores. What a reader would get wrong: it is above what libraries take when they are imported,
-and allocators need some more than is in use; measured peaks lie within FACTOR of it.
+attention that keeps no scores. It is above what libraries take when they are imported, and allocators need some more
+than is in use; measured peaks lie within FACTOR of it.
 """
 
 from __future__ import annotations

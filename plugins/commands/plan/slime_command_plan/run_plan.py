@@ -1,7 +1,7 @@
 """Settings -> everything `slime plan` prints about a run that has not started: batches, schedule, placement, memory.
 
-Loads the trainer's and the engine's class, to ask them for their processes and servers, and no model. What a reader
-would get wrong: it plans the cluster that is described (`num_gpus`), which need not be this machine.
+Loads the trainer's and the engine's class, to ask them for their processes and servers, and no model. It plans the
+cluster that is described (`num_gpus`), which need not be this machine.
 """
 
 from __future__ import annotations

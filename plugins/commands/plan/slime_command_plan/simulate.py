@@ -5,7 +5,7 @@
     full       generation never stops but for pushes; training takes groups as they are finished
 
 The same rules as `loop.py` and the rollout functions, without what they do. Called by `slime plan
---trace` and by `benchmarks/async_overlap.py`. What a reader would get wrong: trainer and engines are machines of their
+--trace` and by `benchmarks/async_overlap.py`. Trainer and engines are machines of their
 own here, as in a disaggregated run; where both share the same processor cores, asynchronous training gains less.
 """
 

@@ -1,8 +1,8 @@
 """What a run has to do and how fast it does it: the input of the simulation, and how it is read from a trace.
 
 `slime plan --trace` reads it from `trace.jsonl` (`read_workload`); a benchmark builds it from what it knows. Seconds
-and tokens throughout. What a reader would get wrong: groups that were aborted and never finished have no known length,
-so they are left out, and a trace with much over-sampling makes responses look shorter than they are.
+and tokens throughout. Groups that were aborted and never finished have no known length, so they are left out, and a
+trace with much over-sampling makes responses look shorter than they are.
 """
 
 from __future__ import annotations

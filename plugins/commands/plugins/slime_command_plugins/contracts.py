@@ -1,7 +1,7 @@
 """Runs the contract suites of plugins with pytest, in a process of its own, and reads the results.
 
-Called by `slime plugins check`. What a reader would get wrong: nothing of the test kit is imported here; the process
-does that, so that a missing pytest is a remark and not an error.
+Called by `slime plugins check`. Nothing of the test kit is imported here; the process does that, so that a missing
+pytest is a remark and not an error.
 """
 
 from __future__ import annotations

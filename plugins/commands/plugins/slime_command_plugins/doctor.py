@@ -1,8 +1,8 @@
 """What is wrong with the plugins of this environment, each finding with the way out: `slime plugins doctor`.
 
-Reads metadata first and then loads every component, so unlike a run it trips over plugins that nobody selected. What
-a reader would get wrong: an error here need not stop the run at hand, since a broken component stops only the runs
-that select it; a broken hook plugin, directory or allow-list stops every run.
+Reads metadata first and then loads every component, so unlike a run it trips over plugins that nobody selected. An
+error here need not stop the run at hand, since a broken component stops only the runs that select it; a broken hook
+plugin, directory or allow-list stops every run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`slime plugins new`: kind and name -> a distribution that installs and passes its contract tests as it is.
 
 The files come from `templates/`: `<kind>.py.tmpl` is the package, `<kind>_test.py.tmpl` its tests, and what all share
-(`pyproject.toml`, `README.md`) has no kind. `@@word@@` is filled in; nothing else of a template changes. What a reader
-would get wrong: the templates are data and are never imported from here.
+(`pyproject.toml`, `README.md`) has no kind. `@@word@@` is filled in; nothing else of a template changes. The templates
+are data and are never imported from here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A conversation -> its pieces as ids: what the assistant wrote, turn by turn, and what comes between.
 
 `rollout/sft_data.py` trains on the assistant's pieces; `slime tokens check` tries a template with it. A conversation is
-put together as multi-turn generation would have: prompt, turn, `turn_delta`, turn, ... What a reader would get wrong:
-so every turn is written as it is while it is the last, which is how it would be sampled, and stays so in the context of
-later turns, also under a template that rewrites history (Qwen3 strips the reasoning of turns before the last question).
+put together as multi-turn generation would have: prompt, turn, `turn_delta`, turn, ... So every turn is written as it
+is while it is the last, which is how it would be sampled, and stays so in the context of later turns, also under a
+template that rewrites history (Qwen3 strips the reasoning of turns before the last question).
 
 ::
 

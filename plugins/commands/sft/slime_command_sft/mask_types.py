@@ -1,8 +1,8 @@
 """`--loss-mask-type`: THUDM/slime's ways of finding the assistant's text, as checks of ours.
 
-The supervised rollout asks `apply_type` for every conversation. What a reader would get wrong: the masks are not made
-here. They follow from the chat template (`demonstrations.py`); a type only says what they must agree with, and
-`distill_qwen` which turns count. Each reads the rendered text by ChatML's marks, independently of the pieces.
+The supervised rollout asks `apply_type` for every conversation. The masks are not made here. They follow from the chat
+template (`demonstrations.py`); a type only says what they must agree with, and `distill_qwen` which turns count. Each
+reads the rendered text by ChatML's marks, independently of the pieces.
 """
 
 from __future__ import annotations

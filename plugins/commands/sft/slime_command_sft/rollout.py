@@ -2,8 +2,8 @@
 
 `generate_rollout` is the rollout function `sft` (kind `rollouts`): no engine and no reward take part. Three row forms:
 chat messages that end with the assistant, a prompt (`--input-key`) with its answer (`--label-key`), or what `slime
-samples filter` wrote: tokens that a policy sampled. What a reader would get wrong: a conversation becomes ids piece by
-piece, because that is how its pieces meet at inference: ids of the prompt, then sampled ids, then ids of what follows.
+samples filter` wrote: tokens that a policy sampled. A conversation becomes ids piece by piece, because that is how its
+pieces meet at inference: ids of the prompt, then sampled ids, then ids of what follows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slime_command_sft.sampled_rows import SampledRow
 from slime_core import provenance
 from slime_core.data.rows import is_conversation
 from slime_core.data.tokenizer import encode_rendered, load_tokenizer
-from slime_core.data.tools import told_tools
+from slime_core.data.tools import prompt_tools
 from slime_core.errors import ConfigError, DataError
 from slime_core.protocols import Args, RolloutTraits, declares
 from slime_core.provenance import Source, Span, joined
@@ -107,14 +107,14 @@ def _pieces_by_text(row: SampledRow, sample: Sample, tokenizer: Any, args: Args)
 
 
 def _conversation(sample: Sample, messages: Sequence[dict[str, Any]], tokenizer: Any, args: Args) -> list[Piece]:
-    tools, kwargs = told_tools(args, sample.metadata), sample.apply_chat_template_kwargs
+    tools, kwargs = prompt_tools(args, sample.metadata), sample.apply_chat_template_kwargs
     pieces = conversation_pieces(tokenizer, messages, tools, kwargs)
     return apply_type(args.loss_mask_type, tokenizer, messages, pieces, tools, kwargs)
 
 
 def _answered(sample: Sample, answer: str, tokenizer: Any, args: Args) -> list[Piece]:
     """The prompt as the data source spelled it, and the answer with what ends it."""
-    spans = sample.told_spans()
+    spans = sample.known_spans()
     starts = [provenance.num_tokens(spans[:i]) for i in range(len(spans))]
     prompt = [Piece(sample.tokens[at : at + s.length], s.source, s.withheld) for at, s in zip(starts, spans)]
     templated = not isinstance(sample.prompt, str) or args.apply_chat_template

@@ -1,8 +1,8 @@
 """Samples that a policy generated -> rows for `slime sft`, and back: the tokens themselves, not their text.
 
-`slime samples filter` writes with `to_row`; the supervised rollout reads with `SampledRow`. What a reader would get
-wrong: a row's label is the reference answer of the task and is never trained on; what is trained stands in
-`metadata["slime_sampled"]`, with a hash of the vocabulary that its ids are of.
+`slime samples filter` writes with `to_row`; the supervised rollout reads with `SampledRow`. A row's label is the
+reference answer of the task and is never trained on; what is trained stands in `metadata["slime_sampled"]`, with a hash
+of the vocabulary that its ids are of.
 """
 
 from __future__ import annotations

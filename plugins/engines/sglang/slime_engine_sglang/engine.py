@@ -1,9 +1,9 @@
 """The engine `sglang`: launches SGLang servers and their routers by the plan, and generates through them.
 
 `start` makes the plan, starts the processes (`fleet`), tells the router of the servers, and has them watched
-(`supervisor`); from then on it is an `HttpEngine`. What a reader would get wrong: the rollout uses one model of the
-plan, the one that receives the trainer's weights; the others (a frozen reference, a judge) are only served, at the
-addresses of `args.sglang_model_routers`.
+(`supervisor`); from then on it is an `HttpEngine`. The rollout uses one model of the plan, the one that receives the
+trainer's weights; the others (a frozen reference, a judge) are only served, at the addresses of
+`args.sglang_model_routers`.
 """
 
 from __future__ import annotations

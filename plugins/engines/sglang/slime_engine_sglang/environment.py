@@ -135,7 +135,10 @@ def _in_directories(python: Path) -> dict[str, str]:
 
 def _asked(python: Path) -> dict[str, str]:
     try:
-        done = subprocess.run([str(python), "-c", _ASK], capture_output=True, text=True, timeout=_ASK_DEADLINE_S)
+        safe = {**os.environ, "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(
+            [str(python), "-c", _ASK], capture_output=True, text=True, timeout=_ASK_DEADLINE_S, env=safe
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"--engine-python / {PYTHON_VARIABLE} {str(python)!r} does not run: {error}") from None
     if done.returncode:

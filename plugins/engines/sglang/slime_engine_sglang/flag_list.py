@@ -140,10 +140,9 @@ def cache_file(versions: Mapping[str, str]) -> Path:
 def introspected(python: Path) -> dict[str, Any]:
     """What `introspect` prints in that environment. Raises ConfigError with the end of what it complained about."""
     command = [str(python), introspect.__file__, *map(str, sorted(CPU_STUBS.iterdir()))]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONSAFEPATH": "1"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_DEADLINE_S, env={"OMP_NUM_THREADS": "1", **os.environ}
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S, env=environment)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"importing SGLang took longer than {_DEADLINE_S:.0f} s: {' '.join(command)}") from None
     lines = done.stdout.strip().splitlines()

@@ -2,8 +2,8 @@
 
     for each model at once:  router  |  encoders, then the servers that are told their URLs
 
-What a reader would get wrong: ports are reserved when the fleet is made, so every URL is known before anything runs; a
-server that has to change its ports has another URL when it is ready.
+Ports are reserved when the fleet is made, so every URL is known before anything runs; a server that has to change its
+ports has another URL when it is ready.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class ModelFleet:
         encoders = [server for server in self.servers if server.plan.worker_type == "encoder"]
         told = [server for server in self.servers if server.plan.needs_encoder_urls]
         others = [server for server in self.servers if server not in encoders and server not in told]
-        await together([self._launch_told(encoders, told), *(server.launch() for server in others)])
+        await together([self._launch_with(encoders, told), *(server.launch() for server in others)])
 
-    async def _launch_told(self, encoders: list[ServerProcess], told: list[ServerProcess]) -> None:
+    async def _launch_with(self, encoders: list[ServerProcess], told: list[ServerProcess]) -> None:
         await together([server.launch() for server in encoders])
         for server in told:
             server.arguments["encoder_urls"] = [encoder.url for encoder in encoders]

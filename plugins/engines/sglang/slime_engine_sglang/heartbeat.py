@@ -1,9 +1,9 @@
 """One look at a server: does it answer, does it generate, and does it serve the weights it should?
 
-The supervisor asks at every beat, over its own HTTP connections. What a reader would get wrong: slow is not dead. A
-server in the middle of a long prefill answers no health request, so a refusal is asked again until the whole timeout
-has passed, and any answer that a client of ours got meanwhile counts as a sign of life. While weights are pushed or
-generation is paused it cannot generate and may have either version, so only its HTTP process must answer.
+The supervisor asks at every beat, over its own HTTP connections. Slow is not dead. A server in the middle of a long
+prefill answers no health request, so a refusal is asked again until the whole timeout has passed, and any answer that a
+client of ours got meanwhile counts as a sign of life. While weights are pushed or generation is paused it cannot
+generate and may have either version, so only its HTTP process must answer.
 """
 
 from __future__ import annotations

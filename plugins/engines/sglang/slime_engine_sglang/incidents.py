@@ -1,7 +1,7 @@
 """Every incident of the engines, told three times: a line in the log, a line in `events.jsonl`, and metrics.
 
-The supervisor reports here; the rollout stage takes the metrics once per rollout. What a reader would get wrong: a disk
-that refuses the file must not end a recovery, so that is logged once and the run goes on.
+The supervisor reports here; the rollout stage takes the metrics once per rollout. A disk that refuses the file must not
+end a recovery, so that is logged once and the run goes on.
 """
 
 from __future__ import annotations

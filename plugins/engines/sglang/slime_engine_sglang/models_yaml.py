@@ -11,8 +11,8 @@ Example::
         model_path: /models/judge
         server_groups: [{num_gpus: 2}]
 
-`planner.make_plan` calls `read_models` and compares the result with the flags. What a reader would get wrong: the order
-of groups is the order of GPUs, not that in which servers start.
+`planner.make_plan` calls `read_models` and compares the result with the flags. The order of groups is the order of
+GPUs, not that in which servers start.
 """
 
 from __future__ import annotations

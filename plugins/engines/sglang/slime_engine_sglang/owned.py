@@ -1,8 +1,8 @@
 """The flags of SGLang and its router whose values are slime's to say, and what to set instead.
 
 A user's value for one is refused, unless it is what slime sets anyway: scripts written for SGLang itself repeat such
-things, and then it ends in a warning. What a reader would get wrong: dp_size, pp_size, ep_size and dtype are the
-user's; so is tp_size, but with --rollout-num-gpus-per-engine it can only say the same again.
+things, and then it ends in a warning. dp_size, pp_size, ep_size and dtype are the user's; so is tp_size, but with
+--rollout-num-gpus-per-engine it can only say the same again.
 """
 
 from __future__ import annotations

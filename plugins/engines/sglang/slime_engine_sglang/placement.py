@@ -1,8 +1,8 @@
 """Settings -> how many GPUs the servers have, which one is the first, and which each server gets.
 
 GPUs are counted over the whole cluster, node after node: number g is ordinal `g % per_node` of node `g // per_node`.
-The trainer has the first ones; servers come after it, or share them under `--colocate`. Called by `planner`. What a
-reader would get wrong: on CPU a GPU is a share of the cores; it is counted, has no ordinal, and there is one node.
+The trainer has the first ones; servers come after it, or share them under `--colocate`. Called by `planner`. On CPU a
+GPU is a share of the cores; it is counted, has no ordinal, and there is one node.
 """
 
 from __future__ import annotations

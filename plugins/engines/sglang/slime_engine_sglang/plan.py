@@ -1,8 +1,7 @@
 """Settings -> which servers and routers are started, with which arguments; nothing is started here.
 
 `SglangEngine` asks for the plan before anything runs, so that whatever cannot work is refused in one line. Made by
-`planner.make_plan`. What a reader would get wrong: ports and addresses are not in it; they are taken on the machine at
-the moment a process starts.
+`planner.make_plan`. Ports and addresses are not in it; they are taken on the machine at the moment a process starts.
 """
 
 from __future__ import annotations

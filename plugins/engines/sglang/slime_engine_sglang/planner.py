@@ -2,8 +2,8 @@
 
     rules between flags -> models (flags, or the file) -> GPUs (placement) -> servers (server_groups) -> routers
 
-`SglangEngine` calls `check` before a run and `make_plan` when it starts; `slime engines plan` prints `plan_of`. What a
-reader would get wrong: the plan is made for the cluster that is described, so a laptop can plan 16 GPUs.
+`SglangEngine` calls `check` before a run and `make_plan` when it starts; `slime engines plan` prints `plan_of`. The
+plan is made for the cluster that is described, so a laptop can plan 16 GPUs.
 """
 
 from __future__ import annotations

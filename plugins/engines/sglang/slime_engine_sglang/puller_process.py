@@ -1,7 +1,7 @@
 """The puller of weight deltas as a child beside the servers that slime launches: one per host, for all of them.
 
-`SglangEngine` starts it when weights travel as deltas. What a reader would get wrong: it runs with slime's interpreter,
-not with that of SGLang's environment, and its requests name the servers, which may come back at other ports.
+`SglangEngine` starts it when weights travel as deltas. It runs with slime's interpreter, not with that of SGLang's
+environment, and its requests name the servers, which may come back at other ports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A `ServerPlan` -> a running SGLang server.
 
-    plan + ports --> argv (`arguments.to_argv`) --> keeper --> python -m sglang.launch_server
+    plan + ports --> argv (`arguments.to_argv`) --> guard --> python -m sglang.launch_server
 
 Ready means that it has generated a token (/health_generate) and that its model is the one of the plan.
 """

@@ -1,7 +1,7 @@
 """The server groups of one model -> servers with GPUs and arguments, and reserved GPUs.
 
-`planner.make_plan` has one `Filler` per model, each beginning where the one before ended. What a reader would get
-wrong: GPUs are given out in the file's order, while encoders start first.
+`planner.make_plan` has one `Filler` per model, each beginning where the one before ended. GPUs are given out in the
+file's order, while encoders start first.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
      '--(its restarts, or the patience with it, are used up)--> LOST
 
 `supervisor` runs one `Watch` for each. Without `--use-fault-tolerance` nothing is restarted: what is ours and ends is
-only told of, and what is not ours is waited for, for a minute. What a reader would get wrong: a restarted server serves
-the checkpoint it was started with, so nothing may reach it before it was caught up, and the update lock is held from
-the catching up until it is READY, or a weight update could pass it by in between.
+only told of, and what is not ours is waited for, for a minute. A restarted server serves the checkpoint it was started
+with, so nothing may reach it before it was caught up, and the update lock is held from the catching up until it is
+READY, or a weight update could pass it by in between.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Service(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Process id of its keeper."""
+        """Process id of its guard."""
         return self._process.pid
 
     @property
@@ -153,7 +153,8 @@ class Service(ABC):
         # Servers call themselves while they start, which no proxy can do for them.
         known = inherited.get("NO_PROXY") or inherited.get("no_proxy")
         direct = ",".join(filter(None, [known, "localhost", self.host]))
-        ours = {"PYTHONUNBUFFERED": "1", "NO_PROXY": direct, "no_proxy": direct}
+        # Nothing that happens to lie in the working directory is imported.
+        ours = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "NO_PROXY": direct, "no_proxy": direct}
         self._process.start(self.command(self._ports), inherited | ours | dict(self.environment()))
 
     async def wait_ready(self, timeout: float | None = None) -> None:

@@ -1,8 +1,8 @@
 """The thread in which servers and routers are watched, one `servers.Watch` each, and brought back.
 
 `HttpEngine.start` starts it and `stop` ends it. It has an event loop and HTTP connections of its own, because the
-rollout stage's event loop turns only while a rollout runs. What a reader would get wrong: others take workers out too
-(the client, a weight update); the watch finds them quarantined at its next turn, for which a change of state wakes it.
+rollout stage's event loop turns only while a rollout runs. Others take workers out too (the client, a weight update);
+the watch finds them quarantined at its next turn, for which a change of state wakes it.
 """
 
 from __future__ import annotations

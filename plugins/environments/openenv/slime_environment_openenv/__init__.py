@@ -4,9 +4,9 @@
     step    {"type": "step", "data": ACTION}                POST /step  {"action": ACTION}
     close   {"type": "close"}, and the connection           the connections
 
-What a reader would get wrong: OpenEnv's own server (openenv-core 0.3.0) makes a new environment for every HTTP request,
-so POST /step never acts in what POST /reset began; only its WebSocket (/ws) has sessions. `transport: http` is for
-servers that keep an episode themselves, told apart by the `episode_id` that is sent with both.
+OpenEnv's own server (openenv-core 0.3.0) makes a new environment for every HTTP request, so POST /step never acts in
+what POST /reset began; only its WebSocket (/ws) has sessions. `transport: http` is for servers that keep an episode
+themselves, told apart by the `episode_id` that is sent with both.
 
 Tried again: connecting, and over HTTP a reset (both change nothing that is kept). A step never: it may have happened.
 """

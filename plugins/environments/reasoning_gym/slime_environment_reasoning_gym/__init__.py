@@ -5,8 +5,8 @@
     recipe        --prepare-path reasoning_gym        the missing files of --eval-prompt-data, for `slime eval` too
     environment   --environment-path reasoning_gym    several tries at one row, told the score of each
 
-What a reader would get wrong: training and evaluation differ by their seed alone, `seed` and `eval_seed`. Tasks with
-few different items may give the same one to both.
+Training and evaluation differ by their seed alone, `seed` and `eval_seed`. Tasks with few different items may give the
+same one to both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The package's own curriculum of a task (`reasoning_gym.coaching`): items at a level that moves with recent success.
 
-The data source uses it with `plugins.reasoning_gym.curriculum`. What a reader would get wrong: the level moves between
-rollouts only, and looks at scores of its own level alone, in no order; so whatever finishes first, a run and the same
-run resumed draw the same items.
+The data source uses it with `plugins.reasoning_gym.curriculum`. The level moves between rollouts only, and looks at
+scores of its own level alone, in no order; so whatever finishes first, a run and the same run resumed draw the same
+items.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A task of reasoning-gym -> rows by index, and a row's entry back for its verifier.
 
-The data source, the recipe and the reward use it. What a reader would get wrong: a row carries the whole entry, since
-making it again may cost seconds; and as entries hold tuples and keyed tables that JSON does not, `pack` marks them, for
-several verifiers tell a tuple from a list (arc_agi gives 0.05 instead of 1 otherwise).
+The data source, the recipe and the reward use it. A row carries the whole entry, since making it again may cost
+seconds; and as entries hold tuples and keyed tables that JSON does not, `pack` marks them, for several verifiers tell a
+tuple from a list (arc_agi gives 0.05 instead of 1 otherwise).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What an environment's own process runs: build it, answer calls, until the other side is gone.
+"""What an environment's own process runs: build it, answer calls (`slime_core.procs.worker`).
 
-`places.ProcessPlace` starts it as a fresh interpreter and talks to it over one socket. What a reader would get wrong:
+`places.ProcessPlace` starts it. What a reader would get wrong:
 the environment is resolved here, from its spec; one that was registered by code in the run's process is not known.
 """
 
@@ -8,34 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import pickle
-import signal
-import socket
-import sys
 from typing import Any
 
 from slime_core.errors import SlimeError
 from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
-from slime_core.plugins.workers.calls import changes, restore, send, unpack_args
-from slime_core.plugins.workers.main import read_message, tie_to
+from slime_core.plugins.workers.calls import changes, restore, unpack_args
+from slime_core.procs.worker import serve
 from slime_environment_session.places import PackedSample
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serve one environment over the socket `descriptor` until it closes or process `parent` is gone."""
-    tie_to(parent)
-    os.set_inheritable(descriptor, False)
-    sock = socket.socket(fileno=descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    served = _Served()
-    while (message := read_message(sock)) is not None:
-        send(sock, served.answer(message))
-    os._exit(0)  # without the exit handlers of user code, which may hang
+def main(descriptor: int) -> None:
+    """Serve one environment over the socket `descriptor`."""
+    serve(descriptor, _Served().answer)
 
 
 class _Served:

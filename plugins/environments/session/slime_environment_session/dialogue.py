@@ -1,9 +1,8 @@
 """What policy and environment say to one another, as messages or as text, in step with the sample's tokens.
 
 `multi_turn` holds one per sample: the first observation follows the row's prompt, each later one the turn it answers.
-Chat rows (messages) go through the chat template by `turn_delta`; text rows are continued with text. What a reader
-would get wrong: `messages` is only what templates are asked with. Ids of sampled turns are the engine's and are
-never made from it.
+Chat rows (messages) go through the chat template by `turn_delta`; text rows are continued with text. `messages` is only
+what templates are asked with. Ids of sampled turns are the engine's and are never made from it.
 """
 
 from __future__ import annotations

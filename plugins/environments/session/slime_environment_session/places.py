@@ -16,23 +16,19 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import os
 import pickle
 import queue
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.resolve import Resolved
 from slime_core.plugins.signatures import construct
-from slime_core.plugins.workers.calls import HEADER, apply, pack_args, sample_state
+from slime_core.plugins.workers.calls import apply, pack_args, sample_state
+from slime_core.procs.worker import HEADER, Worker
 from slime_core.protocols import Args
 from slime_core.types import Sample
 from slime_core.waits import waiting
@@ -40,10 +36,7 @@ from slime_core.waits import waiting
 logger = logging.getLogger(__name__)
 
 END_DEADLINE = 10.0
-"""Seconds a killed process gets to be gone."""
-_BOOT = (
-    "import sys; sys.path[:] = {path!r}; from slime_environment_session.child import main; main({descriptor}, {parent})"
-)
+"""Seconds that closing an abandoned environment may take."""
 
 
 class Place(Protocol):
@@ -202,27 +195,18 @@ THREADS = ThreadPlaces()
 
 
 class ProcessPlace:
-    """An environment in a process of its own, which leads its own session and dies with this one."""
+    """An environment in a process of its own, which dies with this one."""
 
     def __init__(self, found: Resolved, args: Args, spec: str) -> None:
         self._found, self._args, self._spec = found, args, spec
-        self._process: subprocess.Popen[bytes] | None = None
+        self._worker: Worker | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def build(self) -> None:
         """Start the process, which resolves the environment by its name and constructs it."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            boot = _BOOT.format(path=sys.path, descriptor=theirs.fileno(), parent=os.getpid())
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", boot],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._worker = Worker(self._found.ref.label, "slime_environment_session.child")
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._worker.sock)
         await self._ask("build", self._spec, pack_args(self._args))
 
     async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
@@ -239,15 +223,13 @@ class ProcessPlace:
         self.abandon()
 
     def abandon(self) -> None:
-        """Kill the process and its session; a thread reaps it."""
+        """Kill the process and all it started; a thread sees it end."""
         if self._writer is not None:
             self._writer.close()
-        if self._process is None:
+        if self._worker is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        process, self._process = self._process, None
-        threading.Thread(target=_reap, args=(process,), name="slime: reap an environment", daemon=True).start()
+        worker, self._worker = self._worker, None
+        threading.Thread(target=_end, args=(worker,), name="slime: end an environment", daemon=True).start()
 
     async def _ask(self, *request: Any) -> Any:
         assert self._reader is not None
@@ -269,8 +251,8 @@ class PackedSample(dict[str, Any]):
     """A sample on its way to the process."""
 
 
-def _reap(process: subprocess.Popen[bytes]) -> None:
+def _end(worker: Worker) -> None:
     try:
-        process.wait(timeout=END_DEADLINE)
-    except subprocess.TimeoutExpired:
-        logger.warning("process %d of an environment does not end though it was killed", process.pid)
+        worker.end()
+    except SlimeError as error:
+        logger.warning("%s", error)

@@ -4,8 +4,8 @@
 
 Generators hold one session per sample. A call that overruns `--environment-step-timeout` raises
 EnvironmentTimeoutError, what the environment raises comes as PluginError with its place in the code, and after either
-nothing more is called: `close` then gives the environment up where it runs (`places.py`). What a reader would get
-wrong: `close` never raises, so that a sample that is finished stays finished; it returns what went wrong.
+nothing more is called: `close` then gives the environment up where it runs (`places.py`). `close` never raises, so that
+a sample that is finished stays finished; it returns what went wrong.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """PPO with a critic: generalised advantages over token rewards, the clipped surrogate, a clipped value loss.
 
-r_t = -kl_coef * KL_t, plus the response's reward at its last unmasked token;
-delta_t = r_t + gamma * V_{t+1} - V_t with V = 0 after the last token, A_t = delta_t + gamma * lambd * A_{t+1},
-R_t = A_t + V_t (Schulman et al., 2016 and 2017). The critic and its loss are the core's. What a reader would get
-wrong: tokens that the policy did not sample (tool output) are skipped by the recursion, not counted as states;
-THUDM/slime runs it over them, and puts the reward on the last token even if that is masked.
+r_t = -kl_coef * KL_t, plus the response's reward at its last unmasked token; delta_t = r_t + gamma * V_{t+1} - V_t with
+V = 0 after the last token, A_t = delta_t + gamma * lambd * A_{t+1}, R_t = A_t + V_t (Schulman et al., 2016 and 2017).
+The critic and its loss are the core's. Tokens that the policy did not sample (tool output) are skipped by the
+recursion, not counted as states; THUDM/slime runs it over them, and puts the reward on the last token even if that is
+masked.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
     sample -> sandbox, program with OPENAI_BASE_URL and ANTHROPIC_BASE_URL -> test -> samples of one rollout id
 
-What a reader would get wrong: the model sees what the program sends it, not the row's prompt. The program finds the row
-in `task.json`; the ids of the returned samples begin with whatever the program asked first.
+The model sees what the program sends it, not the row's prompt. The program finds the row in `task.json`; the ids of the
+returned samples begin with whatever the program asked first.
 
 Options (`plugins: {agent: ...}`), each of which a row may override in `metadata["agent_options"]`, are in `Options`.
 """

@@ -1,9 +1,9 @@
 """N candidates of one prompt, and the best of them: best-of-n sampling, for evaluation.
 
 The candidate that is returned is one that was sampled, token for token; what the others scored is in
-`metadata["best_of_n"]`. What a reader would get wrong: chosen by the run's own reward, which knows the label, the score
-is what an oracle would get (pass@n of a 0/1 reward); only a `reward` that does not read the label, such as a reward
-model's, measures a method that could be deployed.
+`metadata["best_of_n"]`. Chosen by the run's own reward, which knows the label, the score is what an oracle would get
+(pass@n of a 0/1 reward); only a `reward` that does not read the label, such as a reward model's, measures a method that
+could be deployed.
 
 Options (`plugins: {best_of_n: ...}`, or a data set's own `plugins`) are in `Options`.
 """

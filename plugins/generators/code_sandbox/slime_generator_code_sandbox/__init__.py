@@ -5,9 +5,9 @@
     prompt | <code>x = 12*34\nprint(x)</code> | 408<|end|><|assistant|> | The answer is 408.<|end|>
     mask   | 1 ...                          1 | 0 ...                 0 | 1 ...                    1
 
-Each sample has an interpreter of its own, whose names stay between its turns (`slime_sandbox_local`). What a reader
-would get wrong: the interpreter is not part of the sample. One that is interrupted, or whose sandbox another sample
-needed, gets its state back by running its earlier code again.
+Each sample has an interpreter of its own, whose names stay between its turns (`slime_sandbox_local`). The interpreter
+is not part of the sample. One that is interrupted, or whose sandbox another sample needed, gets its state back by
+running its earlier code again.
 """
 
 from __future__ import annotations

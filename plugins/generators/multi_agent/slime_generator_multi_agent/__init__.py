@@ -5,8 +5,8 @@
     solver   prompt | answer 1 | "A critic says: ..." | answer 2      the given sample
     critic            prompt with answer 1 | critique                 a sibling
 
-What a reader would get wrong: an interrupted conversation comes back as the given sample alone, ABORTED, with the other
-roles' samples in its metadata; only a conversation that has ended fans out.
+An interrupted conversation comes back as the given sample alone, ABORTED, with the other roles' samples in its
+metadata; only a conversation that has ended fans out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One role's trajectory: its prompt, its turns, and what it was told between them.
 
-What a reader would get wrong: every role is a `Sample` of its own, with its own log-probs and versions; what others
-said is in it as text of a user, encoded once, and never as their tokens.
+Every role is a `Sample` of its own, with its own log-probs and versions; what others said is in it as text of a user,
+encoded once, and never as their tokens.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     prompt + first observation | turn <|end|> | observation <|assistant|> | turn <|end|>
     mask                         1 ...      1   0 ...                   0   1 ...      1
 
-The environment is `--environment-path`'s, or the row's (`metadata["environment_path"]`). What a reader would get wrong:
-a sample that was interrupted goes on only with the environment it left, put back by `restore`; where that cannot be,
-it starts again from the beginning, and `metadata["environment"]["restarts"]` says why.
+The environment is `--environment-path`'s, or the row's (`metadata["environment_path"]`). A sample that was interrupted
+goes on only with the environment it left, put back by `restore`; where that cannot be, it starts again from the
+beginning, and `metadata["environment"]["restarts"]` says why.
 
 Options (`plugins: {multi_turn: ...}`), each of which a row's metadata may override, are in `Options`.
 """

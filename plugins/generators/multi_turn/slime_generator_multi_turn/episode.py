@@ -6,8 +6,8 @@
      | +----------|------------------ finished                          finished
      +--- record in metadata["environment"]: turns, rewards, snapshot
 
-What a reader would get wrong: the record is changed in the order of what happened, so it is right wherever a
-cancellation strikes. While `acting` is set, the turn is complete and its step is not: `snapshot` is the state before.
+The record is changed in the order of what happened, so it is right wherever a cancellation strikes. While `acting` is
+set, the turn is complete and its step is not: `snapshot` is the state before.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     mask   | 1 ...                       1 | 0 ...                             0  | 1 ...             1
 
 The workflow of Search-R1. Documents come from a JSONL corpus on disk by BM25 (`corpus.py`) or from a retrieval server
-(`server.py`). What a reader would get wrong: by default the model goes on in the turn it was in, as Search-R1 does it;
-with `observation: null` the documents are a chat message of their own.
+(`server.py`). By default the model goes on in the turn it was in, as Search-R1 does it; with `observation: null` the
+documents are a chat message of their own.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
     CORPUS.bm25/<digest>/       index files, and the documents' places in the corpus; made once, renamed into place
 
-The first query of a process loads the index, or makes it, in a thread, while every other query waits for that. What a
-reader would get wrong: the digest is of the corpus's path, size and time of change, so a changed corpus gets another
-index, and the old one stays on disk.
+The first query of a process loads the index, or makes it, in a thread, while every other query waits for that. The
+digest is of the corpus's path, size and time of change, so a changed corpus gets another index, and the old one stays
+on disk.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     POST URL {"queries": [q], "topk": k, "return_scores": true}
          <-  {"result": [[{"document": {"contents": ...}, "score": s}, ...]]}      or documents without scores
 
-What a reader would get wrong: a server that refuses or is slow does not fail the sample; the model is shown an error,
-and the count of errors is in the sample's metadata.
+A server that refuses or is slow does not fail the sample; the model is shown an error, and the count of errors is in
+the sample's metadata.
 """
 
 from __future__ import annotations

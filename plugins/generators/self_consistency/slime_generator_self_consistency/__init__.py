@@ -1,8 +1,8 @@
 """N candidates of one prompt, and one with the commonest answer: self-consistency (Wang et al., 2022), for evaluation.
 
 The candidate that is returned is one that was sampled, token for token; the votes are in
-`metadata["self_consistency"]`. What a reader would get wrong: answers are compared as text, as the extractor
-normalises them, and a candidate without one does not vote; the label is not looked at.
+`metadata["self_consistency"]`. Answers are compared as text, as the extractor normalises them, and a candidate without
+one does not vote; the label is not looked at.
 
 Options (`plugins: {self_consistency: ...}`, or a data set's own `plugins`) are in `Options`.
 """

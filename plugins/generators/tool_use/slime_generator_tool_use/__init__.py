@@ -5,10 +5,10 @@
     prompt | <tool>12*34</tool><|end|> | <|tool|>408<|end|><|assistant|> | The answer is 408.<|end|>
     mask   | 1 ...                   1 | 0 ...                         0 | 1 ...                    1
 
-What may be called is `--tools-path` (a calculator without it), how calls are written `--tool-call-parser`. What a
-reader would get wrong: all state is in the sample, so a partial sample continues in the middle of a turn, and one that
-was interrupted while its tools ran calls them again. The turn is what the policy sampled since the last observation,
-told by `token_weight_versions`, not by `loss_mask`, which may have been zeroed for off-policy tokens.
+What may be called is `--tools-path` (a calculator without it), how calls are written `--tool-call-parser`. All state is
+in the sample, so a partial sample continues in the middle of a turn, and one that was interrupted while its tools ran
+calls them again. The turn is what the policy sampled since the last observation, told by `token_weight_versions`, not
+by `loss_mask`, which may have been zeroed for off-policy tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The calls of a turn -> what each came to, in the order of the text; and per-tool counts in the sample's metadata.
 
-What a reader would get wrong: nothing here fails the sample. A call that cannot be read, names no tool, has wrong
-arguments, raises or takes too long is answered with `error: ...`, which the model may react to.
+Nothing here fails the sample. A call that cannot be read, names no tool, has wrong arguments, raises or takes too long
+is answered with `error: ...`, which the model may react to.
 """
 
 from __future__ import annotations

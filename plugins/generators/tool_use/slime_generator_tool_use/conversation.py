@@ -1,7 +1,7 @@
 """The turns of one sample: which tokens the current one has, and how answers to its calls are written behind it.
 
-What a reader would get wrong: sampled tokens are never encoded again. What stands behind a turn is the chat
-template's text behind a placeholder (`turn_delta`); a tokenizer without a template is given `tool_observation`.
+Sampled tokens are never encoded again. What stands behind a turn is the chat template's text behind a placeholder
+(`turn_delta`); a tokenizer without a template is given `tool_observation`.
 """
 
 from __future__ import annotations

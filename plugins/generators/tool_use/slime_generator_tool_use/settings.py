@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from slime_core import Args, PluginOptions, Sample, options, run_tools, told_tools, tool_parser
+from slime_core import Args, PluginOptions, Sample, options, prompt_tools, run_tools, tool_parser
 from slime_core.errors import ConfigError
 from slime_core.tools import Tool, ToolParser, ToolSchema
 from slime_generator_tool_use.calculator import calculator
@@ -58,7 +58,7 @@ class Settings:
         chosen = Options.model_validate({**declared, **{k: v for k, v in given.items() if v is not None}})
         if chosen.tool_observation is not None and "{result}" not in chosen.tool_observation:
             raise ConfigError(f"tool_observation {chosen.tool_observation!r} has no {{result}} in it")
-        told = told_tools(args, sample.metadata)
+        told = prompt_tools(args, sample.metadata)
         tools = {tool.name: tool for tool in run_tools(args) or (_CALCULATOR,)}
         if sample.metadata.get("tools"):
             named = {str(schema.get("function", {}).get("name")) for schema in told}

@@ -1,8 +1,8 @@
 """Options -> an environment of the verifiers package, its tasks as rows, and the servers that its episodes share.
 
-The generator, the data source and the recipe use it. What a reader would get wrong: a seat for which neither the
-environment's author nor the user chose a program or a place gets this distribution's chat harness, on this machine;
-verifiers' own defaults are a program that `uv` installs, and a paid sandbox.
+The generator, the data source and the recipe use it. A seat for which neither the environment's author nor the user
+chose a program or a place gets this distribution's chat harness, on this machine; verifiers' own defaults are a program
+that `uv` installs, and a paid sandbox.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A harness of the verifiers package that talks in this process: the task's prompt, the model, its tools, to the end.
 
-verifiers finds it by the id `slime_verifiers_chat`; the generator `verifiers` gives it to seats that name no other.
-What a reader would get wrong: it is no shortcut past verifiers. Every model call goes to the endpoint that verifiers
-hands over, which records the trace that its rewards read.
+verifiers finds it by the id `slime_verifiers_chat`; the generator `verifiers` gives it to seats that name no other. It
+is no shortcut past verifiers. Every model call goes to the endpoint that verifiers hands over, which records the trace
+that its rewards read.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     Actors.assemble   empty actors -> logs and addresses -> same code everywhere? -> rollout stage, then trainer ranks
     Actors.close      engine, workers and process groups end by themselves; then every actor is killed
 
-What a reader would get wrong: an actor that fails while it is built fails the run, with its own error, and `close`
-takes the others with it. `end_ranks` and `replace_ranks` are for `recovery`.
+An actor that fails while it is built fails the run, with its own error, and `close` takes the others with it.
+`end_ranks` and `replace_ranks` are for `recovery`.
 """
 
 from __future__ import annotations

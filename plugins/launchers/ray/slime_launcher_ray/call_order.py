@@ -3,8 +3,8 @@
     proxy    submit("in_turn", life, 0, "advance", ...)      submit("in_turn", life, 1, "submit", ...)
     actor    `CallOrder.come(number)` -> the call, up to its first wait -> `CallOrder.begun()` -> the next number
 
-`engine_proxy` counts, `EngineActor.in_turn` takes. What a reader would get wrong: calls begin one after the other and
-then run side by side; a number that never comes holds up those behind it, until their deadline.
+`engine_proxy` counts, `EngineActor.in_turn` takes. Calls begin one after the other and then run side by side; a number
+that never comes holds up those behind it, until their deadline.
 """
 
 from __future__ import annotations

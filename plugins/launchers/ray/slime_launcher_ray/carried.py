@@ -5,8 +5,8 @@
 
 Called by `launcher`, `shell` and `submit`. Carried are plugins given as files, with the modules and packages beside
 them, directories of `--plugin-dir`, and small YAML files and chat templates; models, data and run directories are not.
-What a reader would get wrong: a value is replaced where it is, as a whole, the string of a setting or of an evaluation
-data set; so the node's own file of the same path is not looked at.
+A value is replaced where it is, as a whole, the string of a setting or of an evaluation data set; so the node's own
+file of the same path is not looked at.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 An asynchronous actor: its methods share one event loop, in which the engine lives, so requests run side by side. An
 engine that `notify` can wake makes a step only when the proxy allows it, as it does inline when every live sample
-waits: `advance` adds the waiting requests and lets it step until one of them ends. What a reader would get wrong:
-Ray neither begins calls nor returns their results in order, and the stage's order of events follows both, so calls
-are numbered (`turns`), and results by the order in which the engine finished them.
+waits: `advance` adds the waiting requests and lets it step until one of them ends. Ray neither begins calls nor returns
+their results in order, and the stage's order of events follows both, so calls are numbered (`turns`), and results by
+the order in which the engine finished them.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class EngineProxy:
         """Results that came before others that ended before them."""
         self._next_result = 0
         self._coming: asyncio.Task[None] | None = None
-        self._state_told = EngineState()
+        self._known_state = EngineState()
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class EngineProxy:
         await self._send()
         result, finished = await self._surely("control", method, *args)
         self._settle(finished)
-        self._state_told.note(method, *args)
+        self._known_state.note(method, *args)
         return result
 
     async def _surely(self, method: str, *args: Any) -> Any:
@@ -310,14 +310,14 @@ class EngineProxy:
     async def _restore(self, life: int) -> None:
         """Weights, and what it had been told to be, before the calls that wait see the new life."""
         await self._call("start", life)
-        if self._state_told.update is not None:
-            update = self._state_told.update
+        if self._known_state.update is not None:
+            update = self._known_state.update
             if update.in_buckets:
                 rest = update.method, update.version
                 await asyncio.to_thread(send, self.member, "take_weights", update.payload, *rest)
             else:
                 await self._call("update_from", update.method, update.payload, update.version)
-        for method, *args in self._state_told.calls():
+        for method, *args in self._known_state.calls():
             await self._call("control", method, *args)
         self._lives(life)
 
@@ -348,7 +348,7 @@ class EngineProxy:
             except EngineGone as error:
                 await self._survive(life, error)
             else:
-                self._state_told.update = Update(method, payload, version)
+                self._known_state.update = Update(method, payload, version)
                 return measured
 
     async def _send_weights(self, method: str, weights: Iterable[tuple[str, torch.Tensor]], *rest: Any) -> Any:
@@ -370,7 +370,7 @@ class EngineProxy:
                 await self._survive(life, error)
                 continue
             if self.restarter is not None and method.startswith(UPDATE):
-                self._state_told.update = Update(method, kept, rest[0], in_buckets=True)
+                self._known_state.update = Update(method, kept, rest[0], in_buckets=True)
             return measured
 
 

@@ -1,8 +1,7 @@
 """What an engine has been told that another one in its place must be told again: weights, a pause, memory given up.
 
-`engine_proxy` notes it with each call that succeeded. What a reader would get wrong: the buckets of the last update
-stay in the object store for it, one copy of the weights and two while they are updated; a directory stays as long as
-`weights/sync.py` keeps it.
+`engine_proxy` notes it with each call that succeeded. The buckets of the last update stay in the object store for it,
+one copy of the weights and two while they are updated; a directory stays as long as `weights/sync.py` keeps it.
 """
 
 from __future__ import annotations

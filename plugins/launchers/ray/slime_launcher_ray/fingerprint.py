@@ -1,7 +1,7 @@
 """Whether every process of a run has the driver's code: plugins and slime itself, compared before the run starts.
 
-The driver has `fingerprint(run.plugins)`; every actor tells its own after it has resolved the same settings. What a
-reader would get wrong: files are compared by what is in them, not by where they lie.
+The driver has `fingerprint(run.plugins)`; every actor tells its own after it has resolved the same settings. Files are
+compared by what is in them, not by where they lie.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which GPUs the rollout actor shows to the servers that its engine starts: those of the run's bundles on its node.
 
-Ray gives the rollout actor none, as it computes nothing itself. Its engine numbers GPUs as the plan does, by ordinal
-on the node (`engines/sglang/placement.py`), so CUDA_VISIBLE_DEVICES lists those of all the run's bundles there, the
-trainer's included, in the order of the plan. Called by `Actors.assemble`. What a reader would get wrong: trainer ranks
-hold their GPU whole, so they are asked themselves; an empty bundle is asked by a task.
+Ray gives the rollout actor none, as it computes nothing itself. Its engine numbers GPUs as the plan does, by ordinal on
+the node (`engines/sglang/placement.py`), so CUDA_VISIBLE_DEVICES lists those of all the run's bundles there, the
+trainer's included, in the order of the plan. Called by `Actors.assemble`. Trainer ranks hold their GPU whole, so they
+are asked themselves; an empty bundle is asked by a task.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m slime_launcher_ray.job`: what a Ray job of `slime submit` runs, in the folder that it was sent with.
 
-The folder is what `submit.py` made. What a reader would get wrong: another job with the same folder may read
-it at the same time, so files are changed by replacing them.
+The folder is what `submit.py` made. Another job with the same folder may read it at the same time, so files are changed
+by replacing them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Ray launcher: settings -> a finished run whose stages live in actors.
 
 The driver does what the inline launcher's rank 0 does, checks, run directory, resume, loop, journal, hooks, over
-stand-ins for the stages; `launch.drive.drive` is the same for both, and so are the commits (`driver.py`). What a reader
-would get wrong: nothing of the cluster is touched before every setting has been resolved and tried.
+stand-ins for the stages; `launch.drive.drive` is the same for both, and so are the commits (`driver.py`). Nothing of
+the cluster is touched before every setting has been resolved and tried.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ over the cluster, node after node, so bundle b of a GPU cluster is GPU `b % num_
 
 Pure: nothing is started, and no GPU is looked for. Called by `slime plan` and by the Ray launcher, which asks Ray for
 `bundles` and puts actors where this says. Where the engines lie comes from the engine's own plan if it has one
-(`launch_plan` of its class), and from the same table otherwise (`config/gpu_layout.py`). What a reader would get wrong:
-a critic needs no place of its own, since actor and critic of a rank share a process.
+(`launch_plan` of its class), and from the same table otherwise (`config/gpu_layout.py`). A critic needs no place of its
+own, since actor and critic of a rank share a process.
 """
 
 from __future__ import annotations

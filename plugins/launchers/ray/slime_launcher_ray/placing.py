@@ -1,8 +1,8 @@
 """A `Placement` -> a placement group of Ray, waited for with a deadline; where each actor goes in it.
 
-The launcher calls `plan`, then `reserve`, before any actor exists. What a reader would get wrong: Ray numbers bundles
-in the order they were asked for and lays them on nodes as it likes, so the bundles of the plan are taken in the order
-of nodes, and ranks that the plan has on one node are on one node.
+The launcher calls `plan`, then `reserve`, before any actor exists. Ray numbers bundles in the order they were asked for
+and lays them on nodes as it likes, so the bundles of the plan are taken in the order of nodes, and ranks that the plan
+has on one node are on one node.
 """
 
 from __future__ import annotations

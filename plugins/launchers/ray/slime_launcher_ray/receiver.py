@@ -4,9 +4,9 @@
     rollout actor      engine_proxy, the same refs             --bucket refs-->   engine actor    BucketStream
 
 `BucketStream` is what an engine iterates: (HF name, tensor) pairs like those of a trainer in the same process. Its
-tensors lie in shared memory that must not be written to; engines copy what they are given. What a reader would get
-wrong: Ray may run two calls of one caller in another order, so each bucket, and the end, is sent once the one before
-has been accepted; meanwhile the receiver reads, and the sender fills the next one.
+tensors lie in shared memory that must not be written to; engines copy what they are given. Ray may run two calls of one
+caller in another order, so each bucket, and the end, is sent once the one before has been accepted; meanwhile the
+receiver reads, and the sender fills the next one.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ The driver's `launch.lead.lead` calls `Recovery.recover` after a `TrainerDied`, 
     new ranks: build           in the same places, with the same checks as at the start
     restarts.rewind            trainer, data, ledger, metrics and commits as they were; the loop begins with a push
 
-What a reader would get wrong: the dead rank may have been amid a weight update, so the engines may serve anything
-until that first push, and nothing is generated before it.
+The dead rank may have been amid a weight update, so the engines may serve anything until that first push, and nothing
+is generated before it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The stages as the driver's loop sees them: each passes its calls on to actors.
 
 `loop.train` runs over `RemoteRollout`, `RemoteLearner` and `RemoteWeights`, with `--async` over the same with
-`RemoteAsyncRollout`; journal, hooks and run directory are the driver's own. What a reader would get wrong:
-`RemoteBatch` is a reference; the batch itself goes from the rollout actor to the trainer's actors and is never here.
+`RemoteAsyncRollout`; journal, hooks and run directory are the driver's own. `RemoteBatch` is a reference; the batch
+itself goes from the rollout actor to the trainer's actors and is never here.
 """
 
 from __future__ import annotations

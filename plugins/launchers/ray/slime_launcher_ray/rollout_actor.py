@@ -2,9 +2,8 @@
 
 A threaded actor. Its concurrency groups are its callers' lanes: "work" the loop's calls, "turns" and "evaluation" those
 that the asynchronous loop makes beside them, "weights" and "buckets" those of the trainer's rank 0, "control" signs of
-life and interrupts. All of them meet in the stage's one event loop (`rollout.loop_thread`). What a reader would get
-wrong: a batch is not returned but left in the object store, from where the trainer's actors take it; the driver only
-hands the reference on.
+life and interrupts. All of them meet in the stage's one event loop (`rollout.loop_thread`). A batch is not returned but
+left in the object store, from where the trainer's actors take it; the driver only hands the reference on.
 """
 
 from __future__ import annotations

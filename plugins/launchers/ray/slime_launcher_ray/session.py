@@ -6,14 +6,15 @@ joined only when `--ray-address` or RAY_ADDRESS names it.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,18 @@ import ray
 from ray._private import services
 
 from slime_core.errors import ConfigError
-from slime_core.procs.leftovers import Keeper
+from slime_core.procs.guarded import Guarded
 from slime_core.protocols import Args
 from slime_core.waits import waiting
 from slime_launcher_ray.plugin import ray_address
 
-START_DEADLINE = 60.0
-"""Seconds for a local cluster to come up, or to join one that runs."""
+logger = logging.getLogger(__name__)
+
+START_DEADLINE = 150.0
+"""Seconds for a local cluster to come up, or to join one that runs; Ray's own deadlines are shorter."""
 STOP_DEADLINE = 30.0
+_LEFTOVER_S = 10.0
+"""For the guards of what an actor had started."""
 _REACH = 5.0
 _STORE = (128 << 20, 16 << 30)
 """Bytes of the object store of a local cluster: at least, at most."""
@@ -64,14 +69,11 @@ def connected(args: Args, package: Path | None = None) -> Iterator[None]:
     if address and ":" in address and "//" not in address:
         _check_reachable(address)
     _join(address, package)
-    keeper = None if address else Keeper()
     try:
         yield
     finally:
         with waiting("leaving Ray", deadline=STOP_DEADLINE, then="the process ends as it is", stop=True):
             ray.shutdown()
-        if keeper is not None:
-            keeper.close()
 
 
 def _join(address: str | None, package: Path | None) -> None:
@@ -89,26 +91,73 @@ def _join(address: str | None, package: Path | None) -> None:
     where = f"--ray-address {address}" if address else "a local Ray cluster"
     handlers = _handlers()
     try:
-        # In this thread: the kernel ends the cluster's processes with the thread that started them.
-        with waiting(f"joining {where}", deadline=START_DEADLINE, then="the run stops", stop=True), _apart():
-            ray.init(**keywords)
-    except Exception as error:  # Ray raises that class itself where its processes do not come up in time
-        raise ConfigError(f"{where}: {error}") from error
+        for last in [True] if address else [False, True]:
+            try:
+                with waiting(f"joining {where}", deadline=START_DEADLINE, then="the run stops", stop=True), _guarded():
+                    return _init(keywords)
+            except Exception as error:  # Ray raises that class itself where its processes do not come up in time
+                if last:
+                    raise ConfigError(f"{where}: {error}") from error
+                logger.warning("%s did not come up, and is started once more: %s", where, error)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
+def _init(keywords: dict[str, Any]) -> None:
+    """`ray.init`, whose processes import nothing that happens to lie in the working directory."""
+    job = ray.job_config.JobConfig()
+    job._py_driver_sys_path = _OfThisProcess()
+    try:
+        ray.init(**keywords, job_config=job)
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+class _OfThisProcess(list[str]):
+    """Places that Ray puts on its processes' `sys.path`: of those that it finds, what is on this one's."""
+
+    def extend(self, more: Iterable[str]) -> None:
+        """Also where Ray adds the working directory to them."""
+        super().extend(place for place in more if place in sys.path)
+
+
+class _Daemon(Guarded):
+    """A process of Ray's under a guard, as Ray knows processes."""
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], **streams: Any) -> None:
+        super().__init__("a process of Ray", stop_s=STOP_DEADLINE, orphan_s=0.0, leftover_s=_LEFTOVER_S)
+        out, err = (s.fileno() if hasattr(s, "fileno") else s for s in (streams["stdout"], streams["stderr"]))
+        self.start(command, env, stdin=streams["stdin"] or subprocess.DEVNULL, stdout=out, stderr=err)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """As Ray asks, `Popen.poll`."""
+        self.returncode = super().poll()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """`Popen.wait`. Raises TimeoutExpired."""
+        if super().wait(timeout) is None:
+            raise subprocess.TimeoutExpired(self.name, timeout or 0.0)
+        return self.returncode
+
+    terminate = Guarded.ask_to_stop
+    kill = Guarded.ask_to_die
+
+
 @contextmanager
-def _apart() -> Iterator[None]:
-    """What Ray starts meanwhile is in process groups of its own.
+def _guarded() -> Iterator[None]:
+    """What Ray starts meanwhile has guards.
 
     A scheduler, `timeout` and `kill %1` send SIGTERM to all of the command's group. Ray's daemons would end at once
-    (services.py: only SIGINT is kept from them), and the command could not make its last commit.
+    (services.py: only SIGINT is kept from them), and the command could not make its last commit. When the command is
+    killed, most end by themselves; its agents look for their parent only now and then.
     """
     module: Any = services
     start = module.ConsolePopen
-    module.ConsolePopen = functools.partial(start, process_group=0)
+    module.ConsolePopen = _Daemon
     try:
         yield
     finally:

@@ -1,8 +1,7 @@
 """Whether a node sees the driver's run directory, models and data: a file just written there is looked for.
 
 The driver calls `write_token` and `inputs`, every actor `check_shared`, before anything else, and the driver
-`remove_tokens`. What a reader would get wrong: a directory of the same path is not enough, since every node may have
-one of its own.
+`remove_tokens`. A directory of the same path is not enough, since every node may have one of its own.
 """
 
 from __future__ import annotations

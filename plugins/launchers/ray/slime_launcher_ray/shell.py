@@ -2,7 +2,7 @@
 
 `Order` is what the driver sends; `Shell` is the base class of the actors. An actor is created at once and empty
 (`Shell.__init__`), told apart (`open`), and loads its stage in a call of its own, so that all of them do so side by
-side. What a reader would get wrong: nothing of torch is imported here before the environment is set.
+side. Nothing of torch is imported here before the environment is set.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     `submit`     folder -> Ray's job server, as the job's working directory
     `follow`     the job's output, until it ends; its exit status
 
-Called by `slime submit`; on the cluster `job.py` reads the folder. What a reader would get wrong: the job does not
-run in its folder but in the directory that the command was typed in, which the nodes must see, as for relative paths.
+Called by `slime submit`; on the cluster `job.py` reads the folder. The job does not run in its folder but in the
+directory that the command was typed in, which the nodes must see, as for relative paths.
 """
 
 from __future__ import annotations

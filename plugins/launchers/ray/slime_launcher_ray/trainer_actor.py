@@ -1,7 +1,7 @@
 """One process of the trainer: what torchrun's processes are inline, told what to do by the driver's loop.
 
-The same `Trainers`, `Learner` and, on rank 0, `WeightSync` as `launch/inline.py` has; other ranks follow. What a
-reader would get wrong: the driver calls all ranks at once, and they meet in the trainer's collectives, as ever.
+The same `Trainers`, `Learner` and, on rank 0, `WeightSync` as `launch/inline.py` has; other ranks follow. The driver
+calls all ranks at once, and they meet in the trainer's collectives, as ever.
 """
 
 from __future__ import annotations

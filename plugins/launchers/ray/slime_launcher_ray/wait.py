@@ -1,8 +1,8 @@
 """Every wait for an actor: by name, with a deadline, and with the actor's error as slime's own.
 
-`Member` is an actor as the driver, or another actor, knows it. What a reader would get wrong: the deadline is not that
-of the work, which may take as long as it takes, but of the actor's process, which must answer in between: an actor that
-is dead is noticed at once, and one that hangs after `silence` seconds.
+`Member` is an actor as the driver, or another actor, knows it. The deadline is not that of the work, which may take as
+long as it takes, but of the actor's process, which must answer in between: an actor that is dead is noticed at once,
+and one that hangs after `silence` seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GLM-4's `config.json` -> its Megatron model: four norms a layer, and one matrix for gate and up projection.
 
-Entry point of kind "megatron_models". Half of every head is rotated, in pairs of neighbours. What a reader would get
-wrong: HF's `post_attention_layernorm` is the norm before the feed-forward block; the ones on the outputs of attention
-and feed-forward block are `post_self_attn_layernorm` and `post_mlp_layernorm` (`layers.py`).
+Entry point of kind "megatron_models". Half of every head is rotated, in pairs of neighbours. HF's
+`post_attention_layernorm` is the norm before the feed-forward block; the ones on the outputs of attention and
+feed-forward block are `post_self_attn_layernorm` and `post_mlp_layernorm` (`layers.py`).
 """
 
 from __future__ import annotations

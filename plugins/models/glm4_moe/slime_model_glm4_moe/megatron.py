@@ -1,8 +1,8 @@
 """GLM-4.5's `config.json` -> its Megatron model: grouped-query attention, and experts behind the first layers.
 
-Entry point of kind "megatron_models". Half of every head is rotated. The experts are routed as DeepSeek-V3's.
-What a reader would get wrong: GLM-4.5 has norms of queries and keys, GLM-4.5-Air has none (`use_qk_norm`). The numbers
-of `Glm4MoeConfig` stand in for what a file leaves out.
+Entry point of kind "megatron_models". Half of every head is rotated. The experts are routed as DeepSeek-V3's. GLM-4.5
+has norms of queries and keys, GLM-4.5-Air has none (`use_qk_norm`). The numbers of `Glm4MoeConfig` stand in for what a
+file leaves out.
 """
 
 from __future__ import annotations

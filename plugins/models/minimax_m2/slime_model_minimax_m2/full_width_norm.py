@@ -1,8 +1,8 @@
 """RMSNorm over all heads of a query or key at once, whose heads are split over tensor-parallel ranks.
 
 `megatron.layer_spec` puts it in the place of `q_layernorm` and `k_layernorm`, where `SelfAttention` gives it the heads
-of this rank. What a reader would get wrong: the mean square is over the heads of all ranks, so its gradient, too, is
-the sum of all ranks' gradients; the weight is split as the heads are.
+of this rank. The mean square is over the heads of all ranks, so its gradient, too, is the sum of all ranks' gradients;
+the weight is split as the heads are.
 """
 
 from __future__ import annotations

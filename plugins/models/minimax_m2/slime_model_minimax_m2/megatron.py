@@ -1,9 +1,9 @@
 """MiniMax-M2 in Megatron's words: the plugin of kind "megatron_models" for `model_type` minimax_m2.
 
 Experts in every layer, by sigmoid scores: those with the highest score plus bias, weighed by their scores alone,
-divided by their sum. Rotary positions on half of a head. What a reader would get wrong: `qk_layernorm` is off in
-Megatron's configuration although there are such norms, because Megatron's own are per head and have their gradients
-summed over tensor-parallel ranks; `layer_spec` puts in the family's.
+divided by their sum. Rotary positions on half of a head. `qk_layernorm` is off in Megatron's configuration although
+there are such norms, because Megatron's own are per head and have their gradients summed over tensor-parallel ranks;
+`layer_spec` puts in the family's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Qwen3-MoE: Qwen3's attention, and in most layers routed SwiGLU experts instead of one feed-forward block.
 
 Sparse are the layers whose number plus one is a multiple of `decoder_sparse_step`, but for those in `mlp_only_layers`.
-What a reader would get wrong: the router's auxiliary loss (`router_aux_loss_coef`) is no part of RL training and is
-not computed.
+The router's auxiliary loss (`router_aux_loss_coef`) is no part of RL training and is not computed.
 """
 
 from __future__ import annotations

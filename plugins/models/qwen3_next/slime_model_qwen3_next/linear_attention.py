@@ -5,8 +5,8 @@ flash-linear-attention and refuses packed sequences; this one is plain torch, ke
 heads over tensor-parallel ranks, with or without sequence parallelism. There is no context parallelism: the state of a
 sequence goes through its tokens in order.
 
-What a reader would get wrong: projections and convolution are ordered by key head (its query, key, value, output gate,
-beta and alpha rows), so that equal parts of their rows are heads, for any number of ranks.
+Projections and convolution are ordered by key head (its query, key, value, output gate, beta and alpha rows), so that
+equal parts of their rows are heads, for any number of ranks.
 """
 
 from __future__ import annotations

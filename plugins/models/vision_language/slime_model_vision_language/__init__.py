@@ -1,7 +1,7 @@
 """Vision-language families whose model is built by transformers: LLaVA, Qwen2-VL, Qwen2.5-VL.
 
-What a reader would get wrong: the sizes are those of the language model inside, which `config.json` nests under
-`text_config`; vision tower and projector are transformers' own business.
+The sizes are those of the language model inside, which `config.json` nests under `text_config`; vision tower and
+projector are transformers' own business.
 """
 
 from __future__ import annotations

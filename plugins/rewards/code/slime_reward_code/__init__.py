@@ -5,8 +5,7 @@ The program is the last fenced ```` ```python ```` block of the response (else t
 (`cases.py`). Each run of a program has a sandbox of its own (`runs.py`), and what it prints or exits with proves
 nothing (`harness.py`).
 
-What a reader would get wrong: where the machine permits no namespaces, the sandbox is made of what is left, and a
-warning says what that is.
+Where the machine permits no namespaces, the sandbox is made of what is left, and a warning says what that is.
 """
 
 from __future__ import annotations

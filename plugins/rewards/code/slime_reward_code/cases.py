@@ -10,8 +10,8 @@ the same with `"fn_name"`                                        calls of that f
 list of `{"input", "output"[, "testtype"]}`                      the same (LiveCodeBench, `metadata["func_name"]`)
 ==============================================================  ===============================================
 
-`metadata["setup"]` (or `test_setup_code`) is run before each Python text. What a reader would get wrong: expected
-answers of calls and of stdin never enter the process that runs the program.
+`metadata["setup"]` (or `test_setup_code`) is run before each Python text. Expected answers of calls and of stdin never
+enter the process that runs the program.
 """
 
 from __future__ import annotations

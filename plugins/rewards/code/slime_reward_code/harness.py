@@ -7,7 +7,7 @@
 Each answer is a line on descriptor 3. How passing is proved: a test text passes only when its secret is written to the
 report after its last statement, and the secret reaches the process only after the program's own code has run. Exiting,
 raising, printing "ok", patching builtins or modules before the tests, and objects that claim to be equal to everything
-prove nothing. What a reader would get wrong: it imports only the standard library, since it runs outside the package.
+prove nothing. It imports only the standard library, since it runs outside the package.
 """
 
 import ast

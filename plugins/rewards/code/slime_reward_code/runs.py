@@ -1,8 +1,8 @@
 """Runs a program and its tests in a sandbox of its own, by the three ways of testing it.
 
 `__init__` calls `run_assertions`, `run_calls` and `run_program`. The process is `harness.py` in a fresh interpreter of
-a `slime_sandbox_local.LocalSandbox`, which ends with all that the program started. What a reader would get wrong: the
-sandbox is made of what the kernel permits (`best-effort`), since a reward must score in a container too.
+a `slime_sandbox_local.LocalSandbox`, which ends with all that the program started. The sandbox is made of what the
+kernel permits (`best-effort`), since a reward must score in a container too.
 """
 
 from __future__ import annotations

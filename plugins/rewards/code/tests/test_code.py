@@ -5,6 +5,7 @@ import os
 import time
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,6 @@ from slime_reward_code.runs import run_program
 from slime_core import Sample
 from slime_core.config import Args
 from slime_core.errors import ConfigError
-from slime_core.waits.processes import below
 
 ADD = "def add(a, b):\n    return a + b"
 SUM = "print(sum(map(int, input().split())))"
@@ -221,10 +221,10 @@ RUNAWAYS = {
     ],
 )
 def test_a_runaway_is_ended_with_all_it_started(program: str) -> None:
-    started, before = time.monotonic(), below(os.getpid())
+    started, before = time.monotonic(), psutil.Process().children(recursive=True)
     assert score(program, {"inputs": [""], "outputs": [""]}, {"timeout": 0.4}) == 0.0
     assert time.monotonic() - started < 40
-    assert set(below(os.getpid())) <= set(before)
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 @pytest.mark.slow
@@ -240,10 +240,10 @@ def test_children_left_behind_end_with_the_program() -> None:
     program = (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(99)\nprint(1, flush=True)\nos._exit(0)"
     )
-    started, before = time.monotonic(), below(os.getpid())
+    started, before = time.monotonic(), psutil.Process().children(recursive=True)
     assert score(program, {"inputs": [""], "outputs": ["1"]}) == 1.0
     assert time.monotonic() - started < 40
-    assert set(below(os.getpid())) <= set(before)
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 def test_memory_is_limited() -> None:

@@ -4,7 +4,7 @@ Source: DAPO (Yu et al., 2025, arXiv:2503.14476) and THUDM/slime's `dapo`. Only 
 +1.0 when the normalised answer is spelt as the normalised label or both are one number, else -1.0. `Answer: $A$`,
 `Answer: \boxed{A}` and `**Answer:** A` all answer A; text after the answer's line is not read.
 
-What a reader would get wrong: but for numbers the comparison is of spellings, so x+1 is not 1+x (`math` knows better).
+But for numbers the comparison is of spellings, so x+1 is not 1+x (`math` knows better).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Source: DeepScaleR (Agentica, 2025) and THUDM/slime's `deepscaler`. The answer i
 does one without a box after it. The label may be boxed; a list of labels means any of them. Equal means: spelt alike
 once normalised as in the MATH data set (Hendrycks et al., 2021), or equal as sympy expressions.
 
-What a reader would get wrong: a fraction must be reduced when the label is one (`\frac{2}{4}` is not `\frac{1}{2}`, but
-it is 0.5), as in the MATH grader; `math` takes both.
+A fraction must be reduced when the label is one (`\frac{2}{4}` is not `\frac{1}{2}`, but it is 0.5), as in the MATH
+grader; `math` takes both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""An answer in the spelling of the MATH data set (Hendrycks et al., 2021): `0.5` is `\frac{1}{2}`, `45^\circ` is `45`.
 
-`equal` compares two of these. What a reader would get wrong: nothing is evaluated here.
+`equal` compares two of these. Nothing is evaluated here.
 """
 
 from __future__ import annotations

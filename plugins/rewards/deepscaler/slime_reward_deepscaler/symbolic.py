@@ -1,7 +1,7 @@
 r"""Whether two answers are equal as sympy expressions; what would not fit in memory is not evaluated.
 
-What a reader would get wrong: nothing is passed to Python's `eval` (sympy's own `sympify` does that); LaTeX goes
-through latex2sympy2_extended's grammar, so an answer cannot run code.
+Nothing is passed to Python's `eval` (sympy's own `sympify` does that); LaTeX goes through latex2sympy2_extended's
+grammar, so an answer cannot run code.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The response is read after its last `</think>`. The chosen letter is the first t
 label that is the text of one of `metadata["choices"]`. With no letter on one side, the correct choice's text in the
 response counts.
 
-What a reader would get wrong: the words "I" and "A" are no choices when a lower-case word follows.
+The words "I" and "A" are no choices when a lower-case word follows.
 """
 
 from __future__ import annotations

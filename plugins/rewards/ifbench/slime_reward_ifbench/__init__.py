@@ -5,9 +5,8 @@ Instructions are those of IFEval (Zhou et al., 2023) and of IFBench (Pyatkin et 
 one). The checks are written from the instructions' descriptions, in `ifeval.py`, `ifbench_words.py` and
 `ifbench_formats.py`.
 
-What a reader would get wrong: sentences and words are told by rules of our own (`text.py`), not by NLTK's models, so
-counts may differ from the benchmarks' by the odd abbreviation. Text up to the last `</think>` and end-of-turn tokens
-are not judged.
+Sentences and words are told by rules of our own (`text.py`), not by NLTK's models, so counts may differ from the
+benchmarks' by the odd abbreviation. Text up to the last `</think>` and end-of-turn tokens are not judged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """IFBench's instructions about form (Pyatkin et al., 2025), a check each: `check(response, **kwargs)`.
 
-The kwargs are the data set's. What a reader would get wrong: the instructions under `custom:` come with one fixed
-prompt each, whose numbers are in the check.
+The kwargs are the data set's. The instructions under `custom:` come with one fixed prompt each, whose numbers are in
+the check.
 """
 
 from __future__ import annotations

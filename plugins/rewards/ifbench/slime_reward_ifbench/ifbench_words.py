@@ -1,7 +1,7 @@
 """IFBench's instructions about words and sentences (Pyatkin et al., 2025), a check each: `check(response, **kwargs)`.
 
-The kwargs are the data set's. What a reader would get wrong: "at least N" and "exactly N" differ from instruction to
-instruction as the data set words them.
+The kwargs are the data set's. "at least N" and "exactly N" differ from instruction to instruction as the data set words
+them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The instructions of IFEval (Zhou et al., 2023), a check each: `check(response, **kwargs)`.
 
-The kwargs are the data set's. What a reader would get wrong: keywords are texts here, not regular expressions.
+The kwargs are the data set's. Keywords are texts here, not regular expressions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Words, sentences, paragraphs and bullets of a text, by rules; what the checks count.
 
-What a reader would get wrong: a word keeps inner apostrophes and hyphens ("don't", "well-known") but no other
-punctuation.
+A word keeps inner apostrophes and hyphens ("don't", "well-known") but no other punctuation.
 """
 
 from __future__ import annotations

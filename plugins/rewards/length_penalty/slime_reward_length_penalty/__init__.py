@@ -9,8 +9,8 @@ With n response tokens (`sample.response_length`)::
     linear      -d                              d = min(1, |n - target| / window)
     cosine      -(1 - cos(pi d)) / 2            the same d, flat near the target
 
-each times `factor`. Made to be added to another reward (`weighted_sum`). What a reader would get wrong: tool output
-counts, since it is part of the response.
+each times `factor`. Made to be added to another reward (`weighted_sum`). Tool output counts, since it is part of the
+response.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from the answer by a regular expression (its last match) or as a key of its last
 `low`..`high`, and scaled to 0..1. Errors of the service are tried again as `JsonClient` does, until shortly before
 `--rm-timeout`.
 
-What a reader would get wrong: an answer without a score fails the sample, unless `unreadable` says what it is worth;
-nothing is asked twice because the answer was odd.
+An answer without a score fails the sample, unless `unreadable` says what it is worth; nothing is asked twice because
+the answer was odd.
 """
 
 from __future__ import annotations

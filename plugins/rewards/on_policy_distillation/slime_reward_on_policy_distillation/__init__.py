@@ -1,8 +1,8 @@
 """Teacher log-probs from an engine, elsewhere or of this run: the reward asks for them, and is itself 0.
 
 `--use-opd --opd-type sglang` reads `sample.teacher_log_probs`, which this sets from SGLang's `POST /generate` with
-`max_new_tokens` 0, `return_logprob` and `logprob_start_len` 0. What a reader would get wrong: the engine scores at
-temperature 1 whatever `--rollout-temperature` is, so the two agree only at 1.0.
+`max_new_tokens` 0, `return_logprob` and `logprob_start_len` 0. The engine scores at temperature 1 whatever
+`--rollout-temperature` is, so the two agree only at 1.0.
 """
 
 from __future__ import annotations
@@ -113,5 +113,5 @@ def teacher_log_probs(answer: Mapping[str, Any], sample: Sample) -> list[float]:
 
 def _sampled(sample: Sample) -> list[bool]:
     """[response_length] whether the policy sampled it."""
-    spans = sample.told_spans()
+    spans = sample.known_spans()
     return [span.source == Source.SAMPLED for span in spans for _ in range(span.length)][-sample.response_length :]

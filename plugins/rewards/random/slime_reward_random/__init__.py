@@ -1,8 +1,7 @@
 """A fair coin, 0.0 or 1.0: the control that shows what a run learns from noise.
 
-Thrown from `--rollout-seed` and the sample's index, so that a resumed run and a replay see the same coins; the
-response has no say. What a reader would get wrong: samples without an index (outside a run) are told apart by their
-texts.
+Thrown from `--rollout-seed` and the sample's index, so that a resumed run and a replay see the same coins; the response
+has no say. Samples without an index (outside a run) are told apart by their texts.
 """
 
 from __future__ import annotations

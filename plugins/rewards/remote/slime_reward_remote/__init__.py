@@ -5,8 +5,8 @@ Registered as `remote` and, as in THUDM/slime, `remote_rm`. The answer is a numb
 Connections that fail, 429 and 5xx are tried again with growing pauses until shortly before `--rm-timeout`; any other
 status fails the sample at once with what the service said.
 
-What a reader would get wrong: it runs on the event loop and shares one session of `connections` connections; requests
-beyond them wait, and the wait counts against the deadline.
+It runs on the event loop and shares one session of `connections` connections; requests beyond them wait, and the wait
+counts against the deadline.
 """
 
 from __future__ import annotations

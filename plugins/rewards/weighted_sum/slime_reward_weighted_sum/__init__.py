@@ -3,9 +3,9 @@
 Every term is resolved and checked when the run starts. The reward is the sum; with `--reward-key score` it is the
 mapping `{"score": sum, <term>: value before its weight, ...}`, so that metrics show the terms.
 
-What a reader would get wrong: terms run concurrently and one that fails fails the sample, under the term's name. With
-any plain (not async) term the whole sum runs in a worker process, where a term that hangs is killed; with async terms
-only (HTTP services) it runs on the event loop.
+Terms run concurrently and one that fails fails the sample, under the term's name. With any plain (not async) term the
+whole sum runs in a worker process, where a term that hangs is killed; with async terms only (HTTP services) it runs on
+the event loop.
 """
 
 from __future__ import annotations

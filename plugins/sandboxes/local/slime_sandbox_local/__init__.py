@@ -4,9 +4,9 @@
         code, out, err = await box.exec("python3 solve.py", timeout=30)
 
 `protocol.py` says what a sandbox is; `local.py` is the one that Linux namespaces make on this machine, started by
-`keeper.py`; `isolation.py` says what this machine can isolate, before a run begins. Generate functions,
-agent harnesses and the reward `code` use it. What a reader would get wrong: a sandbox is entered (`async with`) before
-anything runs, and leaving it ends every process that it ever started.
+`keeper.py`; `isolation.py` says what this machine can isolate, before a run begins. Generate functions, agent harnesses
+and the reward `code` use it. A sandbox is entered (`async with`) before anything runs, and leaving it ends every
+process that it ever started.
 """
 
 from slime_sandbox_local.interpreter import Interpreter, Ran

@@ -2,7 +2,7 @@
 
 `local.py` starts and ends keepers with these. asyncio's default threads are as many as the processors and four, and
 shared with whatever else blocks (files, retrievers), so sandboxes of hundreds of samples would stand in line there with
-their deadlines running. What a reader would get wrong: a thread of `on_thread` ends with its call, and nobody joins it.
+their deadlines running. A thread of `on_thread` ends with its call, and nobody joins it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Python interpreter in a sandbox, whose names stay between pieces of code.
 
 `Interpreter.run` sends code to the process of `inside/repl.py`, and gets what it printed. Generate functions have one
-for each sample. What a reader would get wrong: code that overruns its time takes the interpreter with it, and so every
-name defined before; `Ran.lost` says so, and the next code runs in a fresh one.
+for each sample. Code that overruns its time takes the interpreter with it, and so every name defined before; `Ran.lost`
+says so, and the next code runs in a fresh one.
 """
 
 from __future__ import annotations

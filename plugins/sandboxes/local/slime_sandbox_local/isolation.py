@@ -1,7 +1,7 @@
 """What this machine can isolate, found out by trying, and refused clearly before a run where it is too little.
 
-`require_isolation` is what commands call before a run that needs sandboxes (`--sandbox-isolation`). What a reader would
-get wrong: the kernel's version or a container's name says nothing certain; a sandbox is made and asked.
+`require_isolation` is what commands call before a run that needs sandboxes (`--sandbox-isolation`). The kernel's
+version or a container's name says nothing certain; a sandbox is made and asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts the keeper of a sandbox (`inside/main.py`) and hears what it could isolate. Blocks; called in a thread.
 
-`local.py` and `isolation.py` call `start_keeper`. What a reader would get wrong: the keeper inherits nothing of the run
-but the descriptor of its socket: its environment is empty, and what it is to do comes over the socket.
+`local.py` and `isolation.py` call `start_keeper`. The keeper inherits nothing of the run but the descriptor of its
+socket: its environment is empty, and what it is to do comes over the socket.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What the programs of one sandbox may use, together or each.
 
-Read by `local.py`, which hands it to the keeper as JSON. What a reader would get wrong: `memory_mb` holds twice: as the
-address space of each process, and as what all processes of the sandbox have resident together, looked at some times a
-second.
+Read by `local.py`, which hands it to the keeper as JSON. `memory_mb` holds twice: as the address space of each process,
+and as what all processes of the sandbox have resident together, looked at some times a second.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     exec / write_file / read_file --> request, numbered --> first process of the sandbox
                                  <-- answer, by number <-- (one reader task per sandbox)
 
-What a reader would get wrong: requests of one sandbox run side by side; it is the limits that they share.
+Requests of one sandbox run side by side; it is the limits that they share.
 """
 
 from __future__ import annotations

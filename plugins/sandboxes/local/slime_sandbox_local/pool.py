@@ -5,10 +5,10 @@
     run(key, code, history) --has one--> run the code
                             --has none--> a free place, else the place of the one idle for longest --> history, code
 
-Generate functions hold one pool per process (`pool_of`). What a reader would get wrong: nobody waits for another
-sample to finish, only for calls under way, which have deadlines. A sample whose interpreter was given up, or which
-goes on in another process, gets its state back by running its earlier code again, output thrown away; so code that
-looks at clocks, or draws random numbers without a seed, may find another state.
+Generate functions hold one pool per process (`pool_of`). Nobody waits for another sample to finish, only for calls
+under way, which have deadlines. A sample whose interpreter was given up, or which goes on in another process, gets its
+state back by running its earlier code again, output thrown away; so code that looks at clocks, or draws random numbers
+without a seed, may find another state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a sandbox can do, whoever provides it: run a command, write a file, read a file.
 
-Method names and parameters are those of THUDM/slime's agent sandboxes, so code written for them ports. What a reader
-would get wrong: a command that fails is a result with its exit status; `SandboxError` means that the sandbox itself
-could not do what was asked, and with `check=True` that the command failed.
+Method names and parameters are those of THUDM/slime's agent sandboxes, so code written for them ports. A command that
+fails is a result with its exit status; `SandboxError` means that the sandbox itself could not do what was asked, and
+with `check=True` that the command failed.
 """
 
 from __future__ import annotations

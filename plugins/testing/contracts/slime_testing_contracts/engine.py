@@ -1,7 +1,7 @@
 """The contract of rollout engines: what is sampled, what is said about it, how it stops and goes on, and new weights.
 
-One suite for engines of every kind: in this process, behind HTTP, behind a router. What a reader would get wrong: an
-engine counts as paused, aborted or up to date when the call returns, so nothing here sleeps; every wait has a deadline.
+One suite for engines of every kind: in this process, behind HTTP, behind a router. An engine counts as paused, aborted
+or up to date when the call returns, so nothing here sleeps; every wait has a deadline.
 """
 
 from __future__ import annotations

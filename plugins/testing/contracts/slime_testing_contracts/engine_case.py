@@ -1,7 +1,7 @@
 """What the engine suites share: the engine under test, what it lacks, and how an answer is checked.
 
-Runs on a tiny random model. What a reader would get wrong: a test gets an engine that others have used before it, and
-has to leave it as it was: running, idle, and with the weights of its checkpoint (`restore` puts them back).
+Runs on a tiny random model. A test gets an engine that others have used before it, and has to leave it as it was:
+running, idle, and with the weights of its checkpoint (`restore` puts them back).
 """
 
 from __future__ import annotations

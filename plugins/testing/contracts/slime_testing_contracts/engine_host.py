@@ -1,8 +1,8 @@
 """Where an engine under test lives: an event loop of its own, in a thread, from the first use until the class is over.
 
 `EngineCase.run` uses it. An engine that takes half a minute to start is started once for a whole class, and lives
-between two tests as it lives between two rollouts: its loop goes on running. What a reader would get wrong: an engine
-is built, started, used and stopped in that loop and no other, as the rollout stage does it.
+between two tests as it lives between two rollouts: its loop goes on running. An engine is built, started, used and
+stopped in that loop and no other, as the rollout stage does it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an engine's answers are compared with: the tiny model of the tests in `transformers`, in float32.
 
-The engine suites ask it for log-probs of given tokens. What a reader would get wrong: it never samples; whether a token
-could have been sampled is decided from its distribution.
+The engine suites ask it for log-probs of given tokens. It never samples; whether a token could have been sampled is
+decided from its distribution.
 """
 
 from __future__ import annotations

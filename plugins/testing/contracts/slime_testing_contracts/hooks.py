@@ -1,7 +1,7 @@
 """The contract of hooks: of a plugin that has some, and of a function that is given to a hook's flag.
 
-Each test is about one hook, and is skipped where it is not implemented. What a reader would get wrong: the tests of
-Megatron's hooks need megatron-core, as their users do.
+Each test is about one hook, and is skipped where it is not implemented. The tests of Megatron's hooks need
+megatron-core, as their users do.
 """
 
 from __future__ import annotations

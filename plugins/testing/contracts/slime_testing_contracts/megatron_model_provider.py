@@ -1,6 +1,6 @@
 """The contract of functions that build Megatron's model: a Megatron trainer takes a step with it.
 
-What a reader would get wrong: it needs megatron-core, as its users do.
+It needs megatron-core, as its users do.
 """
 
 from __future__ import annotations

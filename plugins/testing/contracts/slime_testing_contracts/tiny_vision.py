@@ -1,7 +1,7 @@
 """Tiny random vision-language models with tokenizer and processor, and images for them: inputs of tests.
 
-Used by the tests of families with images. What a reader would get wrong: the LLaVA is for all that needs no server,
-since its images are few tokens; the Qwen2-VL is the one that SGLang serves.
+Used by the tests of families with images. The LLaVA is for all that needs no server, since its images are few tokens;
+the Qwen2-VL is the one that SGLang serves.
 """
 
 from __future__ import annotations

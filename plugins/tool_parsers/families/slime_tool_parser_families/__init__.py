@@ -1,6 +1,6 @@
 """Assistant turns as published model families write them <-> tool calls.
 
 Components of the kind `tool_parsers`, one class per form; `--tool-call-parser NAME` chooses one, `auto` the one that
-claims the chat template. What a reader would get wrong: the parsers read decoded text, special tokens kept, since the
-markers of several families are ordinary text to their tokenizers.
+claims the chat template. The parsers read decoded text, special tokens kept, since the markers of several families are
+ordinary text to their tokenizers.
 """

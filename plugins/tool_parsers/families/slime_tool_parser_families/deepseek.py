@@ -1,6 +1,6 @@
 """DeepSeek's calls between special tokens: V3 and R1 write JSON in a code fence, V3.1 writes it bare.
 
-What a reader would get wrong: the bars of the tokens are full-width (U+FF5C) and the gaps are U+2581.
+The bars of the tokens are full-width (U+FF5C) and the gaps are U+2581.
 """
 
 from __future__ import annotations

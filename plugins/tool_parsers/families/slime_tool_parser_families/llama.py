@@ -1,6 +1,6 @@
 """Llama's two forms: JSON objects, told apart by `;` (Llama 3.1 and later), and a Python list of calls (pythonic).
 
-What a reader would get wrong: nothing marks the end of either, so the calls are the rest of the turn.
+Nothing marks the end of either, so the calls are the rest of the turn.
 """
 
 from __future__ import annotations

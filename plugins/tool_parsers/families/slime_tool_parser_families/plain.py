@@ -1,6 +1,6 @@
 """`<tool>12*34</tool>` at the end of a turn: the quick start's form, for one tool with one text argument.
 
-What a reader would get wrong: a tag anywhere else in the turn is content, so a model may speak of the tool.
+A tag anywhere else in the turn is content, so a model may speak of the tool.
 """
 
 from __future__ import annotations

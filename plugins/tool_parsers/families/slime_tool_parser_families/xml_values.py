@@ -1,7 +1,6 @@
 """Calls whose values stand in tags, without quotes: Qwen3-Coder's and MiniMax-M2's.
 
-What a reader would get wrong: the text alone does not tell `5` from `"5"`; the tools' schemas do
-(`slime_core.tools.typed_value`).
+The text alone does not tell `5` from `"5"`; the tools' schemas do (`slime_core.tools.typed_value`).
 """
 
 from __future__ import annotations

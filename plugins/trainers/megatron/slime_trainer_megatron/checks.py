@@ -1,7 +1,7 @@
 """Everything about flags, model and layout that can be said before a process starts.
 
-Called by `MegatronTrainer.check_settings`, so by `slime check` and at the start of every run. Reads config.json, and
-no weights. What a reader would get wrong: actor and critic share their processes, so their parallel sizes are the same.
+Called by `MegatronTrainer.check_settings`, so by `slime check` and at the start of every run. Reads config.json, and no
+weights. Actor and critic share their processes, so their parallel sizes are the same.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """megatron-core on a machine without an accelerator: one scoped device mode and the few fixes that it needs there.
 
 `ProcessGroups`, `build_model` and the trainer enter `on_device(device)` around every call into Megatron; on an
-accelerator it does nothing. Nothing else of the trainer knows about CPUs. What a reader would get wrong: it is no
-global patch. While entered, this thread's requests for "cuda" give CPU tensors and some of Megatron's functions are
-replaced; on leaving, torch and Megatron are as they were. Every fix names what it works around and has a test that
-fails once upstream no longer needs it (tests/unit/trainers/megatron/test_cpu_mode.py).
+accelerator it does nothing. Nothing else of the trainer knows about CPUs. It is no global patch. While entered, this
+thread's requests for "cuda" give CPU tensors and some of Megatron's functions are replaced; on leaving, torch and
+Megatron are as they were. Every fix names what it works around and has a test that fails once upstream no longer needs
+it (tests/unit/trainers/megatron/test_cpu_mode.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The places where a user's function or plugin may reach into Megatron, with THUDM/slime's signatures.
 
 The hooks are declared in `hookspecs.py`; `--custom-model-provider-path` replaces what builds the model, and is found
-when `trainer.py` starts, so that a wrong name or signature ends the run before. What a reader would get wrong: every
-rank calls them, and calls into Megatron made inside are on the trainer's device (`on_device`).
+when `trainer.py` starts, so that a wrong name or signature ends the run before. Every rank calls them, and calls into
+Megatron made inside are on the trainer's device (`on_device`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The megatron-core that is installed: whether it is one that this trainer was written for, and its first import.
 
-`checks.py` asks before anything starts, without importing it, and `ProcessGroups` in every process. What a reader
-would get wrong: Megatron warns at its import and in every run about things that no setting of slime's changes; those
-warnings, and no others, are switched off for the process.
+`checks.py` asks before anything starts, without importing it, and `ProcessGroups` in every process. Megatron warns at
+its import and in every run about things that no setting of slime's changes; those warnings, and no others, are switched
+off for the process.
 """
 
 from __future__ import annotations

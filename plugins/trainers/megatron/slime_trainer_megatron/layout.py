@@ -1,8 +1,7 @@
 """How a model is laid out over ranks: sizes from flags, and their arithmetic, before anything is started.
 
-Read by everything in this package; imports neither torch nor Megatron, so that `slime check` answers at once. What a
-reader would get wrong: the ranks of expert parallelism are taken out of tensor x context x data, so it is no factor of
-`model_size`.
+Read by everything in this package; imports neither torch nor Megatron, so that `slime check` answers at once. The ranks
+of expert parallelism are taken out of tensor x context x data, so it is no factor of `model_size`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Made once by the trainer from torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), and
 shared by the actor's trainer and the critic's. One process needs none of these variables: it is a world of its own,
-because Megatron has no way without process groups. What a reader would get wrong: `data_rank` counts
-data-parallel places only. All tensor, context and pipeline peers of one place have the same `data_rank` and get the
-same batch.
+because Megatron has no way without process groups. `data_rank` counts data-parallel places only. All tensor, context
+and pipeline peers of one place have the same `data_rank` and get the same batch.
 """
 
 from __future__ import annotations

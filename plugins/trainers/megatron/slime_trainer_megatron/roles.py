@@ -1,8 +1,8 @@
 """The models of one trainer on this rank: the trained one and the frozen ones, whose weights may take turns in it.
 
-Called by `trainer.py`, inside `on_device`, when it starts. What a reader would get wrong: a reference or teacher of
-the actor's architecture has no modules of its own. Its weights are kept on the host (`weight_sets.py`) and put into
-the actor's modules for a pass; only another architecture gets modules.
+Called by `trainer.py`, inside `on_device`, when it starts. A reference or teacher of the actor's architecture has no
+modules of its own. Its weights are kept on the host (`weight_sets.py`) and put into the actor's modules for a pass;
+only another architecture gets modules.
 """
 
 from __future__ import annotations

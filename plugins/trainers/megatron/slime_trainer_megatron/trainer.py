@@ -2,8 +2,8 @@
 
 The launcher builds it from `args` on every rank, once for the actor and once for a critic, and calls it through
 `protocols.Trainer`: the same calls in the same order everywhere. It assembles the parts of this package and holds no
-arithmetic of its own. What a reader would get wrong: `rank` and `world_size` are data-parallel ones; all tensor,
-pipeline and context peers of a data-parallel rank get the same batch and return the same results.
+arithmetic of its own. `rank` and `world_size` are data-parallel ones; all tensor, pipeline and context peers of a
+data-parallel rank get the same batch and return the same results.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 
 A version without `base_version` stands by itself: a full one holds plain HF-layout weights, and one with
 `base_checkpoint` is that checkpoint, tensor for tensor. Layout and encodings are those of THUDM/slime's disk deltas;
-`chain`, `files`, `checksums` and `digest` are ours. What a reader would get wrong: version numbers come again after a
-resume, so a delta fits a local copy only when the `chain` is the same too.
+`chain`, `files`, `checksums` and `digest` are ours. Version numbers come again after a resume, so a delta fits a local
+copy only when the `chain` is the same too.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ needs a patch: an engine sees `/update_weights_from_disk` with a directory on it
         -> {success, version, bytes, seconds, rebuilt, engines: {url: {success, message}}}[, message]
     GET /health, GET /status
 
-What a reader would get wrong: applying and loading are two things; an engine that refuses leaves the local copy at the
-new version, and asking again only loads.
+Applying and loading are two things; an engine that refuses leaves the local copy at the new version, and asking again
+only loads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Safetensors files as bytes, without torch, and files that survive a crash.
 
-Writers and readers of weight deltas use this: dtypes that numpy does not know (bfloat16, float8) are bytes here. What a
-reader would get wrong: every write goes through `os`, is flushed to the device and only then renamed to its name, so
-that a reader on another machine sees a file whole or not at all.
+Writers and readers of weight deltas use this: dtypes that numpy does not know (bfloat16, float8) are bytes here. Every
+write goes through `os`, is flushed to the device and only then renamed to its name, so that a reader on another machine
+sees a file whole or not at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensors of one weight version -> safetensors files of bounded size, called as Hugging Face calls shards.
 
-`writer` fills one per version. What a reader would get wrong: the names say how many files there are, so they are
-given at the end, in a directory that is not visible yet.
+`writer` fills one per version. The names say how many files there are, so they are given at the end, in a directory
+that is not visible yet.
 """
 
 from __future__ import annotations

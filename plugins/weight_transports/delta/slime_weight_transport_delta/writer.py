@@ -1,8 +1,8 @@
 """The trainer's tensors -> weight versions on disk that hold only what changed.
 
 `DeltaTransport` calls `write` once per push and `prune` once the engines serve it. A copy of the bytes last written is
-kept in host memory. What a reader would get wrong: a version that could not be written is undone in that copy too, so
-the next delta still starts from the version that readers have.
+kept in host memory. A version that could not be written is undone in that copy too, so the next delta still starts from
+the version that readers have.
 
     first push     equal to the checkpoint: a version that only names it; otherwise (a resume) a full one
     later pushes   deltas, until those since the last full version outweigh the model: then a full one again

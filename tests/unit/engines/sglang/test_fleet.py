@@ -33,9 +33,9 @@ def plan_of(*servers: dict[str, Any], kinds: tuple[str, ...] = ()) -> LaunchPlan
     return LaunchPlan((ModelPlan("default", "/models/m", True, tuple(plans), None),), "cuda")
 
 
-def keepers() -> list[psutil.Process]:
+def guards() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "keeper.py" in " ".join(p.cmdline())]
+    return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "guard.py" in " ".join(p.cmdline())]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_all_are_ready_and_all_end(make: Make, tmp_path: Path) -> None:
     assert all(w.owned and w.state.value == "ready" for w in workers)
     assert sorted(p.name for p in (tmp_path / "engines/default").iterdir()) == ["0.log", "1.log"]
     fleet.stop()
-    assert keepers() == []
+    assert guards() == []
     fleet.stop()
 
 
@@ -73,7 +73,7 @@ async def test_one_that_fails_ends_the_wait_for_the_others(make: Make) -> None:
         await fleet.launch()
     assert time.monotonic() - began < 30
     fleet.stop()
-    assert keepers() == []
+    assert guards() == []
 
 
 async def test_encoders_start_first_and_the_others_are_told(make: Make) -> None:
@@ -123,7 +123,7 @@ async def test_half_a_start_leaves_nothing(engine: Callable[..., SglangEngine]) 
     made = engine(plan_of({}, {"die": "ValueError: no"}))
     with pytest.raises(EngineError, match="default/1 did not come up"):
         await made.start()
-    assert keepers() == []
+    assert guards() == []
     assert made.fleet is None
     await made.stop()
 
@@ -140,7 +140,7 @@ async def test_it_publishes_where_it_answers(engine: Callable[..., SglangEngine]
         assert (Path(made._args.run_dir) / "engines/default/0.log").is_file()
     finally:
         await made.stop()
-    assert keepers() == []
+    assert guards() == []
 
 
 def test_own_address(monkeypatch: pytest.MonkeyPatch) -> None:

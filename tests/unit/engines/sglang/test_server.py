@@ -172,6 +172,7 @@ async def test_what_it_inherits(make_server: Make, monkeypatch: pytest.MonkeyPat
     with urllib.request.urlopen(f"{server.url}/model_info", timeout=60) as answer:
         seen: dict[str, Any] = json.load(answer)["environment"]
     assert seen["SEEN"] == "yes"
+    assert seen["PYTHONSAFEPATH"] == "1"
     assert seen["OF_PLAN"] == "1"
     assert seen["no_proxy"] == "other,localhost,127.0.0.1"
     assert "server_side/plugin" in seen["PYTHONPATH"]

@@ -21,7 +21,8 @@ from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.workers.execution import DeadlineExceeded
-from slime_core.plugins.workers.pool import Component, WorkerDied, WorkerError, WorkerPool, _Process
+from slime_core.plugins.workers.pool import Component, WorkerError, WorkerPool
+from slime_core.procs.worker import Worker, WorkerDied
 from slime_core.types import Sample
 from slime_core.waits.processes import runs
 from tests.until import until
@@ -48,6 +49,10 @@ def do_hang(args, sample, rest):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     with open(rest, "w") as file: file.write(str(child.pid))
     time.sleep(600)
+def do_daemon(args, sample, rest):
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with open(rest, "w") as file: file.write(str(child.pid))
+    return 1.0
 def do_sleep(args, sample, rest): time.sleep(float(rest)); return 1.0
 def do_wait(args, sample, rest):
     while not os.path.exists(rest): time.sleep(0.01)
@@ -123,7 +128,11 @@ def pool() -> Iterator[WorkerPool]:
 def workers() -> list[psutil.Process]:
     """Worker processes of this process that live."""
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "workers.main" in " ".join(p.cmdline())]
+    return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and _is_worker(p.cmdline())]
+
+
+def _is_worker(words: list[str]) -> bool:
+    return "workers.main" in " ".join(words) and "--control" not in words  # that is its guard
 
 
 def jump(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +172,6 @@ async def test_settings_that_are_set_later_arrive_when_told(file: Path) -> None:
         assert await own.score(asked[1:]) == [1.0]
         assert [worker.pid for worker in workers()] == pid
         os.kill(pid[0], signal.SIGKILL)  # a replacement has them from the start
-        with pytest.raises(WorkerDied):
-            await call.score([say("lost")])
         await call.score(samples[2:])
     finally:
         pool.close()
@@ -264,14 +271,43 @@ async def test_waiting_for_a_worker_does_not_count(
 
 def test_an_answer_that_is_there_at_the_deadline_counts() -> None:
     ours, theirs = socket.socketpair()
-    process = _Process.__new__(_Process)
-    process._sock = ours
+    process = Worker.__new__(Worker)
+    process.sock = ours
     with ours, theirs:
         theirs.sendall(b"answer")
         passed = time.monotonic() - 1
         assert process._receive(6, passed) == b"answer"
         with pytest.raises(TimeoutError):
             process._receive(1, passed)
+
+
+async def test_a_call_whose_worker_is_killed_from_outside_is_made_again(
+    pool: WorkerPool, file: Path, tmp_path: Path
+) -> None:
+    """With the same random numbers; one that kills its worker itself fails the second time."""
+    call = caller(pool, file, rm_timeout=None)
+    whole = await call.score([say("random", 3)])
+    (first,) = workers()
+    scoring = asyncio.create_task(call.score([say(f"wait {tmp_path / 'release'}", 3)]))
+    await until(lambda: pool._idle == 0, "the call to be taken")
+    first.kill()
+    (tmp_path / "release").touch()
+    assert await scoring == [1.0]
+    (second,) = workers()
+    assert second.pid != first.pid
+    assert await call.score([say("random", 3)]) == whole
+
+
+async def test_what_a_reward_starts_in_the_background_ends_with_its_worker(file: Path, tmp_path: Path) -> None:
+    """Also in a session of its own, which no signal to a group reaches."""
+    pool, child = WorkerPool(ARGS, 1), tmp_path / "child"
+    try:
+        assert await caller(pool, file).score([say(f"daemon {child}")]) == [1.0]
+        pid = int(child.read_text())
+        assert runs(pid)
+    finally:
+        pool.close()
+    assert not runs(pid)
 
 
 async def test_prints_do_not_reach_the_protocol(pool: WorkerPool, file: Path) -> None:

@@ -1,9 +1,8 @@
 """The engine's tokens -> what a client is shown: reasoning, content and calls, whole or piece by piece.
 
-A desk makes an `Answer` of each finished request, and feeds a `LiveText` while a streamed one grows. What a reader
-would get wrong: text that may turn out to be a tool call is held back until it is known, so the pieces of content are
-always the beginning of the final content; where a parser decides otherwise in the end, the content that was shown is
-the content that is recorded.
+A desk makes an `Answer` of each finished request, and feeds a `LiveText` while a streamed one grows. Text that may turn
+out to be a tool call is held back until it is known, so the pieces of content are always the beginning of the final
+content; where a parser decides otherwise in the end, the content that was shown is the content that is recorded.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Answer:
     """The stop string of the request that ended it."""
     log_probs: list[dict[str, Any]] = field(default_factory=list)
     """OpenAI's objects, where the request asked for them."""
-    told_log_probs: int = 0
+    known_log_probs: int = 0
     """How many of them came with pieces."""
     first_of_prompt: bool = True
     """False: another choice for the same prompt."""

@@ -1,7 +1,7 @@
 """Anthropic's `/v1/messages` and `/v1/messages/count_tokens` <-> `Wanted` and `Answer`.
 
-`app` calls it as an `Api`. What a reader would get wrong: one message of the client may be several of a template:
-results of tools are messages of their own, in order, before the user's text.
+`app` calls it as an `Api`. One message of the client may be several of a template: results of tools are messages of
+their own, in order, before the user's text.
 """
 
 from __future__ import annotations

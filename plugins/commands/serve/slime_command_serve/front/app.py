@@ -5,8 +5,8 @@
                                                                               `-> sent: Desk.ended(delivered=True)
                                                                                   client gone, cancelled, failed: False
 
-What a reader would get wrong: the answer is put together while it is sent, in a task of its own that the desk knows, so
-whoever ends a session or leaves ends the engine's work; and only when the last byte was taken is it delivered.
+The answer is put together while it is sent, in a task of its own that the desk knows, so whoever ends a session or
+leaves ends the engine's work; and only when the last byte was taken is it delivered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Answers requests of the front with an engine, each for itself.
 
 `add_routes` is the entry point by which the application of an embedded engine has the front's routes; `slime serve` and
-the address of a rollout's engine are such. What a reader would get wrong: of `chat_template_kwargs` only what the
-template itself reads gets there. `apply_chat_template` has parameters of the same shape, one of them the template.
+the address of a rollout's engine are such. Of `chat_template_kwargs` only what the template itself reads gets there.
+`apply_chat_template` has parameters of the same shape, one of them the template.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class EngineDesk:
         if wanted.stream:
             last = live.finish(asked.answer.content, asked.answer.reasoning)
             log_probs = asked.answer.log_probs[told:] if last[1] else []
-            asked.answer.told_log_probs += len(log_probs)
+            asked.answer.known_log_probs += len(log_probs)
             yield Piece(*last, log_probs)
 
     async def _outputs(self, asked: Question) -> AsyncGenerator[GenerationOutput, None]:
@@ -171,7 +171,7 @@ class EngineDesk:
             output, content, reasoning, calls, ill_formed, len(asked.ids),
             stop_match=matched if isinstance(matched, str) else None,
             log_probs=[] if wanted.top_logprobs is None else self.reader.log_probs(output),
-            told_log_probs=told, first_of_prompt=asked.first,
+            known_log_probs=told, first_of_prompt=asked.first,
         )  # fmt: skip
 
     def works(self, caller: None, task: asyncio.Task[Any]) -> None:

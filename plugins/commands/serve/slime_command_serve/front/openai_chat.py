@@ -1,7 +1,7 @@
 """OpenAI's `/v1/chat/completions` <-> `Wanted` and `Answer`.
 
-`app` calls it as an `Api`. What a reader would get wrong: reasoning travels as `reasoning_content`,
-as SGLang and vLLM name it; OpenAI's own API has no such field, and its clients keep it as an extra attribute.
+`app` calls it as an `Api`. Reasoning travels as `reasoning_content`, as SGLang and vLLM name it; OpenAI's own API has
+no such field, and its clients keep it as an extra attribute.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Stream:
             head = {"index": number, **made, "function": {**made["function"], "arguments": ""}}
             yield self._chunk(choice, {"tool_calls": [head]})
             yield self._chunk(choice, {"tool_calls": [{"index": number, "function": {"arguments": arguments}}]})
-        yield self._chunk(choice, {}, answer.finish, answer.log_probs[answer.told_log_probs :])
+        yield self._chunk(choice, {}, answer.finish, answer.log_probs[answer.known_log_probs :])
 
     def close(self, answers: list[Answer]) -> Iterator[bytes]:
         """Usage where it is wanted, and the end."""

@@ -74,7 +74,7 @@ class Stream:
 
     def end(self, choice: int, answer: Answer) -> Iterator[bytes]:
         """Why it ended."""
-        left = answer.log_probs[answer.told_log_probs :]
+        left = answer.log_probs[answer.known_log_probs :]
         yield self._chunk(_choice(self.wanted, choice, "", left, answer.finish))
 
     def close(self, answers: list[Answer]) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
 """OpenAI's `/v1/responses` <-> `Wanted` and `Answer`.
 
-`app` calls it as an `Api`. What a reader would get wrong: the items that one answer was given as
-(reasoning, message, calls) come back as items of their own, and are put together into one assistant message again;
-`previous_response_id` is resolved by the desk, so both ways of going on are the same conversation.
+`app` calls it as an `Api`. The items that one answer was given as (reasoning, message, calls) come back as items of
+their own, and are put together into one assistant message again; `previous_response_id` is resolved by the desk, so
+both ways of going on are the same conversation.
 """
 
 from __future__ import annotations

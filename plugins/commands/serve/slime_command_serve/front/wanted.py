@@ -1,7 +1,7 @@
 """What a client asked for, in one form for all APIs: chat messages as templates take them, tools, and wishes.
 
-The modules of the APIs make a `Wanted` of a request's body; a `Desk` answers it. What a reader would get wrong: a wish
-is what would change the answer. A desk does it, refuses it, or counts it as having no effect; it never drops it.
+The modules of the APIs make a `Wanted` of a request's body; a `Desk` answers it. A wish is what would change the
+answer. A desk does it, refuses it, or counts it as having no effect; it never drops it.
 """
 
 from __future__ import annotations

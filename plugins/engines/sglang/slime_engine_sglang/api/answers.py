@@ -1,9 +1,9 @@
 """SGLang's answer object, or the pieces of a stream, -> `GenerationOutput`.
 
-`client` calls it; `Sample.append_response_tokens` reads the `meta_info` made here. What a reader would get wrong: a
-stream's pieces hold everything so far, unless the server runs with `--incremental-streaming-output`; which of the two
-is seen from `completion_tokens`, which always counts everything. `routed_experts` stay SGLang's base64 until the sample
-takes them, because only it knows how many tokens they cover.
+`client` calls it; `Sample.append_response_tokens` reads the `meta_info` made here. A stream's pieces hold everything so
+far, unless the server runs with `--incremental-streaming-output`; which of the two is seen from `completion_tokens`,
+which always counts everything. `routed_experts` stay SGLang's base64 until the sample takes them, because only it knows
+how many tokens they cover.
 """
 
 from __future__ import annotations

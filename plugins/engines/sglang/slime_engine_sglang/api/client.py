@@ -3,9 +3,9 @@
     router --(it drops a field, is down, or failed this request)--> the session's server, or the least busy ready one
                  --(connection lost, 408, 429, 5xx, nonsense, wrong weight version, taken out)--> another one
 
-What a reader would get wrong: sampling again is harmless, so a request is tried again even when its first server may
-have done it; but some requests end the server that takes them (`requests` refuses those it knows), so one is given to
-`TRIES` servers at most. A connection that was refused does not count: nobody had the request.
+Sampling again is harmless, so a request is tried again even when its first server may have done it; but some requests
+end the server that takes them (`requests` refuses those it knows), so one is given to `TRIES` servers at most. A
+connection that was refused does not count: nobody had the request.
 
 A server that is hung does not answer. Asked directly, its requests are cut and tried elsewhere as soon as it is taken
 out. Behind the router nothing tells which requests are there: the supervisor kills the server, whose connections break,

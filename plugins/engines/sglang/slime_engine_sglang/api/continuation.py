@@ -1,10 +1,10 @@
 """An answer that a weight update of ours cut short -> the request for its rest, and both pieces as one answer.
 
 SGLang until 0.5.20 has no pause that keeps requests and lets the cache be flushed, so updates end them ("abort"); the
-client then asks for the rest, with the tokens so far behind the prompt. What a reader would get wrong: the pieces are
-as good as what SGLang's own "retract" makes of it, each token under the weights that sampled it, but only where nothing
-but the tokens is carried over. A grammar, a penalty or a stop string begins anew with the second piece, so such a
-request is asked again as a whole.
+client then asks for the rest, with the tokens so far behind the prompt. The pieces are as good as what SGLang's own
+"retract" makes of it, each token under the weights that sampled it, but only where nothing but the tokens is carried
+over. A grammar, a penalty or a stop string begins anew with the second piece, so such a request is asked again as a
+whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Calls that go to every ready server at once: abort, pause, flush, ask. Routers do not pass them on.
 
-`HttpEngine` calls it. What a reader would get wrong: a call that must reach all of them (pause, resume, memory) takes a
-server that fails it out of the pool, because that server is now in another state than the others; while somebody brings
-servers back that is the end of it, else the call fails.
+`HttpEngine` calls it. A call that must reach all of them (pause, resume, memory) takes a server that fails it out of
+the pool, because that server is now in another state than the others; while somebody brings servers back that is the
+end of it, else the call fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One try of a request at one URL: its answer, or one `EngineError`; cut when its server is taken out.
 
-`client` chooses where, and decides what a failure means. What a reader would get wrong: a cut is a cancellation of the
-task, as by `asyncio.timeout`, without its cost; one that comes from elsewhere too is not turned into an error.
+`client` chooses where, and decides what a failure means. A cut is a cancellation of the task, as by `asyncio.timeout`,
+without its cost; one that comes from elsewhere too is not turned into an error.
 """
 
 from __future__ import annotations

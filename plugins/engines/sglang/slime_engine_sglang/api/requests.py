@@ -1,8 +1,8 @@
 """A request for tokens, checked before it is sent.
 
-`client` builds every /generate request here. What a reader would get wrong: this is not politeness. SGLang 0.5.20
-checks values but hardly any types, so that a token id beyond the vocabulary or a wrong type ends the *server*; tried
-elsewhere, such a request would end one server after another.
+`client` builds every /generate request here. This is not politeness. SGLang 0.5.20 checks values but hardly any types,
+so that a token id beyond the vocabulary or a wrong type ends the *server*; tried elsewhere, such a request would end
+one server after another.
 """
 
 from __future__ import annotations

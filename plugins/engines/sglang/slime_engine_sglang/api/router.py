@@ -2,8 +2,8 @@
 
 The client sends through it, the launcher and the supervisor keep its list of workers. Two APIs, told apart by what
 answers: the new one (`POST /workers`, done in the background, `DELETE /workers/{id}`) and the one before it
-(`/add_worker?url=`, `/remove_worker?url=`, `/list_workers`). What a reader would get wrong: the router parses /generate
-into a structure of its own and writes that out again, so a field it does not know is lost without a word.
+(`/add_worker?url=`, `/remove_worker?url=`, `/list_workers`). The router parses /generate into a structure of its own
+and writes that out again, so a field it does not know is lost without a word.
 
 Which fields: version 0.3.2 was asked with each field of `GenerateReqInput` and `SamplingParams` of SGLang 0.5.23 in
 turn, in front of a worker that echoes its request; `tests/backends/test_client.py` does it again with the version

@@ -1,7 +1,7 @@
 """Whether a try of a request goes through the router, or to a server directly.
 
-`client` asks before every try, and tells of the ones that failed. What a reader would get wrong: prefill and decode
-servers cannot be asked directly, so their requests go through the router whatever it has done.
+`client` asks before every try, and tells of the ones that failed. Prefill and decode servers cannot be asked directly,
+so their requests go through the router whatever it has done.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One connection pool to SGLang's servers and routers: a call in, its answer or one `EngineError` out.
 
-`client`, `control`, `router` and the weight modules send through `Http`. What a reader would get wrong: a call may be
-tried again only where a second execution does no harm, which the caller says (`repeat`); a connection that could not be
-opened has executed nothing and is always tried again.
+`client`, `control`, `router` and the weight modules send through `Http`. A call may be tried again only where a second
+execution does no harm, which the caller says (`repeat`); a connection that could not be opened has executed nothing and
+is always tried again.
 
     tried again, within the call's deadline   connection errors, 408, 429, 500, 502, 503, 504
     never tried again                         every other status; a call that is out of time

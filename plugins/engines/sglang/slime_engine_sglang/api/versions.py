@@ -1,8 +1,7 @@
 """The SGLang versions that slime is tested with, and what is said about others.
 
-A version string comes from `/server_info`, or from the environment that slime launches servers of. What a reader would
-get wrong: another version is not refused. Where it answers otherwise, whoever reads the answer says so
-(`transport.expecting`).
+A version string comes from `/server_info`, or from the environment that slime launches servers of. Another version is
+not refused. Where it answers otherwise, whoever reads the answer says so (`transport.expecting`).
 """
 
 from __future__ import annotations

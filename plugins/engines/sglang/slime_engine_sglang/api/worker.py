@@ -1,8 +1,8 @@
 """The servers that answer for one model, and what is known about each.
 
 The client (event loop of the rollout stage) chooses among the ready ones; the supervisor (a thread of its own) takes
-them out and puts them back. What a reader would get wrong: both work at the same time, so every change goes through a
-method of the pool, under its lock.
+them out and puts them back. Both work at the same time, so every change goes through a method of the pool, under its
+lock.
 """
 
 from __future__ import annotations

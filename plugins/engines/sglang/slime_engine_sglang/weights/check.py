@@ -4,9 +4,8 @@
     each server --> where it holds which elements of them, and checksums of that
     the same elements of the trained tensors, in the served dtype --> checksums --> equal?
 
-`HttpEngine` calls it after each push, and before a server that was brought back is readmitted. What a reader would get
-wrong: a server with other weights is quarantined here, as one that failed the update; whether the run goes on without
-it is decided as there.
+`HttpEngine` calls it after each push, and before a server that was brought back is readmitted. A server with other
+weights is quarantined here, as one that failed the update; whether the run goes on without it is decided as there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weight deltas -> servers, by the pullers beside them: one `slime pull-weights` per host brings its local copy of the
 model to the version and has its servers load it.
 
-`HttpEngine` and the engine that launches servers call `update_by_deltas`. What a reader would get wrong: a puller
-answers for several servers, and only those that it names as failed are quarantined.
+`HttpEngine` and the engine that launches servers call `update_by_deltas`. A puller answers for several servers, and
+only those that it names as failed are quarantined.
 """
 
 from __future__ import annotations

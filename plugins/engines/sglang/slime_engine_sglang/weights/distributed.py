@@ -8,8 +8,7 @@ its ring; when a member fails, the others are sent the bucket again in a new gro
     group of rank 0 and a server:  POST /init_weights_update_group  ||  we join, in a thread
     each bucket, each group:       POST /update_weights_from_distributed to every member  ||  broadcast, in a thread
 
-What a reader would get wrong: neither side can be interrupted inside a broadcast, so both wait in threads or
-processes, under deadlines.
+Neither side can be interrupted inside a broadcast, so both wait in threads or processes, under deadlines.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 SGLang until 0.5.20 takes tensor and distributed updates at any time ("simple"); from 0.5.21 on they must stand between
 `/begin_weight_update` and `/end_weight_update` ("session"), in which the server unpacks and repacks quantized weights.
-What a reader would get wrong: a session that is not ended leaves a server that can never be updated again.
+A session that is not ended leaves a server that can never be updated again.
 """
 
 from __future__ import annotations

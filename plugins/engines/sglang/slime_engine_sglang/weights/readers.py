@@ -2,8 +2,8 @@
 
 Servers of ours hold HF's tensors and tell a checksum of each. SGLang fuses and shards parameters, so HF names do not
 exist there; slime's plugin in the server (`read_back` in `server_side/plugin`) tells for each name which elements are
-held where, and their checksums. What a reader would get wrong: a checksum that agrees is half of it. Every trained
-element must be held by some process of the server, and every parameter of the server filled from some trained tensor.
+held where, and their checksums. A checksum that agrees is half of it. Every trained element must be held by some
+process of the server, and every parameter of the server filled from some trained tensor.
 """
 
 from __future__ import annotations

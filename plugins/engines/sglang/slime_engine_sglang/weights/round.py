@@ -3,9 +3,8 @@
     for each phase:  all servers at once --> those that answered go on
                                          --> the others are QUARANTINED at once, with the reason, and drop out
 
-Transports run their steps through `Round.each`; `update` opens and closes the round. What a reader would get
-wrong: a server that has taken part of an update may serve any mixture of weights, so dropping out is never undone
-inside the round.
+Transports run their steps through `Round.each`; `update` opens and closes the round. A server that has taken part of an
+update may serve any mixture of weights, so dropping out is never undone inside the round.
 """
 
 from __future__ import annotations

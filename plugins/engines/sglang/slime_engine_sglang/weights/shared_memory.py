@@ -1,9 +1,9 @@
 """Host memory that SGLang's processes on this machine map, and the message that tells them where it is.
 
 SGLang unpickles that message with a list of allowed names, so it is built of torch's own rebuild functions and of
-`types.SimpleNamespace`, which SGLang 0.5.20 and 0.5.23 allow; nothing of SGLang is imported here. What a reader would
-get wrong: torch's default way to share memory (file descriptors) makes the SERVER DIE on such a message, hence the way
-of names, whatever strategy the process has set for its own use.
+`types.SimpleNamespace`, which SGLang 0.5.20 and 0.5.23 allow; nothing of SGLang is imported here. Torch's default way
+to share memory (file descriptors) makes the SERVER DIE on such a message, hence the way of names, whatever strategy the
+process has set for its own use.
 
 torch starts a process that removes a dead process's shared memory. When that one was killed as well, as batch systems
 do with all processes of a job, up to a copy of the weights would stay until the machine restarts: so each name is

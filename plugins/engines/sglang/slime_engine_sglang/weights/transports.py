@@ -1,8 +1,8 @@
 """Weights -> servers: by memory of this host that they map, or from a directory that they see.
 
-Both go over HTTP as the word of where the weights are: `/update_weights_from_tensor`, `/update_weights_from_disk`. What
-a reader would get wrong: each process of a server must be given its own use of the memory, which must live until every
-one has answered. Host tensors are copied into shared memory once for all; CUDA tensors travel as IPC handles, one each.
+Both go over HTTP as the word of where the weights are: `/update_weights_from_tensor`, `/update_weights_from_disk`. Each
+process of a server must be given its own use of the memory, which must live until every one has answered. Host tensors
+are copied into shared memory once for all; CUDA tensors travel as IPC handles, one each.
 """
 
 from __future__ import annotations

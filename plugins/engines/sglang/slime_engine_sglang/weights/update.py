@@ -5,8 +5,8 @@
 
 `HttpEngine` calls it; how the weights travel is said by `transports`, `distributed` and `delta`. A server that is
 brought back later takes the same steps by itself, with what was kept (`Kept`). Every server that misses a step is
-quarantined at once and stays paused, so that a mixture of weights never serves. What a reader would get wrong: SGLang
-is paused even when nothing runs, since between two buckets a request could start.
+quarantined at once and stays paused, so that a mixture of weights never serves. SGLang is paused even when nothing
+runs, since between two buckets a request could start.
 """
 
 from __future__ import annotations

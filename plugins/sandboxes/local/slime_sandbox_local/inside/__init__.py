@@ -1,6 +1,6 @@
 """What runs in the keeper's process and in the sandbox: standard library only, in a fresh interpreter.
 
-`main.py` is the entry; read `namespaces.py`, `root_dir.py`, `rights.py` and `jobs.py` after it. What a reader would get
-wrong: nothing outside of this package may be imported here. `keeper.py` puts empty packages in the
-place of its parents, so that a sandbox starts in milliseconds.
+`main.py` is the entry; read `namespaces.py`, `root_dir.py`, `rights.py` and `jobs.py` after it. Nothing outside of this
+package may be imported here. `keeper.py` puts empty packages in the place of its parents, so that a sandbox starts in
+milliseconds.
 """

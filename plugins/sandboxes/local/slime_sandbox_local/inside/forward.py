@@ -5,8 +5,8 @@
     program --127.0.0.1:port--> listener of the first process --descriptor--> carrier (host's network) --> host:port
 
 `carry` is a process of its own, forked before the network namespace; `listen` and `hand_over` run in the sandbox's
-first process. What a reader would get wrong: the accepted connection itself crosses the namespace, as a descriptor; the
-program never has a socket of the host's network.
+first process. The accepted connection itself crosses the namespace, as a descriptor; the program never has a socket of
+the host's network.
 """
 
 from __future__ import annotations

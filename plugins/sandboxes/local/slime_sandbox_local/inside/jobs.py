@@ -6,8 +6,8 @@
            <--answer---        <--pipes--                      write, read: a file      call: a line for one that stays
 
 `main.py` calls `Server(...).serve()`; it returns when the caller is gone. As process 1 of its namespace its end is the
-end of every other one. What a reader would get wrong: a job is over when the process that was started has ended, even
-if one that it left behind still holds its output; what such a one prints is lost.
+end of every other one. A job is over when the process that was started has ended, even if one that it left behind still
+holds its output; what such a one prints is lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """System calls that Python 3.11 has no function for, as functions that raise OSError.
 
-Used by everything in this package. What a reader would get wrong: numbers of calls newer than Linux 5.0 are the same on
-every architecture; the older ones are here for x86_64 and aarch64.
+Used by everything in this package. Numbers of calls newer than Linux 5.0 are the same on every architecture; the older
+ones are here for x86_64 and aarch64.
 """
 
 from __future__ import annotations

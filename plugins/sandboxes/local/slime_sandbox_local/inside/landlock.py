@@ -1,7 +1,7 @@
 """Files, TCP, signals and abstract sockets behind Landlock, where no mount namespace can hide them.
 
-`rights.py` calls it in the process that becomes the program. What a reader would get wrong: Landlock restricts what is
-opened from now on, and knows no way to hide that a file exists.
+`rights.py` calls it in the process that becomes the program. Landlock restricts what is opened from now on, and knows
+no way to hide that a file exists.
 """
 
 from __future__ import annotations

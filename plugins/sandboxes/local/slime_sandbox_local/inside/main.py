@@ -8,8 +8,8 @@
 
 `keeper.py` starts it: `main(control, parent)` in a fresh interpreter. Whatever ends, the rest ends: slime's death wakes
 the keeper (a pidfd, which does not depend on the thread that started it), the keeper's death kills the first process,
-and with it goes its pid namespace. What a reader would get wrong: `hello` is the first answer, and says what could not
-be isolated; whether that is enough is decided by the caller.
+and with it goes its pid namespace. `hello` is the first answer, and says what could not be isolated; whether that is
+enough is decided by the caller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages between the caller and the sandbox's first process: a JSON object and bytes, over a stream socket.
 
-Both sides use it. Layout: two big-endian 32-bit lengths, the JSON, the bytes. What a reader would get wrong: what comes
-out of a sandbox is not trusted, so a length above the reader's limit ends the conversation.
+Both sides use it. Layout: two big-endian 32-bit lengths, the JSON, the bytes. What comes out of a sandbox is not
+trusted, so a length above the reader's limit ends the conversation.
 """
 
 from __future__ import annotations

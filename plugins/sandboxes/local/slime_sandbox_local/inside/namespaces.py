@@ -1,9 +1,9 @@
 """This process -> namespaces of its own: users, mounts, processes, network, System V objects, host name.
 
 `main.py` calls `separate` in the keeper's process, before the sandbox's first process is forked. As root the program's
-user is one that nobody else on this machine is; otherwise it is the keeper's own user, which means nothing inside. What
-a reader would get wrong: the map of users is written from outside, by a helper forked before, since a process in a new
-user namespace has no rights in the old one.
+user is one that nobody else on this machine is; otherwise it is the keeper's own user, which means nothing inside. The
+map of users is written from outside, by a helper forked before, since a process in a new user namespace has no rights
+in the old one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Looking at the processes of a sandbox through /proc, and ending them.
 
-`jobs.py` calls these in the sandbox's first process. What a reader would get wrong: without a pid namespace /proc shows
-the host's processes too, so only descendants of this one count.
+`jobs.py` calls these in the sandbox's first process. Without a pid namespace /proc shows the host's processes too, so
+only descendants of this one count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Runs pieces of Python one after the other in one namespace: a line of JSON in, a line on descriptor 3 when done.
 
 `interpreter.py` sends this file's text to `python -c` in a sandbox. As in a notebook, the value of a last expression is
-printed. What a reader would get wrong: the code runs in the same process and may do anything to it; what it can forge
-is its own output.
+printed. The code runs in the same process and may do anything to it; what it can forge is its own output.
 """
 
 from __future__ import annotations

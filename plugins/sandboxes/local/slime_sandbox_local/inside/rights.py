@@ -1,7 +1,7 @@
 """A forked process -> one that has limits, no rights, and a filter of system calls; then it becomes the program.
 
-`jobs.py` calls `confine` after each fork. What a reader would get wrong: the order. Limits and the bounding set need
-rights that are given up after them, and a change of user forgets the signal at the parent's death.
+`jobs.py` calls `confine` after each fork. The order. Limits and the bounding set need rights that are given up after
+them, and a change of user forgets the signal at the parent's death.
 """
 
 from __future__ import annotations

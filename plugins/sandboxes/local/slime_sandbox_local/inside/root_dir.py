@@ -9,8 +9,8 @@
     /etc                          written here: one user, no secrets
     /sandbox /tmp                 empty; counted, with all else that is written, against `disk_mb`
 
-`main.py` calls `enter_root` in the sandbox's first process, in mount and pid namespaces of its own. What a reader would
-get wrong: nothing of it is on the host's disk, and it is gone with the last process.
+`main.py` calls `enter_root` in the sandbox's first process, in mount and pid namespaces of its own. Nothing of it is on
+the host's disk, and it is gone with the last process.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 `rights.py` installs it. Denied are calls that reach other processes, mounts, namespaces, the kernel itself, memory that
 no limit counts (memfd, System V), sockets of families that no network namespace separates (vsock, among others), and
-io_uring, which would get around the filter. What a reader would get wrong: a denied call fails with EPERM as
-for lack of rights, it does not end the program; `clone3` is ENOSYS, at which C libraries use `clone`, whose flags the
-filter can read.
+io_uring, which would get around the filter. A denied call fails with EPERM as for lack of rights, it does not end the
+program; `clone3` is ENOSYS, at which C libraries use `clone`, whose flags the filter can read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The architecture that flags state, against the one that config.json has.
 
 Called by `checks.py` before anything starts; imports neither torch nor Megatron. The model is always config.json's:
-flags that agree are fine and change nothing, flags that do not are one error with all of them. What a reader would get
-wrong: what was not given is not compared, although in Megatron the absence of a flag is a statement, too.
+flags that agree are fine and change nothing, flags that do not are one error with all of them. What was not given is
+not compared, although in Megatron the absence of a flag is a statement, too.
 """
 
 from __future__ import annotations

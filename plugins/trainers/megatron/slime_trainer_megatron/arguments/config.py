@@ -2,8 +2,8 @@
 
 Called by `model.py`, `optimizer.py` and `trainer.py` of this package; imports Megatron. From low to high: Megatron's
 defaults, slime's for RL (no dropout, no balancing of experts), the model's architecture, the user's flags, what slime
-owns, what the device dictates. What a reader would get wrong: that flags agree with the architecture is checked before
-(`architecture.py`), and what a CPU cannot do is warned of before (`checks.py`); here it is only done.
+owns, what the device dictates. That flags agree with the architecture is checked before (`architecture.py`), and what a
+CPU cannot do is warned of before (`checks.py`); here it is only done.
 """
 
 from __future__ import annotations

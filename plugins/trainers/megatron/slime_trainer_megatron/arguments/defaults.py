@@ -1,8 +1,8 @@
 """`args.context_parallel_size` and the like where no such flag was given: what Megatron's `args` would hold.
 
 User code written for Megatron reads such attributes, whichever trainer runs. Asked through `ForeignFlags.default_of`,
-one attribute at a time, so a run whose code reads none pays nothing; imports neither torch nor Megatron. What a reader
-would get wrong: nothing of slime's reads these, as a default is not a wish; `values.given` says what was given.
+one attribute at a time, so a run whose code reads none pays nothing; imports neither torch nor Megatron. Nothing of
+slime's reads these, as a default is not a wish; `values.given` says what was given.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Called by `flags.py` when a flag is looked up, and by `config.py`, which must know where a flag's value goes. So an
 option of a new Megatron appears here by itself. Without megatron-core the list that slime ships stands in, so that
-settings are checked on a machine that only prepares runs. What a reader would get wrong: a field whose type cannot be
-typed on a command line (functions, process groups, dtypes) is no flag and is not listed.
+settings are checked on a machine that only prepares runs. A field whose type cannot be typed on a command line
+(functions, process groups, dtypes) is no flag and is not listed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fields of megatron-core's configurations that a user does not set, or not with effect, and why.
 
-`flags.py` says so when one is given; `config.py` sets those that are slime's. Data only. What a reader would get
-wrong: a field in `OWNED` may be given with the value that slime sets anyway.
+`flags.py` says so when one is given; `config.py` sets those that are slime's. Data only. A field in `OWNED` may be
+given with the value that slime sets anyway.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Flags as they were given -> values of Megatron's fields.
 
-`flags.py` takes the types from here, `layout.py`, `architecture.py` and `config.py` the values. What a reader would get
-wrong: a flag that was not given is no attribute of `args`, and None is "not given".
+`flags.py` takes the types from here, `layout.py`, `architecture.py` and `config.py` the values. A flag that was not
+given is no attribute of `args`, and None is "not given".
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
     DIR/trainer/old_actor/               the old actor, only where it differs from the actor
 
 Every rank calls both functions, inside `on_device`. Atomicity is the caller's. Every layout reads what any other has
-written; in the same one, training goes on bit for bit. What a reader would get wrong: torch's AdamW has no state before
-its first step, and what is not there is neither saved nor loaded; so it is made, as zeros, before both.
+written; in the same one, training goes on bit for bit. Torch's AdamW has no state before its first step, and what is
+not there is neither saved nor loaded; so it is made, as zeros, before both.
 """
 
 from __future__ import annotations

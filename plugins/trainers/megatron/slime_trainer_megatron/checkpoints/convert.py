@@ -5,8 +5,8 @@
     DIR/megatron.json                  format, family, dtype; written last
 
 The command calls it in every process of the layout, one for a model that fits into one. Tensors are read and written
-one after the other, so a process needs memory for its part of the model and one shard. What a reader would get wrong:
-no layout is remembered; whichever made the files, every other one reads them.
+one after the other, so a process needs memory for its part of the model and one shard. No layout is remembered;
+whichever made the files, every other one reads them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """megatron.core.dist_checkpointing as this trainer uses it: every rank's parts <-> one folder, whatever the layout.
 
-`checkpoint.py`, `load_model.py` and `convert.py` call it on every rank, inside `on_device`. What a reader would get
-wrong: Megatron's own writer forks, and starts a process for a queue, which hangs in a program without a `__main__`
-guard and copies the threads of rank 0's engines; here each rank writes its one file itself, flushed to the device.
-torch's checkpoint error is no `Exception`.
+`checkpoint.py`, `load_model.py` and `convert.py` call it on every rank, inside `on_device`. Megatron's own writer
+forks, and starts a process for a queue, which hangs in a program without a `__main__` guard and copies the threads of
+rank 0's engines; here each rank writes its one file itself, flushed to the device. torch's checkpoint error is no
+`Exception`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Megatron trainer's checkpoints with adapters: `DIR/adapter` in PEFT's layout, and what the optimizer's needs.
 
 Called by `checkpoint.py` on every rank, inside `on_device`. Rank 0 writes the whole adapters, every rank reads its
-parts of them, in whatever layout it is. What a reader would get wrong: the base comes from `--hf-checkpoint`, and the
-merged model beside the adapters is read again only to see that it is the same base.
+parts of them, in whatever layout it is. The base comes from `--hf-checkpoint`, and the merged model beside the adapters
+is read again only to see that it is the same base.
 """
 
 from __future__ import annotations

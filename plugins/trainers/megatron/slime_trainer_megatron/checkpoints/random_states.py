@@ -1,7 +1,7 @@
 """The random states of a process of this trainer <-> JSON values: torch's, Python's, numpy's, and Megatron's own.
 
-`checkpoint.py` calls it. What a reader would get wrong: Megatron switches between named states of the GPU's generator
-(for dropout that is alike, or different, on tensor-parallel ranks). Those that are not in use are none of torch's.
+`checkpoint.py` calls it. Megatron switches between named states of the GPU's generator (for dropout that is alike, or
+different, on tensor-parallel ranks). Those that are not in use are none of torch's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What DeepSeek-V3 and its relatives have in common, in Megatron's words: latent attention (MLA), sigmoid routing.
 
-Family plugins (`deepseek_v3`, `kimi_k2`, `glm4_moe_lite`, `glm4_moe`) make their `MegatronModel` of it. What a reader
-would get wrong: no rows are permuted for the rotary positions. HF's layout of these models has them in
-pairs (`rope_interleave`), and Megatron's latent attention takes pairs (rope_utils.py `_apply_rotary_pos_emb_bshd`,
-`multi_latent_attention`); a model with the other layout is refused.
+Family plugins (`deepseek_v3`, `kimi_k2`, `glm4_moe_lite`, `glm4_moe`) make their `MegatronModel` of it. No rows are
+permuted for the rotary positions. HF's layout of these models has them in pairs (`rope_interleave`), and Megatron's
+latent attention takes pairs (rope_utils.py `_apply_rotary_pos_emb_bshd`, `multi_latent_attention`); a model with the
+other layout is refused.
 """
 
 from __future__ import annotations

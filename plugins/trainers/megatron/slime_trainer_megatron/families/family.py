@@ -2,9 +2,8 @@
 
 A component of kind "megatron_models", named by HF's `model_type`: a function from the parsed `config.json` to a
 `MegatronModel`. The map is read in both directions, HF -> Megatron to load and Megatron -> HF to save and to sync
-weights; `weight_map` has the merges and rows of most models. Nothing here imports Megatron. What a reader would get
-wrong: the names are those of Megatron's local layer spec, also where Transformer Engine's layers run; the trainer
-translates.
+weights; `weight_map` has the merges and rows of most models. Nothing here imports Megatron. The names are those of
+Megatron's local layer spec, also where Transformer Engine's layers run; the trainer translates.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Causal core attention on torch's scaled_dot_product_attention: packed sequences, grouped heads, context parallelism.
 
 Put into layer specs by `specs.py` where Transformer Engine is not; Megatron's own `DotProductAttention` knows neither
-packed sequences nor context parallelism. Queries, keys and values come in after rotation. What a reader would get
-wrong: under context parallelism every sequence is cut on its own into `2 * size` chunks and rank r has chunks r and
-`2 * size - 1 - r`, so that all ranks have the same work under a causal mask:
+packed sequences nor context parallelism. Queries, keys and values come in after rotation. Under context parallelism
+every sequence is cut on its own into `2 * size` chunks and rank r has chunks r and `2 * size - 1 - r`, so that all
+ranks have the same work under a causal mask:
 
     size 2, one sequence of 8 tokens      rank 0: 0 1 6 7      rank 1: 2 3 4 5
 """

@@ -1,8 +1,8 @@
 """A model family's description -> this rank's part of the model, as Megatron modules.
 
 Called by the trainer and by checkpoint conversion, after `ProcessGroups`. The weights are random until
-`weights_in.load_hf` or a checkpoint fills them. What a reader would get wrong: a rank of a pipeline with virtual
-stages holds several chunks, and only the first chunk of the first rank embeds, only the last of the last has logits.
+`weights_in.load_hf` or a checkpoint fills them. A rank of a pipeline with virtual stages holds several chunks, and only
+the first chunk of the first rank embeds, only the last of the last has logits.
 """
 
 from __future__ import annotations

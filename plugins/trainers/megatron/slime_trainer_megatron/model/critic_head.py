@@ -1,8 +1,8 @@
 """The critic's output layer: one value per token instead of logits.
 
 Put on the last pipeline stage by `model.py`. It takes the place of `ColumnParallelLinear` as `GPTModel.output_layer`
-and is called like it. What a reader would get wrong: it is the same on all tensor-parallel ranks, and a fresh one is
-zero, not random, as in the embedded trainer.
+and is called like it. It is the same on all tensor-parallel ranks, and a fresh one is zero, not random, as in the
+embedded trainer.
 """
 
 from __future__ import annotations

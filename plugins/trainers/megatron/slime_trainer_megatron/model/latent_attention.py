@@ -1,10 +1,10 @@
 """Megatron's latent attention (MLA) with right gradients under tensor parallelism.
 
-Stands in the layer specs of models with `multi_latent_attention`, with and without Transformer Engine. What a reader
-would get wrong: Megatron's own local spec cuts the projections down to the latents over the tensor-parallel ranks and
-gathers their outputs (multi_latent_attention.py, `get_query_key_value_tensors`). The rotary part of the key is then
-used by every rank's heads, but the way back through the gather takes only the rank's own heads into account. Here the
-projections are whole on every rank, as with Transformer Engine, and the gradient of that part is summed over ranks.
+Stands in the layer specs of models with `multi_latent_attention`, with and without Transformer Engine. Megatron's own
+local spec cuts the projections down to the latents over the tensor-parallel ranks and gathers their outputs
+(multi_latent_attention.py, `get_query_key_value_tensors`). The rotary part of the key is then used by every rank's
+heads, but the way back through the gather takes only the rank's own heads into account. Here the projections are whole
+on every rank, as with Transformer Engine, and the gradient of that part is summed over ranks.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ step's tokens, whatever the micro-batches and ranks; how it is scaled to be one:
     load balancing, of a micro-batch of n tokens:  E / (k n^2) sum over experts of (probability x tokens that chose it)
     z-loss, of a token:                            logsumexp(router logits)^2
 
-What a reader would get wrong: nothing here runs unless the user asks for it; all three are 0 by default
-(`config.py` `FOR_RL`). Load balancing counts the router's own choice, also where experts are replayed; the bias counts
-the experts that were used.
+Nothing here runs unless the user asks for it; all three are 0 by default (`config.py` `FOR_RL`). Load balancing counts
+the router's own choice, also where experts are replayed; the bias counts the experts that were used.
 """
 
 from __future__ import annotations

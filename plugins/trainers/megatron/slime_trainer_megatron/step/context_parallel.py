@@ -1,9 +1,9 @@
 """Per-token results of the context-parallel ranks -> whole responses, in order, on each of them; differentiable.
 
 Called by `forward.py` on the last pipeline stage, so that a loss always sees whole responses (ratios of a sequence,
-means over samples) and is the same number on every context-parallel rank. What a reader would get wrong: backward
-does not sum over ranks. Every rank differentiates the same loss with respect to its own tokens; the data- and
-context-parallel sum of parameter gradients adds these parts up, once.
+means over samples) and is the same number on every context-parallel rank. Backward does not sum over ranks. Every rank
+differentiates the same loss with respect to its own tokens; the data- and context-parallel sum of parameter gradients
+adds these parts up, once.
 """
 
 from __future__ import annotations

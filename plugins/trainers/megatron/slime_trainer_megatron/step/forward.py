@@ -7,9 +7,9 @@ over the pipeline, so every rank returns the same.
     stage 0    pack -> embedding -> layers --hidden-->
     stage p-1                       layers -> rows of responses -> output layer -> log-probs -> whole responses -> loss
 
-What a reader would get wrong: gradients are summed. Megatron is told that the loss counts per token
-(`calculate_per_token_loss`), which makes it neither average nor scale, and the division that belongs to that setting
-is left out (`finalize`). All normalisation is the loss function's.
+Gradients are summed. Megatron is told that the loss counts per token (`calculate_per_token_loss`), which makes it
+neither average nor scale, and the division that belongs to that setting is left out (`finalize`). All normalisation is
+the loss function's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Hidden states of the last layer -> what a loss sees: log-probs, entropy, logits or values of whole responses.
 
 Called by `forward.py`; the only place that looks inside a `GPTModel`. Only the rows that predict a response token go
-through the output layer: under sequence parallelism hidden states are gathered first, then rows are taken. What a
-reader would get wrong: `hidden_states` calls the innermost model. The wrapper for 16-bit weights would make the last
-stage's whole logits float32, and the model itself would send every row through the output layer.
+through the output layer: under sequence parallelism hidden states are gathered first, then rows are taken.
+`hidden_states` calls the innermost model. The wrapper for 16-bit weights would make the last stage's whole logits
+float32, and the model itself would send every row through the output layer.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Called by `trainer.py`, inside `on_device`. Gradients arrive summed over all ranks (`forward.finalize`); here they are
 measured over all ranks, clipped, and applied, with the embedded trainer's learning-rate schedule and its rule for
-gradients that are not finite. What a reader would get wrong: Megatron's own `optimizer.step()` is not called, because
-it knows "not finite" only with loss scaling and would apply NaN.
+gradients that are not finite. Megatron's own `optimizer.step()` is not called, because it knows "not finite" only with
+loss scaling and would apply NaN.
 """
 
 from __future__ import annotations

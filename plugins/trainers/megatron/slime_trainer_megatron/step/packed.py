@@ -9,9 +9,8 @@ its own that nobody reads, makes the row's length what sequence parallelism and 
     sample 0  a0 a1 | a2 a3 | a4 .  | .  .                       a0 a1 .  .       a2 a3 a4 .
     sample 1  b0 | b1 | b2 | .                                   b0 .             b1 b2
 
-What a reader would get wrong: the target of a row is the next token of the whole sample, which another rank may hold;
-so targets are taken before the cut, and a rank's rows are not in the order of the response. `places` says where each
-belongs.
+The target of a row is the next token of the whole sample, which another rank may hold; so targets are taken before the
+cut, and a rank's rows are not in the order of the response. `places` says where each belongs.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ which travels with it in `PackedSeqParams` to every layer. Megatron's routers as
 their experts (transformer/moe/moe_utils.py `topk_routing_with_score_function`) and compute the weights of the answer
 themselves: softmax or sigmoid, with or without bias, groups and normalisation.
 
-What a reader would get wrong: a pipeline runs forward and backward passes of several micro-batches by turns, and a
-layer that is recomputed runs in the middle of them. So nothing counts calls; a layer knows its micro-batch by the
-arguments it is called with, and keeps what it used there. Rows that nobody replays (padding, `FREE`) are the router's.
+A pipeline runs forward and backward passes of several micro-batches by turns, and a layer that is recomputed runs in
+the middle of them. So nothing counts calls; a layer knows its micro-batch by the arguments it is called with, and keeps
+what it used there. Rows that nobody replays (padding, `FREE`) are the router's.
 """
 
 from __future__ import annotations

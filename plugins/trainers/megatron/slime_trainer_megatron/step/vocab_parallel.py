@@ -7,9 +7,9 @@ are there already; rows are taken a chunk at a time, so beside them there are a 
 buffers either where the logits are float32 and entropy is not asked for). Nothing of [R, V] and no float32 copy of
 the whole logits ever exists.
 
-With z = logits / temperature over the whole vocabulary: log p = z[target] - logsumexp(z), H = -sum p log p, and
-d log p / dz_j = [j = target] - p_j,  dH / dz_j = -p_j (log p_j + H). What a reader would get wrong: columns of the
-padded vocabulary (`--make-vocab-size-divisible-by`) are no tokens; they take no part and get gradient 0.
+With z = logits / temperature over the whole vocabulary: log p = z[target] - logsumexp(z), H = -sum p log p, and d log p
+/ dz_j = [j = target] - p_j,  dH / dz_j = -p_j (log p_j + H). Columns of the padded vocabulary
+(`--make-vocab-size-divisible-by`) are no tokens; they take no part and get gradient 0.
 """
 
 from __future__ import annotations

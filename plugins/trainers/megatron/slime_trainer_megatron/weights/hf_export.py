@@ -1,8 +1,8 @@
 """This trainer's model as an HF directory: config, tokenizer, and the weights of all ranks, shard by shard.
 
-Checkpoints and `slime convert megatron-to-hf` call it on every rank. What a reader would get wrong: weights that the
-model has no place for (multi-token prediction) are copied from the directory it was made of into every export, but
-they are no part of a weight sync: engines have them from their own start, and nothing here changes them.
+Checkpoints and `slime convert megatron-to-hf` call it on every rank. Weights that the model has no place for
+(multi-token prediction) are copied from the directory it was made of into every export, but they are no part of a
+weight sync: engines have them from their own start, and nothing here changes them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A directory with a model, in HF's layout or Megatron's -> the parameters of this rank.
 
 `roles.py` calls it for `--hf-checkpoint`, `--ref-load`, `--opd-teacher-load` and `--critic-load`, `checkpoint.py` for a
-`--load` that is no commit of this trainer. What a reader would get wrong: a commit of this trainer has the weights
-twice, and those in Megatron's format are taken: they are in the dtype that was trained, and each rank reads its part.
+`--load` that is no commit of this trainer. A commit of this trainer has the weights twice, and those in Megatron's
+format are taken: they are in the dtype that was trained, and each rank reads its part.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Built by `roles.py`; `trainer.py` exports the merged weights, `lora_checkpoint.p
     linear cut over its inputs    y   += scale * B sum_r(A_r x_r)    A cut as the linear's columns, B whole
     linear that is on every rank  y   += scale * B A x               both whole
 
-Only `rank` numbers per token and matrix travel between ranks. What a reader would get wrong: every matrix that is fused
-in a linear has a part of its own in A (its `rank` rows), while a row of B belongs to one matrix and multiplies that
-matrix' part alone; so B is laid out by the linear's own merge, and equals what a trainer without fused linears learns.
+Only `rank` numbers per token and matrix travel between ranks. Every matrix that is fused in a linear has a part of its
+own in A (its `rank` rows), while a row of B belongs to one matrix and multiplies that matrix' part alone; so B is laid
+out by the linear's own merge, and equals what a trainer without fused linears learns.
 """
 
 from __future__ import annotations

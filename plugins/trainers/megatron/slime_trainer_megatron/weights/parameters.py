@@ -1,8 +1,8 @@
 """This rank's parameters under the names of the whole model, each with its row of the family's map.
 
 `weights_in`, `weights_out` and whoever chooses parameters by name (`--only-train-params-name-list`) iterate them.
-What a reader would get wrong: Megatron numbers layers within a stage and experts within a rank, and Transformer
-Engine's layers hold the norm before them; the names here are those of the whole model, in the local spec's naming.
+Megatron numbers layers within a stage and experts within a rank, and Transformer Engine's layers hold the norm before
+them; the names here are those of the whole model, in the local spec's naming.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Weights of models that have the actor's architecture: kept on the host and put into the actor's modules for a pass.
 
 Called by `trainer.py` for reference, teacher and old actor; one model's memory on the accelerator serves all of them.
-What a reader would get wrong: weights are copied into the parameters' own storage, never exchanged for other tensors,
-because Megatron's optimizer and its data-parallel buffers hold views of it. The optimizer's float32 copies of 16-bit
-weights are not looked at, so they are as before once the actor's weights are back.
+Weights are copied into the parameters' own storage, never exchanged for other tensors, because Megatron's optimizer and
+its data-parallel buffers hold views of it. The optimizer's float32 copies of 16-bit weights are not looked at, so they
+are as before once the actor's weights are back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """HF safetensors -> the parameters of this rank, reading only what they are made of.
 
 The trainer calls it for `--hf-checkpoint`, `--ref-load` and the like. Shapes of all tensors are compared before the
-first one is read, so a checkpoint that does not fit changes nothing. What a reader would get wrong: optimizers that
-keep float32 copies of 16-bit parameters do not see what is loaded; load first, or have them read the parameters again.
+first one is read, so a checkpoint that does not fit changes nothing. Optimizers that keep float32 copies of 16-bit
+parameters do not see what is loaded; load first, or have them read the parameters again.
 """
 
 from __future__ import annotations

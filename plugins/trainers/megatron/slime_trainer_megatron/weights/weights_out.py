@@ -7,9 +7,8 @@
 
 `named_weights`, checkpoints in HF's layout and the tests of gradients call it. Of data- and context-parallel replicas
 only the first sends. Parts go straight to rank 0, since nobody else needs them: an all-gather among tensor-parallel
-ranks would move every part to all of them first. No rank ever holds more than a few buckets. What a reader would get
-wrong: senders wait until rank 0 asks for their bucket, so all ranks must iterate, and to the end; the deadline of that
-wait is the process group's.
+ranks would move every part to all of them first. No rank ever holds more than a few buckets. Senders wait until rank 0
+asks for their bucket, so all ranks must iterate, and to the end; the deadline of that wait is the process group's.
 """
 
 from __future__ import annotations

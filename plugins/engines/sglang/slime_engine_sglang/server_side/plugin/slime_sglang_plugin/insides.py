@@ -1,7 +1,7 @@
 """Every place inside SGLang that slime's plugin reads or replaces; no other file of it touches what is private there.
 
-The places were read, and are tested, in VERSIONS. What a reader would get wrong: a version that is not among them may
-still fit. Nobody looks at the number; a place that has another shape raises `Changed` when it is used.
+The places were read, and are tested, in VERSIONS. A version that is not among them may still fit. Nobody looks at the
+number; a place that has another shape raises `Changed` when it is used.
 """
 
 from __future__ import annotations

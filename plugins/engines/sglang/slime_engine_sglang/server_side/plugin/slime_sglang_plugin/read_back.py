@@ -4,8 +4,8 @@
                         instead of executed -> checksums of the places that would have been written
 
 So fused, sharded and tied parameters need no table of names: the loader itself says what goes where. `weight_action`
-answers slime's requests with it. What a reader would get wrong: not only parameters but every tensor that a module
-holds is protected from writes, and every attribute that the loader replaces is put back.
+answers slime's requests with it. Not only parameters but every tensor that a module holds is protected from writes, and
+every attribute that the loader replaces is put back.
 """
 
 from __future__ import annotations

@@ -1,0 +1,342 @@
+"""The guard: a program that runs one command and leaves nothing of it behind, however command, owner or guard end.
+
+`guarded.Guarded` starts it as `python guard.py OPTIONS -- COMMAND`, with the standard library only. What a reader would
+get wrong: it is two processes. The first watches the owner and runs the second, the second watches the first and runs
+the command; whichever is killed, the other cleans up. Both are subreapers (prctl(2)): a descendant whose parent dies
+becomes their child, so one that has changed its process group, its session or its parent is found all the same, and
+without children there are no descendants.
+
+    owner --control--> guard --> guard --> command (own session; killed with its guard) --> its processes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+STOP, KILL = b"s", b"k"
+"""What the owner writes: end the command as it likes to end, or at once."""
+_ORPHAN = b"o"
+"""The owner has gone: it is no more, or its end of the control socket is closed."""
+_SIGNALS = {STOP: signal.SIGUSR1, _ORPHAN: signal.SIGUSR2}
+"""From the first guard to the second. Others are for the owner and the command, which may get them all at once from a
+scheduler: how long the command may take to end is the owner's to say."""
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KILL_S = 30.0
+"""For the kernel to end what was killed; a process in an uninterruptible call may take long."""
+_OUTPUT_S = 1.0
+"""For the last output of a command to be forwarded to who may not read it."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Times(NamedTuple):
+    """Seconds between TERM and KILL."""
+
+    stop: float
+    """When the owner asks for the end."""
+    orphan: float
+    """When the owner has gone."""
+    leftover: float
+    """For what a command that has ended leaves behind."""
+
+
+def main(argv: list[str], execute: Callable[[list[str]], object] | None = None) -> int:
+    """Run the command; returns its exit status, or 128 and the signal that ended it.
+
+    Options, each with a value:
+        --control: The socket to the owner, which is told the command's process id.
+        --parent: The owner's process id.
+        --times: `Times`, comma-separated.
+        --only: Descriptors, comma-separated, that only the command is to hold.
+        --cap: Bytes of output, after which the rest is left off.
+        --pid-as: Environment variable of the command that holds its process id.
+        --shared: Start of the names of files that the command's processes map, which are removed at their end.
+
+    Args:
+        argv: Options, `--`, and the command.
+        execute: Becomes the command, in place of executing it.
+    """
+    cut = argv.index("--")
+    options, command = dict(zip(argv[:cut:2], argv[1:cut:2])), argv[cut + 1 :]
+    control, times = int(options["--control"]), Times(*map(float, options["--times"].split(",")))
+    only = [int(number) for number in options.get("--only", "").split(",") if number]
+    first, cap, shared = os.getpid(), int(options.get("--cap", 0)), options.get("--shared", "")
+
+    def run_command() -> None:
+        os.setsid()
+        if name := options.get("--pid-as"):
+            os.environ[name] = str(os.getpid())
+        execute(command) if execute else os.execvp(command[0], command)
+
+    def run_second() -> None:
+        output = _Output(cap) if cap else None
+        second = os.getpid()
+
+        def run_third() -> None:
+            os.close(control)
+            if output is not None:
+                output.take()
+            if die_with(second):
+                run_command()
+
+        def begun(child: int) -> None:
+            with contextlib.suppress(OSError):  # the owner has gone, which the first one sees
+                os.write(control, b"%d\n" % child)
+            _let_go([0, control, *only])
+            if output is not None:
+                output.forward()
+
+        status = _keep(_Signs(first), times, run_third, begun, shared, dict.fromkeys(_SIGNALS, signal.SIGTERM))
+        if output is not None:
+            output.end()
+        os._exit(status)
+
+    # The first one asks the second to end and waits for it, so the second one's times must be the shorter.
+    longer = Times(times.stop + 2 * times.leftover, times.orphan + 2 * times.leftover, times.leftover)
+    signs = _Signs(int(options["--parent"]), control)
+    return _keep(signs, longer, run_second, lambda _: _let_go([0, *only]), shared, _SIGNALS)
+
+
+def _keep(
+    signs: _Signs, times: Times, run: Callable[[], None], begun: Callable[[int], None], shared: str,
+    ends: dict[bytes, signal.Signals],
+) -> int:  # fmt: skip
+    """Run a child until it ends or a sign says that it is to; then end every descendant. Returns its exit status.
+
+    Args:
+        signs: Tell that it is time to end.
+        times: Between TERM and KILL.
+        run: Called in the child.
+        begun: Called with the child's process id.
+        shared: See `main`.
+        ends: The signal that asks the child to end.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = os.fork()
+    if child == 0:
+        _run_child(run)
+    begun(child)
+    sign, status = _watch(signs, child)
+    mapped = _mapped(shared) if shared else set()
+    if sign in ends:
+        _send(child, ends[sign])
+        status = _reap_for(times.stop if sign == STOP else times.orphan, signs.wake, child)
+    if sign and status is None:
+        # Not yet the others: among them is what removes semaphores and shared memory once their users have gone.
+        _send(child, signal.SIGKILL)
+    if _has_children():
+        for pid in descendants():
+            _send(pid, signal.SIGTERM)
+        status = _or(status, _reap_for(times.leftover, signs.wake, None, child))
+    status = _kill_all(status, child)
+    for path in mapped:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return status
+
+
+class _Signs:
+    """What tells that it is time to end: the control socket, the owner's death, a signal of the first guard."""
+
+    def __init__(self, parent: int, control: int | None = None) -> None:
+        self.wake, write = os.pipe()
+        os.set_blocking(write, False)
+        self._parent, self._control, self._asked = parent, control, list[int]()
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        for number in _SIGNALS.values():
+            signal.signal(number, lambda signum, _: self._asked.append(signum))
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(self.wake, select.POLLIN)
+        if control is not None:
+            self._poll.register(control, select.POLLIN)
+        self._every_ms: int | None = None
+        try:
+            self._pidfd = os.pidfd_open(parent)
+            self._poll.register(self._pidfd, select.POLLIN)
+        except OSError:  # an old kernel, a strict container, or the parent has gone already
+            self._pidfd, self._every_ms = -1, 500
+
+    def wait(self) -> bytes:
+        """Until something happened: what is to be done, or nothing when it is only a child that ended."""
+        gone = os.getppid() != self._parent
+        ready = set() if gone else {fd for fd, _ in self._poll.poll(self._every_ms)}
+        if self.wake in ready:
+            os.read(self.wake, 4096)
+        if self._control in ready and self._control is not None:
+            said = os.read(self._control, 4096)
+            return KILL if KILL in said else STOP if STOP in said else _ORPHAN
+        if self._asked:
+            return _ORPHAN if _SIGNALS[_ORPHAN] in self._asked else STOP
+        return _ORPHAN if gone or self._pidfd in ready else b""
+
+
+class _Output:
+    """The command's output on its way through the guard, as much of it as may be."""
+
+    def __init__(self, cap: int) -> None:
+        self._left = cap
+        self._read, self._write = os.pipe()
+        self._thread: object = None
+
+    def take(self) -> None:
+        """In the command's process: write to here."""
+        for number in (1, 2):
+            os.dup2(self._write, number)
+
+    def forward(self) -> None:
+        """In the guard: begin. In a thread, since who reads the output may be slow."""
+        import threading
+
+        os.close(self._write)
+        self._ended = threading.Event()
+        threading.Thread(target=self._forward, daemon=True).start()
+
+    def end(self) -> None:
+        """All of the command's processes have ended: give the rest some time."""
+        self._ended.wait(_OUTPUT_S)
+
+    def _forward(self) -> None:
+        while data := os.read(self._read, 1 << 16):
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                os.write(2, data[: self._left])
+                if 0 < self._left < len(data):
+                    os.write(2, b"\n[slime: the rest of this process's output is left off]\n")
+            self._left = max(0, self._left - len(data))
+        self._ended.set()
+
+
+def _watch(signs: _Signs, child: int) -> tuple[bytes, int | None]:
+    """What is to be done to the child; or nothing, and the status with which it ended by itself."""
+    while True:
+        sign = signs.wait()
+        status = _reap(child)
+        if status is not None:
+            return b"", status
+        if sign:
+            return sign, None
+
+
+def _run_child(run: Callable[[], None]) -> None:
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (*_IGNORED, *_SIGNALS.values(), signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        run()
+    except OSError as error:
+        print(f"cannot run: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(127)
+
+
+def _let_go(descriptors: list[int]) -> None:
+    """What is the command's alone; whoever is at the other end shall see it close. Standard input is emptied."""
+    for number in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(number)
+    if 0 in descriptors:
+        os.open(os.devnull, os.O_RDONLY)
+
+
+def _reap(child: int) -> int | None:
+    """Collect whoever ended; the child's exit status once it has."""
+    status = None
+    while True:
+        try:
+            pid, code = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if pid == 0:
+            return status
+        if pid == child:
+            code = os.waitstatus_to_exitcode(code)
+            status = code if code >= 0 else 128 - code
+
+
+def _reap_for(seconds: float, wake: int, until: int | None, child: int | None = None) -> int | None:
+    """Wait for `until` to end, or with None for everybody."""
+    end, status = time.monotonic() + seconds, None
+    while _has_children():
+        status = _or(status, _reap(until or child or 0))
+        left = end - time.monotonic()
+        if left <= 0 or (until is not None and status is not None):
+            break
+        if select.select([wake], [], [], min(left, 0.05))[0]:
+            os.read(wake, 4096)
+    return status
+
+
+def _kill_all(status: int | None, child: int) -> int:
+    end = time.monotonic() + KILL_S
+    while _has_children():
+        for pid in descendants():
+            _send(pid, signal.SIGKILL)
+        time.sleep(0.01)
+        status = _or(status, _reap(child))
+        if time.monotonic() > end:
+            print(f"the kernel does not end {descendants()}", file=sys.stderr, flush=True)
+            break
+    return 128 + signal.SIGKILL if status is None else status
+
+
+def _or(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def descendants() -> list[int]:
+    """Processes below this one, parents first."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    found, queue = list[int](), [os.getpid()]
+    while queue:
+        found += (more := children.get(queue.pop(0), []))
+        queue += more
+    return found
+
+
+def _mapped(shared: str) -> set[str]:
+    """Files that descendants have mapped; asked while they run, since a killed one tells nothing."""
+    found = set()
+    for pid in descendants():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+            found |= {line.split(None, 5)[5].rstrip("\n") for line in maps if shared in line}
+    return {path for path in found if not path.endswith(" (deleted)")}
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def die_with(parent: int) -> bool:
+    """Have the kernel kill this process when its parent does end; False when it has ended already."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

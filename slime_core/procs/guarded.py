@@ -1,0 +1,258 @@
+"""A command -> a process under a guard (`guard.py`), so that nothing of it is left behind.
+
+Every child of this package and of its plugins is started here. What a reader would get wrong: `alive` and `poll` speak
+of the guard, which lives until the last descendant has gone, so when it has ended ports and memory are free again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from slime_core.errors import SlimeError
+from slime_core.procs import guard
+
+START_DEADLINE = 60.0
+"""Seconds for a guard to come up, on a machine that is busy."""
+_MARGIN_S = 10.0
+
+
+def python() -> list[str]:
+    """This interpreter, which does not put the working directory on `sys.path` unless it was put on this process's."""
+    return [sys.executable, *([] if sys.path[:1] in ([""], [os.getcwd()]) else ["-P"])]
+
+
+class Guarded:
+    """`start` runs a command, `stop` or `kill` end it; then it may be started again. Any thread may call its methods.
+
+    Args:
+        name: For messages, such as "SGLang server default/0".
+        stop_s: Seconds between TERM and KILL when it is stopped.
+        orphan_s: The same when this process has gone; None: as `stop_s`.
+        leftover_s: The same for what it leaves behind when it ends.
+        log: File for the output of every start, one after the other; None: each start says where it goes.
+        cap: Bytes of output after which the rest is left off; 0: all of it is kept.
+        pid_as: Environment variable that holds its process id.
+        shared: Start of the names of files in memory that its processes map, which are removed at their end.
+        error: What is raised.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        stop_s: float = 2.0,
+        orphan_s: float | None = None,
+        leftover_s: float = 1.0,
+        log: Path | None = None,
+        cap: int = 0,
+        pid_as: str = "",
+        shared: str = "",
+        error: type[SlimeError] = SlimeError,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.starts = 0
+        """How often it was started."""
+        self.begin = 0
+        """Byte of the log at which the output of the last start begins."""
+        self._times = guard.Times(stop_s, stop_s if orphan_s is None else orphan_s, leftover_s)
+        given = {"--cap": str(cap or ""), "--pid-as": pid_as, "--shared": shared}
+        self._options = [word for option in given.items() if option[1] for word in option]
+        self._error = error
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._child: int | None = None
+        self._retired = False
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    def poll(self) -> int | None:
+        """Exit status, 128 and the number for a signal; None while anything of it runs, and before a start."""
+        code = None if self._process is None else self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything of it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The guard's process id; None before the first start."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def child(self) -> int:
+        """The command's process id; 0 when it has ended before it was told. Waits for the guard to say so."""
+        with self._lock:
+            if self._child is None and self._control is not None:
+                self._control.settimeout(START_DEADLINE)
+                with contextlib.suppress(OSError):
+                    self._child = int(self._control.recv(32).partition(b"\n")[0] or 0)
+            return self._child or 0
+
+    @property
+    def stdin(self) -> Any:
+        """The command's standard input, where it was asked to be a pipe."""
+        assert self._process is not None
+        return self._process.stdin
+
+    def ending(self) -> str:
+        """How it ended, such as "exited with status 1"; "is running" while it does."""
+        code = self.poll()
+        if code is None:
+            return "is running" if self._process is not None else "was never started"
+        number = signal_of(code)
+        return f"exited with status {code}" if number is None else f"was killed by signal {number} ({number.name})"
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it, of which its log tells nothing."""
+        code = self.poll()
+        return code is not None and signal_of(code) is not None
+
+    # -- what is done to it ----------------------------------------------------------------------------------
+
+    def start(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        only: Sequence[int] = (),
+    ) -> None:
+        """Run `argv`; a log has standard output and error.
+
+        Args:
+            argv: Program and arguments.
+            environment: The whole of it; None: this process's.
+            stdin: Descriptor, or as `subprocess` has it.
+            stdout: As `stdin`; None: this process's.
+            stderr: As `stdout`.
+            only: Descriptors that it inherits besides. Close them here afterwards.
+
+        Raises:
+            SlimeError: It runs already, has been retired, or no process can be started.
+        """
+        with self._lock:
+            if self.alive or self._retired:
+                raise self._error(f"{self.name} {'runs already' if self.alive else 'has been stopped for good'}")
+            self._close()
+            self._child = None
+            try:
+                with self._log(argv) if self.log else contextlib.nullcontext() as log:
+                    out, err = (log.fileno(), subprocess.STDOUT) if log else (stdout, stderr)
+                    self._spawn(argv, only, stdin=stdin, stdout=out, stderr=err, env=environment)
+            except OSError as error:
+                self._close()
+                raise self._error(f"{self.name} cannot be started: {error}") from error
+            self.starts += 1
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command itself, if it runs."""
+        if self.alive and (child := self.child):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """`poll` once it has ended, or None after so many seconds."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+        return self.poll()
+
+    def ask_to_stop(self) -> None:
+        """Begin what `stop` does and return, so that several end at the same time."""
+        self._tell(guard.STOP)
+
+    def ask_to_die(self) -> None:
+        """Begin what `kill` does and return."""
+        self._tell(guard.KILL)
+
+    def stop(self) -> None:
+        """End it as it likes to end, by force after its time to do so; returns when nothing of it runs. Safe twice.
+
+        Raises:
+            SlimeError: The kernel did not end it in time.
+        """
+        self._end(guard.STOP, self._times.stop)
+
+    def kill(self) -> None:
+        """End it at once, frozen or not; returns when nothing of it runs. Raises SlimeError as `stop` does."""
+        self._end(guard.KILL, 0.0)
+
+    def retire(self) -> None:
+        """`stop`, and never start again, not even by a thread that was about to. Safe twice. Raises SlimeError."""
+        with self._lock:
+            self._retired = True
+        self.stop()
+
+    def _log(self, argv: Sequence[str]) -> IO[bytes]:
+        assert self.log is not None
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        log = self.log.open("ab")
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        log.write(f"=== {when} {self.name}, start {self.starts + 1}: {shlex.join(argv)}\n".encode())
+        log.flush()
+        self.begin = log.tell()
+        return log
+
+    def _spawn(self, argv: Sequence[str], only: Sequence[int], **keywords: Any) -> None:
+        self._control, theirs = socket.socketpair()
+        options = ["--control", str(theirs.fileno()), "--parent", str(os.getpid()), *self._options]
+        options += ["--times", ",".join(map(str, self._times)), "--only", ",".join(map(str, only))]
+        with theirs:
+            # In a session of its own: an interrupt at the terminal is this process's to handle.
+            self._process = popen(
+                [sys.executable, "-I", "-S", guard.__file__, *options, "--", *argv],
+                pass_fds=[theirs.fileno(), *only], start_new_session=True, **keywords,
+            )  # fmt: skip
+
+    def _tell(self, what: bytes) -> None:
+        with self._lock:
+            if self._control is not None and self.alive:
+                with contextlib.suppress(OSError):  # it has just ended
+                    self._control.sendall(what)
+
+    def _end(self, how: bytes, seconds: float) -> None:
+        process = self._process
+        self._tell(how)
+        if process is not None:
+            try:
+                process.wait(seconds + 4 * self._times.leftover + _MARGIN_S)
+            except subprocess.TimeoutExpired:
+                raise self._error(f"{self.name} (guard {process.pid}) did not end in time") from None
+        with self._lock:
+            if process is self._process:
+                self._close()
+
+    def _close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+
+popen = subprocess.Popen
+"""Starts guards."""
+
+
+def signal_of(code: int) -> signal.Signals | None:
+    """Of an exit status as shells tell it."""
+    try:
+        return signal.Signals(code - 128)
+    except ValueError:
+        return None
