@@ -27,14 +27,21 @@ def add_parser(subparsers: Any) -> None:
     """Define `slime plugins` and its sub-commands."""
     parser = subparsers.add_parser("plugins", help="list, inspect, make and check plugins")
     commands = parser.add_subparsers(dest="plugins_command", required=True, metavar="COMMAND")
-    for name, (module, text) in _COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
-        import_module(f"{__package__}.{module}").add_arguments(command)
-        if name == "trace":  # whose settings are those of the command it runs
-            command.set_defaults(plugin_dir=(), no_plugins=False)
-        else:
-            command.add_argument("--plugin-dir", action="append", default=[], metavar="DIR", help="also look here")
-            command.add_argument("--no-plugins", action="store_true", help="safe mode: slime's own plugins only")
+    for name in _COMMANDS:
+        add_command(commands, name)
+
+
+def add_command(subparsers: Any, name: str) -> argparse.ArgumentParser:
+    """Define one sub-command; its parser."""
+    module, text = _COMMANDS[name]
+    command: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text)
+    import_module(f"{__package__}.{module}").add_arguments(command)
+    if name == "trace":  # whose settings are those of the command it runs
+        command.set_defaults(plugin_dir=(), no_plugins=False)
+    else:
+        command.add_argument("--plugin-dir", action="append", default=[], metavar="DIR", help="also look here")
+        command.add_argument("--no-plugins", action="store_true", help="safe mode: slime's own plugins only")
+    return command
 
 
 def run(namespace: argparse.Namespace) -> int:

@@ -5,3 +5,7 @@ from slime_testing_contracts import CommandContract
 
 class TestPlugins(CommandContract):
     component = "plugins"
+
+
+class TestDoctor(CommandContract):
+    component = "doctor"

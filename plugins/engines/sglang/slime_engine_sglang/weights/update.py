@@ -273,6 +273,7 @@ class WeightUpdates:
         """Somebody must be left, or be about to come back. Raises WeightSyncError."""
         if not round_.live and not (comes_back and self._pool.recovering):
             known = "; ".join(round_.failed.values()) or self._pool.describe()
+            known = known or "none has registered at the router; --rollout-num-gpus N starts some"
             raise WeightSyncError(f"weight version {round_.version}: no engine is left to take it ({known})")
 
     # -- steps of one server ---------------------------------------------------------------------------
