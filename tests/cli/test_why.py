@@ -28,8 +28,8 @@ def run_dir(tmp_path, monkeypatch):
 
 def _foreign(run_dir, name, heartbeat_age, **changes):
     (run_dir / "waits").mkdir(exist_ok=True)
-    row = {"what": "broadcast", "age": 5.0, "deadline": 600.0, "then": "fails", "overdue": False, "in": "thread",
-           "number": 1}  # fmt: skip
+    row = {"what": "broadcast", "age": 5.0, "deadline": 600.0, "then": "fails", "overdue": False, "queued": False,
+           "waited": 0.0, "in": "thread", "number": 1}  # fmt: skip
     said = {"role": "rank 1", "host": "node9", "pid": 7, "birth": "", "heartbeat": time.time() - heartbeat_age,
             "waits": [row], "progress": {}, "left_off": 0}  # fmt: skip
     (run_dir / "waits" / f"{name}.json").write_text(json.dumps({**said, **changes}))
