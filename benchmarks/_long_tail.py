@@ -191,6 +191,12 @@ class _World:
         self.trace.generated.append(time.perf_counter() - started)
         return result
 
+    def before_push(self) -> None:
+        """Nothing is generated ahead."""
+
+    def before_save(self) -> None:
+        """Nothing is generated ahead."""
+
     def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
         started, seconds = time.perf_counter(), self._train_seconds(batch)
         if self.clock is None:

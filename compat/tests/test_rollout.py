@@ -106,7 +106,7 @@ async def test_a_stream_is_the_same_answer_and_what_came_is_kept(make_args: Make
 
     await asyncio.gather(interrupt(), generate_streaming(args, cut, state.sampling_params.copy()))
     assert cut.status == Sample.Status.ABORTED
-    assert 2 <= cut.response_length <= 3
+    assert 1 <= cut.response_length <= 3  # an abort is noticed with the next event that is read
     assert cut.loss_mask == [1] * cut.response_length
     engine.refusals = [400]
     with pytest.raises(aiohttp.ClientResponseError, match="not now"):

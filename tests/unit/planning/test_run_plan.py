@@ -69,7 +69,7 @@ def test_longest_sample() -> None:
         ({"async_training": True, "async_mode": "full"}, "no limit on staleness"),
         (
             {"async_training": True, "async_mode": "full", "max_staleness": 4},
-            "groups over 4 weight versions old are generated",
+            "groups over 4 weight versions old are regenerated",
         ),
         ({"debug_train_only": True}, "nothing is generated"),
         ({"debug_rollout_only": True}, "nothing is trained"),

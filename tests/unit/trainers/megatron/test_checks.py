@@ -45,7 +45,6 @@ def test_agreeing_flags_pass(directory: Path) -> None:
         ({"padded_vocab_size": 100}, "--padded-vocab-size 100: a multiple of 1"),
         ({"fp8": "hybrid"}, "--fp8-format hybrid: it needs Transformer Engine; on CPU remove it"),
         ({"attention_dropout": 0.1}, "--attention-dropout 0.1: slime's own attention there has no dropout"),
-        ({"fp16": True}, "--fp16: the Megatron trainer has no loss scaling"),
         ({"moe_router_load_balancing_type": "global_aux_loss"}, "global_aux_loss: it waits in every layer"),
         ({"moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.1}, "has no such loss"),
         ({"moe_router_bias_update_rate": 0.1}, "have no bias of experts"),
