@@ -24,7 +24,7 @@ from slime_engine_sglang.planner import make_plan
 from slime_engine_sglang.router_process import RouterProcess
 from slime_engine_sglang.server import ServerProcess
 
-from slime_core.config import load_settings
+from slime_core.config import Args, load_settings
 from slime_core.errors import ConfigError
 from tests.backends.whole_runs import Learned, demo, metrics
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
@@ -83,7 +83,7 @@ def sglang_python() -> Path:
     if not os.environ.get("SLIME_ENGINE_PYTHON"):
         pytest.skip("needs SGLang: `make test-backends`, or SLIME_ENGINE_PYTHON=/path/to/venv/bin/python")
     try:
-        return engine_python(object())
+        return engine_python(Args())
     except ConfigError as error:
         pytest.skip(str(error))
 

@@ -179,7 +179,7 @@ def processes(server: Service) -> list[int]:
     while queue:
         below = [pid for pid, parent in parents.items() if parent == queue[0]]
         queue = queue[1:] + below
-        found += [pid for pid in below if "keeper.py" not in _command(pid)]
+        found += [pid for pid in below if "guard.py" not in _command(pid)]
     return found
 
 

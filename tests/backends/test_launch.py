@@ -102,7 +102,7 @@ async def test_a_bad_flag_value_is_reported_with_the_end_of_the_log(
     assert f"  last lines of {tmp_path / 'engines/default/0.log'}:" in rest
     assert engine.fleet is None
     children = set(psutil.Process().children(recursive=True)) - others
-    assert [p for p in still_running(children, 0) if "keeper" in command_line(p)] == []
+    assert [p for p in still_running(children, 0) if "guard.py" in command_line(p)] == []
 
 
 def test_a_killed_parent_leaves_nothing(sglang_model: tuple[Path, Any], sglang_python: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Run:
     def servers(self) -> list[psutil.Process]:
         """The process of each SGLang server that answers HTTP."""
         lines = [(process, command_line(process)) for process in self.note()]
-        return [process for process, line in lines if "sglang.launch_server" in line and "keeper.py" not in line]
+        return [process for process, line in lines if "sglang.launch_server" in line and "guard.py" not in line]
 
     def finish(self) -> str:
         """To the end; it must go well. What it printed."""
