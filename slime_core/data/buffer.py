@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from slime_core.buffer import BufferBase
-from slime_core.data.reuse import Reuse
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.fan_out import executions
 from slime_core.plugins.boundary import user_code
@@ -181,6 +180,8 @@ def _around_function(args: Args, function: Callable[..., Any], name: str) -> Buf
     signature = signature_of(function)
     if signature is None or len(positional_names(signature)) != len(_THREE):
         return FilteredList(args, function, name)
+    from slime_core.data.reuse import Reuse
+
     return Reuse(args, function, f"--buffer-filter-path {name!r}")
 
 

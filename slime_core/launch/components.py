@@ -19,10 +19,8 @@ from slime_core.config import Settings
 from slime_core.config.role_settings import role_overrides
 from slime_core.config.spec import flag_specs
 from slime_core.data.dumps import SavedRollout, UnusedSource
-from slime_core.data.flat_source import FlatSource, is_flat
 from slime_core.data.tools import AUTO, run_tools
 from slime_core.errors import ConfigError, PluginError, name_of
-from slime_core.launch.images import check_images
 from slime_core.launch.objective import Objective, resolve_objective, warn_without_effect
 from slime_core.launch.resolver import DEFAULTS, Resolver
 from slime_core.launch.trainers import Trainers
@@ -156,7 +154,10 @@ def resolve_components(
     elif settings.command != "eval" and settings.is_given("advantage_estimator"):
         # Nothing is trained, but the samples may need its greedy baseline when they are trained on later.
         parts.estimator = _estimator(r)
-    check_images(settings, parts, generators)
+    if settings.args.multimodal_keys or any(dataset.multimodal_keys for dataset in settings.args.eval_datasets):
+        from slime_core.launch.images import check_images
+
+        check_images(settings, parts, generators)
     parts.resolved = r.used
     return parts, r
 
@@ -174,8 +175,11 @@ def named_transport(r: Resolver) -> Any:
 def _data_source(r: Resolver) -> Callable[[Any], Any]:
     """What makes the data source of the settings."""
     found, name = r.setting("data_sources", "data_source_path"), option_name(r.used[-1].ref)
-    if is_flat(found):
-        return functools.partial(FlatSource, cls=found, name=name)
+    if r.args.data_source_path is not None:
+        from slime_core.data.flat_source import FlatSource, is_flat
+
+        if is_flat(found):
+            return functools.partial(FlatSource, cls=found, name=name)
     return functools.partial(construct, found, name=name) if inspect.isclass(found) else found
 
 

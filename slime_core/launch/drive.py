@@ -20,7 +20,6 @@ from slime_core.data.dumps import check_saved
 from slime_core.errors import ConfigError
 from slime_core.launch import drain
 from slime_core.launch.journal import Journal
-from slime_core.launch.offload import make_room, offloading
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.ranks import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, restore, unfinished_evaluations
@@ -114,10 +113,15 @@ def _to_the_end(args: Args, parts: RunParts, journal: Journal, start: int) -> in
 
 def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
     """Run the loop to its end, an early one included; returns how many rollouts are done."""
-    make_room(args, parts.trainers)
+    offloads = args.offload_train or args.offload_rollout
+    if offloads:
+        from slime_core.launch.offload import make_room, offloading
+
+        make_room(args, parts.trainers)
     training = _Training(parts)
     stages = loop.Stages(parts.rollout, training, training, journal, unfinished=parts.unfinished)
-    stages = offloading(args, stages, parts.trainers)
+    if offloads:
+        stages = offloading(args, stages, parts.trainers)
     if not args.async_training:
         return loop.now(_loop(args, parts, stages, start))
     from slime_core.launch.trainer_thread import TrainerThread

@@ -18,7 +18,6 @@ from slime_core.errors import ConfigError, DataError
 from slime_core.launch.component_settings import check_component_settings
 from slime_core.launch.components import Components, resolve_components
 from slime_core.launch.lock import file_lock
-from slime_core.launch.offload import settle_offload
 from slime_core.launch.process import is_leader, set_up_process
 from slime_core.launch.ranks import processes_of
 from slime_core.launch.resolver import Resolver
@@ -90,7 +89,10 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     _check_options(settings, used)
     parts.hooks.slime_configure(args=args)
     check_component_settings(settings, parts)
-    settle_offload(settings, parts)
+    if args.offload_train or args.offload_rollout:
+        from slime_core.launch.offload import settle_offload
+
+        settle_offload(settings, parts)
     _inputs(settings, resolver, make)  # from here on, files that the settings name are there
     told = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
     if settings.args.model is not None:

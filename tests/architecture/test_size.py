@@ -13,8 +13,8 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 328, "code_lines": 29_000, "public_names": 1_500, "kinds": 21}
-DEMO_CEILING = 252
+CEILINGS = {"modules": 327, "code_lines": 28_580, "public_names": 1_486, "kinds": 21}
+DEMO_CEILING = 251
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
     "slime_weight_transport_delta",
