@@ -32,6 +32,7 @@ NAMES = {c.name for c in COMMANDS} | {name.replace("_", "-") for name in current
 page = pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
 OWN_FLAGS = {
+    "doctor": {"--json"},
     "init": {"--force"},
     "serve": {"--host", "--port", "--model-path", "--served-model-name", "--api-key", "--allowed-hosts"},
     "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
