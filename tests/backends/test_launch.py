@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 PROMPT = [40, 41, 42, 43]
 PARENT = """
 import asyncio, sys
-from types import SimpleNamespace
 from slime_core.config import load_settings
 from slime_engine_sglang.engine import SglangEngine
 

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.backends
 MEASURE = """
 import json, os, sys
 from pathlib import Path
-from types import SimpleNamespace
 import torch
+from slime_core.config import Args
 from slime_core.protocols import MicroBatchOutput
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 torch.randn(64, 64, requires_grad=True).matmul(torch.randn(64, 64)).sum().backward()
 before = status("VmRSS")
 model, length = sys.argv[1], int(sys.argv[2])
-trainer = EmbeddedTrainer(SimpleNamespace(hf_checkpoint=model, device="cpu", dtype="float32", lr=1e-4,
+trainer = EmbeddedTrainer(Args(hf_checkpoint=model, device="cpu", dtype="float32", lr=1e-4,
     lr_decay_style="constant", clip_grad=1.0, weight_decay=0.0, adam_eps=1e-8, distributed_timeout_minutes=5))
 batch = TrainBatch(tokens=[[7] * length], response_lengths=[length - 1], rewards=[1.0], raw_rewards=[1.0],
     loss_masks=[[1] * (length - 1)], group_indices=[0], rollout_ids=[0], rollout_id=0,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from slime_trainer_megatron.step.forward import finalize
 from slime_trainer_megatron.weights.weights_in import load_hf
 from slime_trainer_megatron.weights.weights_out import hf_weights
 
+from slime_core.config import Args
 from slime_core.models.hf_io import read_weights
 from tests.backends.megatron.ranks import RankPool
 
@@ -128,7 +128,7 @@ def run(directory: str, layout: dict[str, Any]) -> dict[str, Any]:
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    device, args, places = torch.device("cpu"), Namespace(hf_checkpoint=directory), Layout(**layout)
+    device, args, places = torch.device("cpu"), Args(hf_checkpoint=directory), Layout(**layout)
     groups = ProcessGroups(places, "cpu")
     model = load_megatron_model(directory)
     config = transformer_config(args, model.architecture, places, device=device)

@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.backends, pytest.mark.timeout(300)]
 _SCRIPT = """
 import json, logging
 import ray
-from types import SimpleNamespace
+from slime_core.config import Args
 from slime_launcher_ray.gpus import SeenGpu, gpu_here, seen_by_tasks, visible_to_servers
 from slime_launcher_ray.placing import reserve
 from slime_launcher_ray.placement import EngineNeeds, plan_placement
 
 ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
-args = SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=1, num_gpus_per_node=4, colocate=False,
-                       debug_train_only=False, debug_rollout_only=False)
+args = Args(actor_num_nodes=1, actor_num_gpus_per_node=1, num_gpus_per_node=4, colocate=False,
+            debug_train_only=False, debug_rollout_only=False)
 placement = plan_placement(args, trainer_processes=1, engines=[EngineNeeds("e0", 2)], gpus=True)
 reserved = reserve(placement, "test", 120.0)
 seen = seen_by_tasks(placement, reserved)
