@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,6 @@ from slime_core.config import load_settings
 ROOT = Path(__file__).parents[2]
 SLIME = str(Path(sys.executable).with_name("slime"))
 SMALL = ["--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--eval-interval", "2"]
-WHEELS = ("models/qwen3", "estimators/grpo", "rewards/exact", "generators/single_turn", "buffers/fifo")
-"""What the template `demo` names, or takes by default, beside the core."""
 
 
 @pytest.fixture
@@ -80,43 +77,3 @@ def test_a_template_trains(template: str, empty: Path) -> None:
     assert "rollouts in" in done.stdout
     summary = json.loads(Path("outputs", template, "summary.json").read_text())
     assert Path(summary["checkpoint"]).is_dir()
-
-
-def build(source: Path, target: Path) -> None:
-    """A wheel, without the network."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, source]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-
-
-@pytest.mark.slow
-def test_the_wheels_alone_train_in_an_empty_directory(tmp_path: Path) -> None:
-    """An environment with everything that this one has but the checkout, whose place wheels take."""
-    wheels, place, empty = (tmp_path / name for name in ("wheels", "place", "empty"))
-    for source in (ROOT, *(ROOT / "plugins" / name for name in WHEELS)):
-        build(source, wheels)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
-    here = Path(sysconfig.get_paths()["purelib"])
-    there = next(place.glob("lib/python*/site-packages"))
-    for entry in here.iterdir():
-        if not entry.name.startswith(("slime", "__editable__", "_slime")) and entry.suffix != ".pth":
-            (there / entry.name).symlink_to(entry)
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", there, *wheels.iterdir()]
-    subprocess.run(install, check=True, capture_output=True)
-    empty.mkdir()
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SLIME_PLUGINS")}
-    environment |= {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
-
-    def run(*words: str) -> str:
-        command = [place / "bin/python", "-m", "slime_core", *words]
-        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    where = subprocess.run(
-        [place / "bin/python", "-c", "import slime_core; print(slime_core.__file__)"],
-        cwd=empty, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert Path(where.stdout.strip()).is_relative_to(place)
-    run("init", "demo", "run.yaml")
-    assert "held-out accuracy" in run("train", "--config", "run.yaml", *SMALL)
-    assert sorted(os.listdir(empty)) == ["outputs", "run.yaml"]
