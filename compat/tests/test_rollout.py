@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
-from slime.rollout import fully_async_rollout, sft_rollout
+from slime.rollout import fully_async_rollout, sft_rollout, sglang_streaming_rollout
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.data_source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, pop_first
 from slime.rollout.fully_async_rollout import AsyncRolloutWorker, generate_rollout_fully_async
@@ -82,7 +81,9 @@ async def test_generate_raises_what_the_engine_says(make_args: MakeArgs, engine:
         await generate(make_args(), prompt(), dict(PARAMS))
 
 
-async def test_a_stream_is_the_same_answer_and_what_came_is_kept(make_args: MakeArgs, engine: Any) -> None:
+async def test_a_stream_is_the_same_answer_and_what_came_is_kept(
+    make_args: MakeArgs, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = make_args()
     state = GenerateState(args)
     whole = Sample(prompt="1+1=?", index=0, session_id="s")
@@ -95,18 +96,26 @@ async def test_a_stream_is_the_same_answer_and_what_came_is_kept(make_args: Make
     streamed.prefix_cache_info = whole.prefix_cache_info  # the stream does not tell
     assert streamed == whole
     engine.hold = True
-    engine.arrived = threading.Semaphore(0)
     cut = Sample(prompt="2+2=?", index=1)
+    read, real = asyncio.Event(), sglang_streaming_rollout.stream_events
+
+    async def counted(*words: Any, **keywords: Any) -> AsyncIterator[dict[str, Any]]:
+        number = 0
+        async for event in real(*words, **keywords):
+            yield event
+            number += 1  # the reader has taken it, and asks for the next one
+            if number == 2:
+                read.set()
 
     async def interrupt() -> None:
-        await asyncio.to_thread(engine.arrived.acquire)  # the request, then its second token
-        await asyncio.to_thread(engine.arrived.acquire)
+        await read.wait()
         state.aborted = True
         engine.released.set()
 
+    monkeypatch.setattr(sglang_streaming_rollout, "stream_events", counted)
     await asyncio.gather(interrupt(), generate_streaming(args, cut, state.sampling_params.copy()))
     assert cut.status == Sample.Status.ABORTED
-    assert 1 <= cut.response_length <= 3  # an abort is noticed with the next event that is read
+    assert 2 <= cut.response_length <= 3
     assert cut.loss_mask == [1] * cut.response_length
     engine.refusals = [400]
     with pytest.raises(aiohttp.ClientResponseError, match="not now"):
