@@ -32,6 +32,7 @@ def routing_replay(s: Settings) -> None:
 def off_policy(s: Settings) -> None:
     """One source of old log-probs, and corrections that are switched on."""
     a = s.args
+    _truncated_sampling(s)
     if a.use_rollout_logprobs and a.use_tis:
         raise ConfigError(
             f"{s.cite('use_rollout_logprobs')} and {s.cite('use_tis')} are both set; use one: either the old policy is"
@@ -56,6 +57,16 @@ def off_policy(s: Settings) -> None:
         )
     if a.use_tis:
         _rejection(s)
+
+
+def _truncated_sampling(s: Settings) -> None:
+    """The trainer's log-probs are of the whole vocabulary; a truncated sampler draws from another distribution."""
+    cut = [s.cite(n) for n, off in (("rollout_top_p", 1.0), ("rollout_top_k", -1)) if getattr(s.args, n) != off]
+    if cut and s.command == "train":
+        s.warnings.append(
+            f"{', '.join(cut)}: tokens are drawn from a part of the vocabulary and trained as if drawn from all of it,"
+            " which no metric shows; --eval-top-p and --eval-temperature shape evaluations alone."
+        )
 
 
 def _rejection(s: Settings) -> None:
@@ -96,10 +107,35 @@ def kl_to_reference(s: Settings) -> None:
     uses_reference = bool(a.kl_coef or a.use_kl_loss)
     if not uses_reference:
         _without_effect(s, ("kl_loss_type",), "without --kl-coef or --use-kl-loss")
+    _estimator_of_kl(s)
     if uses_reference and a.ref_load is None and a.hf_checkpoint is not None:
         s.derive("ref_load", a.hf_checkpoint, "hf_checkpoint")
     if a.ref_update_interval is not None and not uses_reference:
         s.warnings.append(f"{s.cite('ref_update_interval')} has no effect without --kl-coef or --use-kl-loss.")
+
+
+def _estimator_of_kl(s: Settings) -> None:
+    """As a loss each estimator pulls to another optimum (docs/concepts/kl.md); in the reward only k1 fits."""
+    a = s.args
+    if a.kl_coef and not s.is_given("kl_loss_type"):
+        s.derive("kl_loss_type", "k1", "kl_coef")
+    elif a.kl_coef and a.kl_loss_type != "k1":
+        s.warnings.append(
+            f"{s.cite('kl_loss_type')} with {s.cite('kl_coef')}: in the reward only k1 has the KL's gradient on average"
+            " (docs/concepts/kl.md)."
+        )
+    if not a.use_kl_loss or not a.kl_loss_coef:
+        return
+    if a.kl_loss_type == "k1" and not a.use_unbiased_kl:
+        raise ConfigError(
+            f"{s.cite('kl_loss_type')} as a loss has a gradient of zero on average: nothing would pull the policy to"
+            " its reference. Add --use-unbiased-kl, or take --kl-loss-type low_var_kl."
+        )
+    if a.kl_loss_type == "k2" and a.use_unbiased_kl:
+        raise ConfigError(
+            f"{s.cite('use_unbiased_kl')} with {s.cite('kl_loss_type')}: k2's gradient is the KL's already, and the"
+            " ratio makes it another. Remove one of them."
+        )
 
 
 _IN_TRAINER = {"megatron": True, "sglang": False}

@@ -44,8 +44,8 @@ class AlgorithmArgs(Section):
     """Add the KL to the reference to the loss."""
     kl_loss_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL in the loss."""
-    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
-    """Estimator of the KL."""
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"
+    """Estimator of the KL; k1 for --kl-coef when not given."""
     use_unbiased_kl: bool = False
     """Multiply the KL by the importance ratio."""
     entropy_coef: float = 0.0
