@@ -1,8 +1,8 @@
 r"""The score that a language model gives, asked over any OpenAI-compatible `/chat/completions` endpoint.
 
 The template is filled with `{prompt}`, `{response}`, `{label}` and `{mark}` (a line that no response can hold, to set
-it apart) and sent as one user message; the score is read from the answer by a regular expression (its last match) or as a
-key of its last JSON object, clipped to `low`..`high`, and scaled to 0..1. Errors of the service are tried again as
+it apart) and sent as one user message; the score is read from the answer by a regular expression (its last match) or
+as a key of its last JSON object, clipped to `low`..`high`, and scaled to 0..1. Errors of the service are tried again as
 `JsonClient` does, until shortly before `--rm-timeout`.
 
 An answer without a score fails the sample, unless `unreadable` says what it is worth; nothing is asked twice because
