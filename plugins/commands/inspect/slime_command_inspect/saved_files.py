@@ -18,9 +18,7 @@ def saved_files(sources: Iterable[str]) -> Iterator[Path]:
         else:
             files = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(source, recursive=True))]
         if not files:
-            raise DataError(
-                f"{source}: no samples; a run keeps them in RUN/samples, slime rollout in RUN/rollouts"
-            )
+            raise DataError(f"{source}: no samples there; runs keep them in RUN/samples, slime rollout in RUN/rollouts")
         yield from files
 
 

@@ -107,7 +107,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """One mapping per step (finished rollouts); the evaluation before the first is step 0."""
         merged: dict[int, dict[str, Any]] = {}
-        for line in _lines(self.path / "metrics.jsonl"):
+        for line in read_lines(self.path / "metrics.jsonl"):
             merged.setdefault(line["step"], {}).update(line)
         return [merged[step] for step in sorted(merged)]
 
@@ -117,11 +117,11 @@ class Run:
 
     def events(self) -> list[dict[str, Any]]:
         """What happened to engines."""
-        return list(_lines(self.path / "events.jsonl"))
+        return list(read_lines(self.path / "events.jsonl"))
 
     def trace(self) -> Iterator[dict[str, Any]]:
         """The timeline, as `slime_core.observability.timeline` writes it."""
-        return _lines(self.path / "trace.jsonl")
+        return read_lines(self.path / "trace.jsonl")
 
     def stalls(self) -> list[Path]:
         """Reports of waits that were overdue."""
@@ -191,11 +191,13 @@ def _json(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, Mapping) else None  # type: ignore[return-value]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file that may be growing."""
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file of JSON lines that may be growing; none where there is no file."""
     if not path.is_file():
         return
     with path.open("rb") as file:
         for line in file:
-            if line.endswith(b"\n"):
+            try:
                 yield orjson.loads(line)
+            except orjson.JSONDecodeError:  # torn by a kill, or not written to its end yet
+                continue
