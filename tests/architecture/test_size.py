@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 317, "code_lines": 27_810, "public_names": 1_444, "kinds": 21}
+CEILINGS = {"modules": 312, "code_lines": 27_755, "public_names": 1_420, "kinds": 21}
 DEMO_CEILING = 251
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (

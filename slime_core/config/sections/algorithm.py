@@ -187,6 +187,10 @@ def _reference(s: Settings) -> None:
         s.derive("ref_load", a.hf_checkpoint, "hf_checkpoint")
 
 
+_IN_TRAINER = {"megatron": True, "sglang": False, None: False}
+"""Value of --opd-type -> the teacher is beside the actor, in the trainer, and not served elsewhere."""
+
+
 def _distillation(s: Settings) -> None:
     """A local teacher has a checkpoint; a remote one's log-probs come with the samples."""
     if s.args.opd_type == "local":
@@ -249,11 +253,11 @@ RULES: tuple[Rule, ...] = (
         " log-probs come with the samples).",
     ),
     Refused(
-        lambda a: a.use_opd and a.opd_type == "megatron" and not a.opd_teacher_load,
+        lambda a: a.use_opd and _IN_TRAINER[a.opd_type] and not a.opd_teacher_load,
         "{opd_type} needs --opd-teacher-load DIR, an HF-layout model.",
     ),
     Refused(
-        lambda a: a.use_opd and a.opd_type == "sglang" and a.opd_teacher_load,
+        lambda a: a.use_opd and not _IN_TRAINER[a.opd_type] and a.opd_teacher_load,
         "{opd_teacher_load} is for --opd-type local; with sglang the teacher is served elsewhere.",
     ),
 )

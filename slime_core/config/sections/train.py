@@ -211,12 +211,16 @@ def _adapters(s: Settings) -> None:
         raise ConfigError(f"{', '.join(cited)}: without --lora-rank N there are no adapters.")
 
 
+_BY_FILES = ("auto", "nccl", "disk")
+"""Transports beside which a mode may be named: files, or nothing that says otherwise."""
+
+
 def _weight_transport(s: Settings) -> None:
-    """`--update-weight-mode` other than full is the transport of that name, beside which files may be named."""
+    """`--update-weight-mode` other than full is the transport of that name."""
     mode, transport = s.args.update_weight_mode, s.args.update_weight_transport
     if mode == "full":
         return
-    if transport not in ("auto", "nccl", "disk", mode):
+    if transport not in (*_BY_FILES, mode):
         raise ConfigError(
             f"{s.cite('update_weight_mode')} goes by files, not by {s.cite('update_weight_transport')}; remove that, or"
             " type --update-weight-transport disk."
