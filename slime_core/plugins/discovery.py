@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import slime_core
-from slime_core.distributions import CORE
+from slime_core.distributions import CORE, AllowList, enter_safe_mode, safe_mode
 from slime_core.errors import ConfigError
-from slime_core.plugins.allow import AllowList, enter_safe_mode, safe_mode
 from slime_core.plugins.hookspecs import hookimpl
-from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS, not_a_group
+from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS
 from slime_core.plugins.registry import (
     RANK_CHECKOUT,
     RANK_EXPLICIT,
@@ -116,8 +115,6 @@ def _needs_installation(file: Path, group: str) -> Problem:
 
 
 def _unknown_group(where: str, group: str) -> Problem:
-    if instead := not_a_group(group.removeprefix(GROUP_PREFIX)):
-        return Problem(where, f"entry-point group {group!r} is not read: {instead}")
     close = difflib.get_close_matches(group, _GROUPS, n=1)
     hint = f"write {close[0]!r}" if close else f"kinds: {', '.join(KINDS)}"
     return Problem(where, f"entry-point group {group!r} is none of slime's; {hint}")
@@ -227,7 +224,7 @@ def discovered() -> Registry:
     Raises:
         ConfigError: A plugin directory does not exist.
     """
-    registry = Registry(AllowList.from_environment())
+    registry = Registry(AllowList.of())
     for source in sources():
         source.slime_register_components(registry)
     return registry
