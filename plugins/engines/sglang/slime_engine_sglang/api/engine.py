@@ -28,8 +28,7 @@ from slime_engine_sglang.api.transport import Http, server_url
 from slime_engine_sglang.api.versions import untested
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.servers import WeightsNotKept
-from slime_engine_sglang.supervised import Supervised
+from slime_engine_sglang.servers import Supervised, WeightsNotKept
 from slime_engine_sglang.supervisor import Supervisor
 from slime_engine_sglang.weights.check import WeightCheck
 from slime_engine_sglang.weights.delta import puller_url, update_by_deltas
