@@ -23,7 +23,7 @@ from slime_core.config.flag_parser import off_names
 from slime_core.config.foreign import ForeignFlags, find_owners
 from slime_core.config.help import value_shape
 from slime_core.config.spec import FlagSpec, flag_specs
-from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack, has_effect
+from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, Lack
 from slime_core.config.yaml_file import dump_value
 from slime_core.plugins.hooks import hook_flags, hook_specs
 from slime_core.plugins.kind import Kind
@@ -220,7 +220,7 @@ def component_rows() -> list[str]:
     """Flags of functions that take the place of a stage; every flag of a function is here or belongs to a hook."""
     rows = (*KINDS.values(), *function_flags().values())
     kinds = {flag: kind for kind in rows for flag in kind.flags if flag.startswith("--") and flag.endswith("-path")}
-    called = [s.flag for s in flag_specs().values() if s.flag.endswith("-path") and has_effect(s.name)]
+    called = [s.flag for s in flag_specs().values() if s.flag.endswith("-path") and s.name not in UNSUPPORTED]
     of_hooks = {row.flags[0] for row in hook_flags().values()}
     return [component_row(flag, kinds[flag]) for flag in called if flag not in of_hooks and flag not in NOT_CALLED]
 

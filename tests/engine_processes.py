@@ -25,7 +25,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
         "slime_core.engines.embedded.loading",
-        "slime_core.engines.embedded.server",
+        "slime_command_serve.native",
         "transformers.models.auto",
         "transformers.tokenization_utils_tokenizers",
         "transformers.models.auto.tokenization_auto",
@@ -40,9 +40,9 @@ _START_S, _GONE_S = 180.0, 60.0
 
 def _serve(model: str, port: int, told: Any) -> None:
     import torch
+    from slime_command_serve.native import serve_in_loop
 
     from slime_core.engines.embedded.engine import EmbeddedEngine
-    from slime_core.engines.embedded.server import serve_in_loop
 
     torch.set_num_threads(1)
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from slime_core.config.flag_parser import FlagParser
 from slime_core.config.origins import Entry, Origin
 from slime_core.config.spec import flag_specs
-from slime_core.distributions import allowed_words, entry_points, is_allowed
+from slime_core.distributions import AllowList, entry_points
 from slime_core.errors import ConfigError
 
 GROUP = "slime.foreign_flags"
@@ -98,9 +98,9 @@ def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[Fore
     `--no-plugins` and SLIME_PLUGINS leave out those of other distributions, as they do other plugins.
     """
     owners, warnings = list[ForeignFlags](), list[str]()
-    words = allowed_words(argv, env)
+    allow = AllowList.of(argv, env)
     for name, entry, distribution in entry_points(GROUP):
-        if not is_allowed(words, name, distribution):
+        if not allow.allows(name, distribution):
             continue
         try:
             owner = entry.load()()

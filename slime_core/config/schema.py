@@ -34,31 +34,6 @@ from slime_core.config.sections.rollout import EngineArgs, ModelArgs, RolloutArg
 from slime_core.config.sections.run import RunArgs
 from slime_core.config.sections.train import CheckpointArgs, LoraArgs, OptimizerArgs, TrainArgs, WeightArgs
 
-SECTIONS: tuple[type[Section], ...] = (
-    RunArgs,
-    ModelArgs,
-    DataArgs,
-    RolloutArgs,
-    EngineArgs,
-    RewardArgs,
-    EnvironmentArgs,
-    ToolArgs,
-    SandboxArgs,
-    ProgressArgs,
-    AlgorithmArgs,
-    OptimizerArgs,
-    LoraArgs,
-    TrainArgs,
-    WeightArgs,
-    AsyncArgs,
-    CheckpointArgs,
-    EvalArgs,
-    LoggingArgs,
-    DebugArgs,
-    ClusterArgs,
-)
-"""In the order of the help text."""
-
 
 class Given(
     RunArgs,
@@ -87,6 +62,10 @@ class Given(
 
     eval_datasets: list[EvalDataset] = Field(default_factory=list)
     """Resolved from --eval-prompt-data or --eval-config; no flag of its own."""
+
+
+SECTIONS: tuple[type[Section], ...] = Given.__bases__
+"""In the order of the help text."""
 
 
 @dataclass(frozen=True)

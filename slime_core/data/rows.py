@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.dataset import Row, Rows, split_path
 from slime_core.data.images import ImagePrompts, has_images, load_processor
 from slime_core.data.layouts import Layout, recognise
@@ -50,36 +51,31 @@ class Columns:
     @classmethod
     def of_run(cls, args: Args) -> Columns:
         """The training data's."""
-        return cls(
-            input=args.input_key,
-            label=args.label_key,
-            metadata=args.metadata_key,
-            tools=args.tool_key,
-            apply_chat_template=args.apply_chat_template,
-            template_kwargs=args.apply_chat_template_kwargs,
-            run_tools=tuple(prompt_tools(args, {})),
-            max_prompt_len=args.rollout_max_prompt_len,
-            multimodal=args.multimodal_keys or {},
-            checkpoint=args.hf_checkpoint,
-            system=args.system_prompt,
-            demonstrates=not args.compute_advantages_and_returns,
-        )
+        demonstrates = not args.compute_advantages_and_returns
+        return cls._of(args, args, args.rollout_max_prompt_len, demonstrates=demonstrates)
 
     @classmethod
-    def of_eval(cls, dataset: Any, args: Args) -> Columns:
-        """An evaluation data set's; `config.eval_config.EvalDataset` has its fallbacks filled in, `args` the tools."""
+    def of_eval(cls, dataset: EvalDataset, args: Args) -> Columns:
+        """An evaluation data set's, whose fallbacks are filled in; `args` has the tools."""
+        return cls._of(dataset, args, dataset.max_prompt_len)
+
+    @classmethod
+    def _of(
+        cls, rows: Args | EvalDataset, args: Args, max_prompt_len: int | None, *, demonstrates: bool = False
+    ) -> Columns:
         return cls(
-            input=dataset.input_key,
-            label=dataset.label_key,
-            metadata=dataset.metadata_key,
-            tools=dataset.tool_key,
-            apply_chat_template=dataset.apply_chat_template,
-            template_kwargs=dataset.apply_chat_template_kwargs,
+            input=rows.input_key,
+            label=rows.label_key,
+            metadata=rows.metadata_key,
+            tools=rows.tool_key,
+            apply_chat_template=rows.apply_chat_template,
+            template_kwargs=rows.apply_chat_template_kwargs,
             run_tools=tuple(prompt_tools(args, {})),
-            max_prompt_len=dataset.max_prompt_len,
-            multimodal=dataset.multimodal_keys or {},
+            max_prompt_len=max_prompt_len,
+            multimodal=rows.multimodal_keys or {},
             checkpoint=args.hf_checkpoint,
-            system=dataset.system_prompt,
+            system=rows.system_prompt,
+            demonstrates=demonstrates,
         )
 
 

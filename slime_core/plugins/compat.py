@@ -16,7 +16,6 @@ from typing import Any
 import slime_core
 from slime_core.distributions import CORE, normalized
 from slime_core.errors import PluginIncompatibleError
-from slime_core.plugins.allow import install_hint
 from slime_core.plugins.kind import Kind
 from slime_core.plugins.registry import ComponentRef
 
@@ -49,7 +48,7 @@ def check_api(kind: Kind, obj: Any, module: ModuleType | None, ref: ComponentRef
     running = f"{CORE} {slime_core.__version__}"
     if written > kind.api:
         raise PluginIncompatibleError(f"{what}, {running} has {kind.api}. To have it: pip install --upgrade {CORE}")
-    newer = f"To mend it: {install_hint(ref)}" if ref.distribution else f"Edit {ref.target}"
+    newer = f"To mend it: {ref.install_hint}" if ref.distribution else f"Edit {ref.target}"
     remedy = f"{newer}; docs/plugins/index.md says what has changed, and {DECLARED} = {kind.api} that it is done"
     if written not in kind.deprecated:
         raise PluginIncompatibleError(f"{what}, {running} has {kind.api}. {remedy}")

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import slime_core
-from slime_core.distributions import CORE
+from slime_core.distributions import CORE, AllowList, enter_safe_mode, safe_mode
 from slime_core.errors import ConfigError
-from slime_core.plugins.allow import AllowList, enter_safe_mode, safe_mode
 from slime_core.plugins.hookspecs import hookimpl
-from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS, not_a_group
+from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS
 from slime_core.plugins.registry import (
     RANK_CHECKOUT,
     RANK_EXPLICIT,
@@ -36,7 +35,7 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 GROUP_PREFIX = "slime."
 CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
 """Kind -> contract suite, read by `slime_core.testing`."""
-_READ_BY_OTHERS = ("foreign_flags", "named_models", "http_routes")
+_READ_BY_OTHERS = ("foreign_flags", "named_models", "http_servers")
 _ELSEWHERE = (*(GROUP_PREFIX + name for name in _READ_BY_OTHERS), HOOKSPECS_GROUP, CONTRACTS_GROUP)
 """Groups of installed distributions that hold no component: `config`, engines and `plugins/hooks.py` read them."""
 _GROUPS = {**{kind.group: kind.name for kind in KINDS.values()}, HOOK_GROUP: HOOK_GROUP}
@@ -116,8 +115,6 @@ def _needs_installation(file: Path, group: str) -> Problem:
 
 
 def _unknown_group(where: str, group: str) -> Problem:
-    if instead := not_a_group(group.removeprefix(GROUP_PREFIX)):
-        return Problem(where, f"entry-point group {group!r} is not read: {instead}")
     close = difflib.get_close_matches(group, _GROUPS, n=1)
     hint = f"write {close[0]!r}" if close else f"kinds: {', '.join(KINDS)}"
     return Problem(where, f"entry-point group {group!r} is none of slime's; {hint}")
@@ -227,7 +224,7 @@ def discovered() -> Registry:
     Raises:
         ConfigError: A plugin directory does not exist.
     """
-    registry = Registry(AllowList.from_environment())
+    registry = Registry(AllowList.of())
     for source in sources():
         source.slime_register_components(registry)
     return registry

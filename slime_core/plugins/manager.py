@@ -17,9 +17,9 @@ from typing import Any
 
 import pluggy
 
+from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE, AllowList
 from slime_core.errors import PluginConflictError, PluginError, PluginLoadError
 from slime_core.plugins import trace
-from slime_core.plugins.allow import ALLOW_VARIABLE, SAFE_VARIABLE, AllowList
 from slime_core.plugins.discovery import (
     PLUGIN_DIR_VARIABLE,
     check_plugin_directories,
@@ -74,13 +74,12 @@ def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> 
     search_as(args)
     for warning in check_plugin_directories():
         logger.warning("%s", warning)
-    allow = AllowList.from_environment()
-    manager, registry = bare_manager(), Registry(allow)
+    manager, registry = bare_manager(), Registry(AllowList.of())
     trace.announce(manager)
     for plugin in extra:
         manager.register(plugin)
     _register_components(manager, registry)
-    check_allow_list(allow, registry)
+    check_allow_list(registry)
     for ref in _hook_modules(registry):
         _register_hook_module(manager, ref)
     trace.watch(manager)
@@ -88,9 +87,9 @@ def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> 
     return manager
 
 
-def check_allow_list(allow: AllowList, registry: Registry) -> None:
+def check_allow_list(registry: Registry) -> None:
     """Raise PluginError when SLIME_PLUGINS names nothing that is there."""
-    if unknown := allow.unknown([*registry, *registry.left_out]):
+    if unknown := registry.not_found():
         known = ", ".join(sorted({ref.distribution for ref in [*registry, *registry.left_out] if ref.distribution}))
         raise PluginError(
             f"{ALLOW_VARIABLE}: no plugin {', '.join(unknown)}. Installed distributions: {known or 'none'}"

@@ -28,8 +28,8 @@ from slime_core.distributions import normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError
 from slime_core.plugins import trace
 from slime_core.plugins.compat import check_api
-from slime_core.plugins.kind import HookFlag
-from slime_core.plugins.kinds import Kind, kind_of
+from slime_core.plugins.kind import HookFlag, Kind
+from slime_core.plugins.kinds import kind_of
 from slime_core.plugins.loading import (
     attribute,
     canonical_attribute,

@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE
 from slime_core.errors import ConfigError
-from slime_core.plugins.allow import ALLOW_VARIABLE, SAFE_VARIABLE
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE
 from slime_core.protocols import Args
 from slime_core.types import Sample

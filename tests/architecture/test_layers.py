@@ -144,5 +144,5 @@ def test_there_is_one_http_front() -> None:
                 applications.add(name)
             if isinstance(node, ast.Constant) and theirs.match(str(node.value)):
                 paths.add(name)
-    assert applications == {"serving/application.py"}
+    assert applications == {"slime_command_serve/http/application.py"}
     assert paths == {"slime_command_serve/front/app.py"}

@@ -13,8 +13,8 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 327, "code_lines": 28_580, "public_names": 1_486, "kinds": 21}
-DEMO_CEILING = 251
+CEILINGS = {"modules": 312, "code_lines": 27_745, "public_names": 1_419, "kinds": 21}
+DEMO_CEILING = 246
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
     "slime_weight_transport_delta",

@@ -11,15 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
+from slime_command_serve.http import threads
+from slime_command_serve.http.application import bind
+from slime_command_serve.http.guard import Access
+from slime_command_serve.native import serve_socket
 from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core.cli.main import main
 from slime_core.config import Args, load_settings
 from slime_core.engines.embedded.engine import EmbeddedEngine
-from slime_core.engines.embedded.server import serve_socket
-from slime_core.serving import beside
-from slime_core.serving.application import bind
-from slime_core.serving.guard import Access
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
@@ -73,7 +73,7 @@ async def test_a_template_that_takes_for_ever_is_ended_and_others_are_answered(
     (tmp_path / "chat_template.jinja").write_text(
         "{% if depth %}" + LOOPS + "{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     )
-    monkeypatch.setattr(beside.Beside.__init__, "__defaults__", (2.0,))
+    monkeypatch.setattr(threads.DeadlineThreads.__init__, "__defaults__", (2.0,))
     async with served(tmp_path) as client:
         body = {"messages": SAY, "max_tokens": 2}
         slow = body | {"chat_template_kwargs": {"depth": 9}}
@@ -82,7 +82,7 @@ async def test_a_template_that_takes_for_ever_is_ended_and_others_are_answered(
             assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
         assert not waiting.done()
         assert "longer than 2 s" in await waiting
-        alive = [thread for thread in beside.threading.enumerate() if thread.name == "slime-beside"]
+        alive = [thread for thread in threads.threading.enumerate() if thread.name == "slime-front-work"]
         for thread in alive:
             await asyncio.to_thread(thread.join, 30)
         assert not any(thread.is_alive() for thread in alive), "ended, not left behind"

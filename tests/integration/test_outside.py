@@ -286,6 +286,17 @@ def test_the_core_alone_says_what_brings_the_rest(core_alone: Outside, tiny: Tin
     assert "slime's own come with: pip install slime-rl." in done.stderr
 
 
+def test_the_core_alone_says_what_serves_its_engine(
+    core_alone: Outside, parts: dict[str, str], tiny: TinyRun, tmp_path: Path
+) -> None:
+    """To a generate function as THUDM/slime has them, which asks over HTTP."""
+    (tmp_path / "theirs.py").write_text("async def generate(args, sample, sampling_params):\n    return sample\n")
+    flags = {**parts, "custom_generate_function_path": f"{tmp_path / 'theirs.py'}:generate"}
+    done = core_alone.slime("train", *tiny.argv(tmp_path / "run", **flags), check=False)
+    assert done.returncode != 0
+    assert "nothing installed serves the embedded engine; type: pip install slime-rl" in done.stderr
+
+
 @pytest.mark.parametrize("reward", [None, "math"])
 def test_the_core_trains_with_strangers_parts(
     reward: str | None, core_alone: Outside, parts: dict[str, str], tiny: TinyRun, tmp_path: Path

@@ -92,14 +92,15 @@ class EmbeddedEngine:
         self._driver = asyncio.create_task(self._drive(), name="slime-engine")
 
     async def address(self) -> tuple[str, int]:
-        """Serve SGLang's HTTP API, and what routes are installed, on a free port of this event loop, until `stop`.
+        """Serve SGLang's HTTP API on a free port of this event loop, until `stop`, by what is installed for it.
 
-        Only this machine reaches it, unless SLIME_HOST_IP says by which of its addresses others do.
+        Only this machine reaches it, unless SLIME_HOST_IP says by which of its addresses others do. Raises EngineError
+        where nothing that serves is installed.
         """
         if self._server is None:
-            from slime_core.engines.embedded.server import serve_in_loop
+            from slime_core.engines.embedded.loading import http_server
 
-            self._server = await serve_in_loop(self, os.environ.get("SLIME_HOST_IP") or "127.0.0.1", 0)
+            self._server = await http_server()(self, os.environ.get("SLIME_HOST_IP") or "127.0.0.1", 0)
         return self._server[:2]
 
     async def stop(self) -> None:

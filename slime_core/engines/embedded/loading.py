@@ -1,19 +1,26 @@
-"""`args` -> an `EngineCore` with its model and tokenizer loaded. `EmbeddedEngine.start` calls this."""
+"""What `EmbeddedEngine` loads when it is asked to: an `EngineCore` with model and tokenizer, and an HTTP server."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from slime_core.distributions import BUNDLE, AllowList, entry_points
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, EngineError
 from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.hf_io import read_weights
 from slime_core.protocols import Args
 
+if TYPE_CHECKING:
+    from slime_core.engines.embedded.engine import EmbeddedEngine
+
+ServeFn: TypeAlias = "Callable[[EmbeddedEngine, str, int], Awaitable[tuple[str, int, Callable[[], Awaitable[None]]]]]"
+"""(engine, host, port) -> host and port that answer, and how to stop."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -106,3 +113,16 @@ def require_checkpoint(args: Args) -> Path:
     if not args.hf_checkpoint:
         raise ConfigError("--hf-checkpoint is not set; give an HF-layout model directory")
     return Path(args.hf_checkpoint)
+
+
+def http_server() -> ServeFn:
+    """What an installed distribution serves an engine with. Raises EngineError where there is none."""
+    allow = AllowList.of()
+    for name, entry, distribution in entry_points("slime.http_servers"):
+        if allow.allows(name, distribution):
+            serve: ServeFn = entry.load()
+            return serve
+    raise EngineError(
+        "a generate or rollout function without the parameter context asks its engine over HTTP, and nothing installed"
+        f" serves the embedded engine; type: pip install {BUNDLE}, or give the function the parameter context"
+    )

@@ -15,10 +15,10 @@ from slime_agent_base_url.linearise import Line, Step, linearise
 from slime_agent_base_url.prompts import PromptWriter
 from slime_agent_base_url.tree import MessageTree, Turn
 from slime_command_serve.front.wanted import Message
+from slime_command_serve.http.errors import BadRequest
 
 from slime_core import GenerationOutput
 from slime_core.provenance import Source
-from slime_core.serving.errors import BadRequest
 from tests.agent_toys import ToyTokenizer
 
 TOKENIZER = ToyTokenizer()

@@ -31,6 +31,8 @@ DERIVED = [
     ("--n-samples-per-prompt 1", "grpo_std_normalization", False, "derived: n_samples_per_prompt 1"),
     ("", "grpo_std_normalization", True, "default"),
     ("--use-kl-loss --kl-loss-coef 0.1", "ref_load", "/m", "derived: hf_checkpoint"),
+    ("--use-kl-loss --kl-loss-coef 0.1", "kl_loss_type", "low_var_kl", "default"),
+    ("--kl-coef 0.1", "kl_loss_type", "k1", "derived: kl_coef"),
     ("", "ref_load", None, "default"),
     ("--kl-coef 0.1 --ref-load /r", "ref_load", "/r", "flag"),
     ("--rollout-max-context-len 32", "rollout_max_prompt_len", 31, "derived: rollout_max_context_len - 1"),
@@ -71,6 +73,12 @@ BROKEN = [
      "--dynamic-sampling-on-exhausted 'shrink' (flag) trains on fewer optimizer steps of whole groups, so it needs"
      " several steps per rollout and --global-batch-size 4 (flag) a multiple of --n-samples-per-prompt 8 (flag); set"
      " --num-steps-per-rollout, or choose stop or keep."),
+    ("--use-kl-loss --kl-loss-coef 0.1 --kl-loss-type k1",
+     "--kl-loss-type 'k1' (flag) as a loss has a gradient of zero on average: nothing would pull the policy to its"
+     " reference. Add --use-unbiased-kl, or take --kl-loss-type low_var_kl."),
+    ("--use-kl-loss --kl-loss-coef 0.1 --kl-loss-type k2 --use-unbiased-kl",
+     "--use-unbiased-kl (flag) with --kl-loss-type 'k2' (flag): k2's gradient is the KL's already, and the ratio makes"
+     " it another. Remove one of them."),
     ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.01",
      "--kl-coef 0.1 (flag) and --kl-loss-coef 0.01 (flag) are both set; use one: reward penalty or loss term."),
     ("--use-dynamic-batch-size", "--use-dynamic-batch-size (flag) needs --max-tokens-per-gpu N."),
@@ -183,18 +191,27 @@ WARNINGS = [
     ("--num-epoch 2", ["--num-epoch 2 (flag) has no effect with --num-rollout 3 (flag)."]),
     ("--kl-loss-coef 0.1", ["--kl-loss-coef 0.1 (flag) has no effect without --use-kl-loss."]),
     ("--use-unbiased-kl --kl-loss-type k3",
-     ["--use-unbiased-kl (flag): no effect without --use-kl-loss.",
-      "--kl-loss-type 'k3' (flag): no effect without --kl-coef or --use-kl-loss."]),
+     ["--use-unbiased-kl (flag) has no effect without --use-kl-loss.",
+      "--kl-loss-type 'k3' (flag) has no effect without --kl-coef or --use-kl-loss."]),
     ("--use-kl-loss --use-unbiased-kl --kl-loss-type k3", []),
+    ("--use-kl-loss --kl-loss-coef 0.1", []),
+    ("--kl-coef 0.1", []),
+    ("--kl-coef 0.1 --kl-loss-type k3",
+     ["--kl-loss-type 'k3' (flag) with --kl-coef 0.1 (flag): in the reward only k1 has the KL's gradient on average"
+      " (docs/concepts/kl.md)."]),
+    ("--rollout-top-p 0.9 --rollout-top-k 20",
+     ["--rollout-top-p 0.9 (flag), --rollout-top-k 20 (flag): tokens are drawn from a part of the vocabulary and"
+      " trained as if drawn from all of it, which no metric shows; --eval-top-p and --eval-temperature shape"
+      " evaluations alone."]),
     ("--use-opsm", ["--use-opsm (flag) has no effect with --num-steps-per-rollout 1 (derived: rollout_batch_size *"
                     " n_samples_per_prompt / global_batch_size): the only step starts at its old policy; take more"
                     " steps, or take the engine's for old with --use-rollout-logprobs."]),
     ("--use-opsm --num-steps-per-rollout 2", []),
     ("--use-opsm --use-rollout-logprobs", []),
     ("--use-tis --rs-level sequence --rs-tr-threshold 0.1 --tis-lower-bound 0.5",
-     ["--rs-level 'sequence' (flag): no effect without --use-rs.",
-      "--tis-lower-bound 0.5 (flag): no effect on the weights with --tis-mode 'truncate' (default).",
-      "--rs-tr-threshold 0.1 (flag): no effect without --rs-trust-region."]),
+     ["--rs-level 'sequence' (flag) has no effect without --use-rs.",
+      "--tis-lower-bound 0.5 (flag) has no effect on the weights with --tis-mode 'truncate' (default).",
+      "--rs-tr-threshold 0.1 (flag) has no effect without --rs-trust-region."]),
     ("--use-tis --use-rs --rs-level sequence --tis-lower-bound 0.5", []),
     ("--custom-rm-path m.f", ["--rm-type 'math' (flag) has no effect with --custom-rm-path 'm.f' (flag)."]),
     ("--train-env-vars {} --release-train --mtp-loss-scaling-factor 0.2",

@@ -28,6 +28,7 @@ OUR_DEFAULTS = {
     "data_source_path": None,
     "loss_mask_type": "auto",
     "input_key": None,
+    "kl_loss_type": "low_var_kl",
 }
 
 

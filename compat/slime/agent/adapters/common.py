@@ -20,6 +20,7 @@ import aiohttp
 from aiohttp import web
 from slime_agent_base_url.server import AgentServer, session_samples
 from slime_agent_base_url.sessions import FORK_THRESHOLD, Session, SessionLimits
+from slime_command_serve.http.guard import LARGEST_BODY
 
 from slime import _missing
 from slime.agent._asgi import aiohttp_application
@@ -28,7 +29,6 @@ from slime.agent.trajectory import TurnRecord
 from slime.rollout._state import RouterEngine
 from slime_core.errors import EngineError
 from slime_core.sample import Sample, SampleStatus
-from slime_core.serving.guard import LARGEST_BODY
 from slime_core.types import GenerationOutput
 
 logger = logging.getLogger(__name__)

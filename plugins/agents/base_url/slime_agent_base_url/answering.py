@@ -25,13 +25,13 @@ from slime_command_serve.front.answer import Answer, LiveText, Piece, TurnReader
 from slime_command_serve.front.prompts import check_conversation
 from slime_command_serve.front.sampling import api_name
 from slime_command_serve.front.wanted import Wanted
+from slime_command_serve.http.errors import BadRequest, Refused
+from slime_command_serve.http.threads import DeadlineThreads
 
 from slime_agent_base_url.prompts import PromptWriter
 from slime_agent_base_url.sessions import Session, session_key
 from slime_agent_base_url.tree import Node, Place, Prompt, Turn
 from slime_core.protocols import RolloutEngine
-from slime_core.serving.beside import Beside
-from slime_core.serving.errors import BadRequest, Refused
 from slime_core.tools import ParsedTurn
 from slime_core.types import GenerationOutput
 from slime_core.waits import loop_turn, waiting
@@ -79,7 +79,7 @@ class AgentDesk:
         """`context`: tokens, a bound on the conversations that are rendered."""
         self.engine, self.writer, self.reader = engine, writer, reader
         self.sessions, self.model_name, self.context = sessions, model_name, context
-        self._beside: Beside | None = None
+        self._threads: DeadlineThreads | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def about(self) -> dict[str, Any]:
@@ -133,22 +133,22 @@ class AgentDesk:
         check_conversation(wanted, self.context)
         place = session.tree.find(wanted.messages, wanted.tools)
         write = self.writer.prompt
-        prompt = await self.beside.call("rendering the messages", lambda: write(wanted.messages, wanted.tools, place))
+        prompt = await self.threads.call("rendering the messages", lambda: write(wanted.messages, wanted.tools, place))
         return place, prompt
 
     async def count(self, caller: Session, wanted: Wanted) -> int:
         """Tokens of the prompt that the same request would make. Raises BadRequest."""
         check_conversation(wanted, self.context)
         place = caller.tree.find(wanted.messages, wanted.tools)
-        return await self.beside.call(
+        return await self.threads.call(
             "rendering the messages", lambda: self.writer.count(wanted.messages, wanted.tools, place)
         )
 
     @property
-    def beside(self) -> Beside:
+    def threads(self) -> DeadlineThreads:
         """Made in the loop that asks."""
-        self._beside = self._beside or Beside()
-        return self._beside
+        self._threads = self._threads or DeadlineThreads()
+        return self._threads
 
     async def pieces(self, asked: Turned) -> AsyncGenerator[Piece, None]:
         """Ask the engine; yields text of a streamed request as it is known. `asked.answer` is set at the end.

@@ -22,13 +22,13 @@ from typing import Any
 
 from slime_command_serve.front.prompts import render
 from slime_command_serve.front.wanted import Message
+from slime_command_serve.http.errors import BadRequest
 
 from slime_agent_base_url.tree import Place, Prompt, Rendering, Turn
 from slime_core.data.tokenizer import encode_rendered
 from slime_core.data.turns import turn_delta
 from slime_core.errors import DataError
 from slime_core.provenance import Source
-from slime_core.serving.errors import BadRequest
 
 logger = logging.getLogger(__name__)
 

@@ -25,15 +25,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from slime_command_serve.front.answer import TurnReader
 from slime_command_serve.front.app import add_front
+from slime_command_serve.http.application import application, bind, listen
+from slime_command_serve.http.errors import Refused, explain
+from slime_command_serve.http.guard import Access
 
 from slime_agent_base_url.answering import AgentDesk
 from slime_agent_base_url.linearise import Line, Step, linearise
 from slime_agent_base_url.prompts import PromptWriter
 from slime_agent_base_url.sessions import Session, SessionLimits
 from slime_core.protocols import Args, RolloutEngine
-from slime_core.serving.application import application, bind, listen
-from slime_core.serving.errors import Refused, explain
-from slime_core.serving.guard import Access
 from slime_core.tools import ToolParser
 from slime_core.types import Sample, SampleStatus
 from slime_core.waits import loop_turn, waiting

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_command_serve.front.wanted import Conversations
+from slime_command_serve.http.errors import Refused
 
 from slime_agent_base_url.tree import MessageTree
-from slime_core.serving.errors import Refused
 from slime_core.types import Sample
 
 FORK_THRESHOLD = 1024

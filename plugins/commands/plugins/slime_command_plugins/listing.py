@@ -39,7 +39,7 @@ def run(namespace: argparse.Namespace) -> int:
         print("\n".join(table([_HEADER, *rows])))
     left_out = sorted({ref.distribution for ref in registry.left_out})
     if left_out:
-        print(f"left out by {registry.left_out_by}: {', '.join(left_out)}", file=sys.stderr)
+        print(f"left out by {registry.allow.set_by}: {', '.join(left_out)}", file=sys.stderr)
     for problem in registry.problems:
         print(f"not usable: {problem.where}: {problem.message}", file=sys.stderr)
     for message in wrong:

@@ -8,7 +8,8 @@ from typing import Any
 
 from slime_command_plugins.naming import kind_word, origin, split
 from slime_core.errors import name_of
-from slime_core.plugins.kinds import HOOK_GROUP, KINDS, Kind, kind_of
+from slime_core.plugins.kind import Kind
+from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 from slime_core.plugins.registry import ComponentRef
 
 

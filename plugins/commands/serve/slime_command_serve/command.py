@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from slime_core.protocols import Command
 
 if TYPE_CHECKING:
+    from slime_command_serve.http.guard import Access
     from slime_core.engines.embedded.engine import EmbeddedEngine
-    from slime_core.serving.guard import Access
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,8 +55,8 @@ def run(namespace: argparse.Namespace) -> int:
 
 def _access(namespace: argparse.Namespace) -> Access:
     """Who may ask. Raises ConfigError for an address that others reach, without a key."""
+    from slime_command_serve.http.guard import KEY_VARIABLE, Access, is_local
     from slime_core.errors import ConfigError
-    from slime_core.serving.guard import KEY_VARIABLE, Access, is_local
 
     key = namespace.api_key or os.environ.get(KEY_VARIABLE) or None
     if key is None and not is_local(namespace.host):
@@ -73,8 +73,8 @@ async def _serve(namespace: argparse.Namespace, engine: EmbeddedEngine) -> int:
     import asyncio
     import signal
 
-    from slime_core.engines.embedded.server import serve_socket
-    from slime_core.serving.application import bind
+    from slime_command_serve.http.application import bind
+    from slime_command_serve.native import serve_socket
 
     sock = bind(namespace.host, namespace.port)
     try:

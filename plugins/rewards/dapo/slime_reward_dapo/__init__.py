@@ -2,7 +2,8 @@ r"""The answer after the last `Answer:` against the label, normalised as in Mine
 
 Source: DAPO (Yu et al., 2025, arXiv:2503.14476) and THUDM/slime's `dapo`. Only the last 300 characters are read. Score
 +1.0 when the normalised answer is spelt as the normalised label or both are one number, else -1.0. `Answer: $A$`,
-`Answer: \boxed{A}` and `**Answer:** A` all answer A; text after the answer's line is not read.
+`Answer: \boxed{A}` and `**Answer:** A` all answer A; text after the answer's line is not read. A line
+that denies (`not $A$`) or offers two (`$A$ or $B$`) answers neither.
 
 But for numbers the comparison is of spellings, so x+1 is not 1+x (`math` knows better).
 """
@@ -30,6 +31,9 @@ _UNITS = re.compile(
     r"|liters?|litres?|ml|kg|grams?|g|pounds?|gallons?|edges?|students?|childrens?|multiples|sides|moves?|bottles?"
     r"|times|mod|am|pm|tickets?|apples?)(?![A-Za-z])",
     re.IGNORECASE,
+)
+_OTHERWISE = re.compile(
+    r"\b(?:not|or|never|neither|nor|but|wrong|incorrect|false|instead)\b|n['\u2019]t\b", re.IGNORECASE
 )
 _INTEGER = re.compile(r"[-+]?\d{1,1000}(?:\.0*)?")
 
@@ -92,9 +96,11 @@ def normalized(answer: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """Without a box or the dollars around it."""
+    """Without a box or the dollars around it, unless the words beside them deny it or offer another."""
+    if _OTHERWISE.search(text):
+        return text
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed
-    inside = re.search(r"(?<!\\)\$(.+?)(?<!\\)\$", text)
-    return inside[1] if inside else text
+    inside = list(re.finditer(r"(?<!\\)\$(.+?)(?<!\\)\$", text))
+    return inside[0][1] if len(inside) == 1 else text

@@ -57,6 +57,13 @@ def test_normalised(text: str, expected: str) -> None:
         ("Answer:", "34", False, "[INVALID]"),
         ("Answer: .", ".", False, ""),
         ("Answer: 34", None, False, "34"),
+        ("Answer: not $34$", "34", False, "not34"),
+        (r"Answer: anything but \boxed{34}", "34", False, r"anythingbut\boxed{34}"),
+        ("Answer: $34$ or $35$", "34", False, "34or35"),
+        ("Answer: $34$, $35$", "34", False, "34,35"),
+        ("Answer: $34$ is wrong", "34", False, "34iswrong"),
+        ("Answer: The answer is $34$.", "34", True, "34"),
+        ("Answer: True or False", "True or False", True, "TrueorFalse"),
     ],
 )
 def test_score(response: str, label: Any, correct: bool, pred: str) -> None:

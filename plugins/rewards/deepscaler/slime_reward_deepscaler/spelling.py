@@ -9,7 +9,9 @@ import re
 
 _DROPPED = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\[!,;: ]|\^\s*\{?\s*\\circ\s*\}?|\\?\$|\\?%|\\displaystyle")
 _COMMAND = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox)\s*\{([^{}]*)\}")
-_UNIT_AT_END = re.compile(r"(?<=\d)\s*\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?\d\}?)?\s*$")
+_UNIT_AT_END = re.compile(
+    r"(?<=\d)\s*\\(?:text|mathrm|mbox)\s*\{(?![^{}]*\b(?:or|and|not|is|but|wrong|incorrect|false)\b)[^{}]*\}(?:\^\{?\d\}?)?\s*$"
+)
 _WORD_AT_END = re.compile(
     r"(?<=[\d}])\s*(?:degrees?|cm|(?:centi)?met(?:er|re)s?|miles?|seconds?|minutes?|hours?|days?|weeks?|months?|years?"
     r"|foot|feet|inch(?:es)?|yards?)\s*(?:\^\s*\{?\d\}?)?$"
@@ -34,7 +36,7 @@ def normalized(answer: str) -> str:
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = "".join(text.split())
     head, equals, tail = text.partition("=")
-    if equals and len(head) <= 2 and "=" not in tail:
+    if equals and len(head) <= 2 and not head.isdecimal() and "=" not in tail:
         text = tail
     text = re.sub(r"(?<![\d.])\.(?=\d)", "0.", text)
     if text in ("0.5", "-0.5"):

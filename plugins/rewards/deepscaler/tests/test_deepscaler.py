@@ -62,6 +62,12 @@ def test_spelling(text: str, expected: str) -> None:
         ("1 or 2", "1, 2", True),
         ("1, 2, and 3", "1,2,3", True),
         (r"\{1,2\}", "{1,2}", True),
+        (r"5\text{ is wrong}", "5", False),
+        (r"5\text{ or not}", "5", False),
+        (r"not 5", "5", False),
+        ("5 = 4", "4", False),
+        ("2^{40} 3^{20}", r"3^{20} 2^{40}", True),
+        ("x^8 x^7 + x^{6} x^5", "x^{11} + x^{15}", True),
         ("{5}", "5", True),
     ],
 )
@@ -89,7 +95,7 @@ def test_markers_and_labels(response: str, label: Any, expected: float) -> None:
     assert reward(None, Sample(response=response, label=label)) == expected
 
 
-@pytest.mark.parametrize("bomb", ["9^{9^{9}}", "9^9^9", "2^{99999}", "99999!", "(9!)!", "9**9**9", "x" * 5000])
+@pytest.mark.parametrize("bomb", ["9^{9^{9}}", "9^9^9", "2^{99999}", "99999!", "(9!)!", "9**9**9", "10!!", "x" * 5000])
 def test_what_would_not_fit_in_memory_is_not_evaluated(bomb: str) -> None:
     started = time.monotonic()
     assert not equal(bomb, "5")

@@ -1,7 +1,8 @@
 """Token F1 between response and label, the measure of extractive question answering (Rajpurkar et al., SQuAD, 2016).
 
 Both sides are lower-cased and stripped of punctuation, articles and repeated blanks. The answers yes, no and
-noanswer share no meaning with longer texts, so they must match exactly.
+noanswer share no meaning with longer texts, so they must match exactly, and
+so must an empty label, which says that there is no answer.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ _EXACT = {"yes", "no", "noanswer"}
 
 @declares(RewardTraits(execution="thread"))
 def reward(args: Args, sample: Sample) -> float:
-    """F1 in [0, 1]; 0.0 without a label or when nothing is left of either side."""
+    """F1 in [0, 1]; 0.0 without a label."""
     return 0.0 if sample.label is None else f1_score(sample.response, str(sample.label))
 
 
 def f1_score(prediction: str, label: str) -> float:
-    """F1 = 2 P R / (P + R) over the multisets of normalised tokens."""
+    """F1 = 2 P R / (P + R) over the multisets of normalised tokens; two that are empty are equal, as in SQuAD 2.0."""
     predicted, expected = normalized_tokens(prediction), normalized_tokens(label)
+    if not predicted or not expected:
+        return float(predicted == expected)
     if predicted != expected and (" ".join(predicted) in _EXACT or " ".join(expected) in _EXACT):
         return 0.0
     common = (Counter(predicted) & Counter(expected)).total()

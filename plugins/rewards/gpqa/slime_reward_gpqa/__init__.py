@@ -1,10 +1,11 @@
 r"""1.0 when the chosen letter is the correct one, else 0.0: multiple choice, as for GPQA (Rein et al., 2023).
 
-The response is read after its last `</think>`. The chosen letter is the first that a phrase such as `the answer is
-(B)`, `B is correct` or `\boxed{B}` names, else the last capital letter that stands alone. The correct one comes from
-`metadata["correct_letter"]`, a label of one letter, a label that is a number (index of the choice, from 0), or a
-label that is the text of one of `metadata["choices"]`. With no letter on one side, the correct choice's text in the
-response counts.
+The response is read after its last `</think>`. The chosen letter is the last that a phrase such as `the answer is (b)`,
+`B is correct` or `\boxed{B}` names, else the last capital (or bracketed) letter that stands alone, else the letter that
+is all of the response. A letter that is denied (`not B`, `B is wrong`), retracted, or one of several (`B or C`) is not
+chosen. The correct one comes from `metadata["correct_letter"]`, a label of one letter, a label that is a number (index
+of the choice, from 0), or a label that is the text of one of `metadata["choices"]`. With no letter on one side, the
+correct choice's text in the response counts, where nothing denies it and no other choice's text is there.
 
 The words "I" and "A" are no choices when a lower-case word follows.
 """
@@ -13,27 +14,14 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core import Args, RewardTraits, Sample, declares
+from slime_reward_gpqa.letters import VALID_LETTERS, chosen_letter
 
-VALID_LETTERS = string.ascii_uppercase[:10]
-"""A to J, unless `metadata["valid_letters"]` or the number of choices says otherwise."""
-
-_LETTER = r"[(\[{*\s\"'$]*(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*([A-Z])(?![A-Za-z'\u2019])"
-_PHRASES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(?i:\b(?:answer|option|choice)\s*(?:is|:|=)\s*(?:the\s+)?(?:(?:option|choice|letter)\s*)?:?)" + _LETTER,
-        r"(?<![A-Za-z])([A-Z])[)\].*:\"']*\s+(?i:is\s+(?:the\s+)?(?:correct|right|best)\b)",
-        r"(?i:\bfinal\s+answer\b[^A-Za-z\n]{0,10})" + _LETTER,
-        r"\\boxed\s*\{" + _LETTER,
-        r"(?i:\b(?:choose|select|pick)\s+(?:(?:option|choice|answer)\s+)?)" + _LETTER,
-    )
-)
-_ALONE = re.compile(r"(?<![A-Za-z'\u2019])([A-Z])(?![A-Za-z'\u2019])")
-_WORD = re.compile(r"\s+(?!(?:is|because|since|as)\b)[a-z]")
+_DENIAL = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false)\b|n['\u2019]t\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?;\n])\s+|\n")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 
@@ -54,18 +42,16 @@ def reward(args: Args, sample: Sample) -> float:
         return float(correct == chosen)
     texts = [choices.get(correct or ""), metadata.get("correct_answer"), metadata.get("answer_text")]
     texts += [sample.label] if isinstance(sample.label, str) and not correct and len(sample.label.strip()) > 1 else []
-    text = f" {_plain(response)} "
-    return float(any(f" {_plain(t)} " in text for t in texts if t is not None and _plain(t)))
+    right = [_plain(text) for text in texts if text is not None and _plain(text)]
+    return float(_says_one_of(right, [_plain(text) for text in choices.values()], response))
 
 
-def chosen_letter(response: str, letters: str = VALID_LETTERS) -> str | None:
-    """The letter that the response settles on; None when it names none."""
-    for phrase in _PHRASES:
-        found = next((m for m in phrase.finditer(response) if m[1] in letters and not _is_word(m, response)), None)
-        if found:
-            return found[1]
-    alone = [m[1] for m in _ALONE.finditer(response) if m[1] in letters and not _is_word(m, response)]
-    return alone[-1] if alone else None
+def _says_one_of(right: Sequence[str], choices: Sequence[str], response: str) -> bool:
+    """Whether a sentence says one of the texts and denies nothing, and none says another choice's."""
+    others = [text for text in choices if text and not any(text in r or r in text for r in right)]
+    sentences = [f" {_plain(sentence)} " for sentence in _SENTENCE.split(response) if not _DENIAL.search(sentence)]
+    said = any(f" {text} " in sentence for text in right for sentence in sentences)
+    return said and not any(f" {text} " in f" {_plain(response)} " for text in others)
 
 
 def correct_letter(label: Any, metadata: Mapping[str, Any], choices: Mapping[str, str], letters: str) -> str | None:
@@ -85,11 +71,6 @@ def correct_letter(label: Any, metadata: Mapping[str, Any], choices: Mapping[str
         if digits.isascii() and digits.isdigit() and len(digits) < 3 and int(digits) < len(letters):
             return letters[int(digits)]
     return None
-
-
-def _is_word(match: re.Match[str], text: str) -> bool:
-    """The article or the pronoun: `A dog`, `I think`."""
-    return match[1] in "AI" and bool(_WORD.match(text, match.end(1)))
 
 
 def _choices(value: Any) -> dict[str, str]:

@@ -8,7 +8,7 @@ from slime_testing_contracts import Asked, RewardContract, ScriptedService
 
 def judge(asked: Asked) -> dict[str, object]:
     question = asked.body["messages"][-1]["content"]
-    text = "It is right.\nScore: 10" if "[Response]\n2\n" in question else "Score: 5"
+    text = "It is right.\nScore: 10" if "-----\n2\n-----" in question else "Score: 5"
     return {"choices": [{"message": {"role": "assistant", "content": text}}]}
 
 

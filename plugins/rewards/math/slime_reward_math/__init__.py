@@ -7,20 +7,23 @@ content) is read as if it were boxed. The label may be boxed or bare.
 math-verify's own time limits are built on SIGALRM, which works in no thread but the main one, and rewards may be scored
 in threads. They are switched off here; the deadline of a score is `--rm-timeout`. Since no deadline can interrupt an
 evaluation inside the interpreter's big-integer code, answers whose powers or factorials would not fit in memory
-(`9^{9^{9}}`) are refused before they are evaluated: they score 1.0 only when spelt as the label is.
+(`9^{9^{9}}`, `size.py`) are refused before they are evaluated: they score 1.0 only when spelt as the label is. Without
+a box, a number that is denied (`not 4`, `4 is wrong`) or beside `or` is not read.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 import re
 from typing import Any
 
 import math_verify
 
-from slime_core import Args, RewardTraits, Sample, declares, same_number
+from slime_core import Args, RewardTraits, Sample, declares, last_boxed, same_number
+from slime_reward_math.size import explodes
+
+__all__ = ["equal", "explodes", "extract_answer", "final_answer", "reward"]
 
 for _name in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_name).setLevel(logging.ERROR)  # each warns once that its time limits are off
@@ -29,12 +32,16 @@ _OPENING = r"\boxed{"
 _TAIL = 500
 _MAX_ANSWER = 1000
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|\n")
+_VALUE = r"[$({\s]*[-+]?\\?[\w.,\\{}/^]+[)}$]*"
+_DENIED = re.compile(
+    rf"(?:\bnot|n['\u2019]t|\bnever|\bneither|\bnor|\brather than|\binstead of|\banything but|\bexcept)\s+"
+    rf"(?:(?:be|equals?|to|the|number|answer|simply|just|exactly|is)\s+)*(?=[$(\s]*[-+\d\\]){_VALUE}"
+    rf"|(?<![\w.,$])\$?-?\d[\d.,/]*\$?\s+(?:(?:is|was|are|seems|must be|would be)\s+(?:\w+ly\s+)?"
+    rf"(?:not|wrong|incorrect|false|impossible)\b|(?:is|was|does|ca|wo)n['\u2019]t\b|can\s?not\b|does not\b)"
+    rf"|(?<![\w.,$])\$?-?\d[\d.,/]*\$?(?:\s*,\s*\$?-?\d[\d.,/]*\$?)*,?\s+or\s+\$?-?\d[\d.,/]*\$?",
+    re.IGNORECASE,
+)
 _PERCENT = re.compile(r"\\?%\s*$")
-_MAX_POWER = 10_000
-_POWER = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*[-+]?\s*(\d+)")
-_CHAIN = re.compile(r"(?:\^|\*\*)\s*[-+]?\s*\d+\s*(?:\^|\*\*)")
-_GROWING = re.compile(r"[\d})]\s*(?:\^|\*\*|!)")
-_FACTORIAL = re.compile(r"(\d{4,}|[)}!])\s*!")
 
 
 def extract_answer(sample: Sample) -> str | None:
@@ -65,13 +72,9 @@ def final_answer(response: str) -> str:
     if start < 0:
         bare = response.strip()
         is_expression = bare and len(bare) <= _TAIL and "$" not in bare and not _PROSE.search(bare)
-        return f"{_OPENING}{bare}}}" if is_expression else response[-_TAIL:]
-    depth = 0
-    for position in range(start + len(_OPENING) - 1, len(response)):
-        depth += {"{": 1, "}": -1}.get(response[position], 0)
-        if depth == 0:
-            return response[start : position + 1]
-    return ""
+        return f"{_OPENING}{bare}}}" if is_expression else _DENIED.sub(" ", response[-_TAIL:])
+    boxed = last_boxed(response)
+    return "" if boxed is None else f"{_OPENING}{boxed}}}"
 
 
 def equal(answer: str, label: str) -> bool:
@@ -89,26 +92,6 @@ def equal(answer: str, label: str) -> bool:
 def _content(box: str) -> str:
     r"""What a text that is one `\boxed{...}` holds, without a percent sign: 50% is 50 (and, to math-verify, 0.5)."""
     return _PERCENT.sub("", box[len(_OPENING) : -1]) if box.startswith(_OPENING) and box.endswith("}") else ""
-
-
-def explodes(expression: str) -> bool:
-    """True when evaluating the expression exactly could need more than a few megabytes."""
-    powers = math.prod(max(1, int(digits[:9])) for digits in _POWER.findall(expression))
-    grouped = any(_GROWING.search(exponent) for exponent in _grouped_exponents(expression))
-    return powers > _MAX_POWER or grouped or bool(_CHAIN.search(expression) or _FACTORIAL.search(expression))
-
-
-def _grouped_exponents(expression: str) -> list[str]:
-    """What stands in `^{...}`, `^(...)` and `**(...)`, nested groups included."""
-    found = []
-    for match in re.finditer(r"(?:\^|\*\*)\s*[{(]", expression):
-        depth = 1
-        for position in range(match.end(), len(expression)):
-            depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(expression[position], 0)
-            if depth == 0:
-                found.append(expression[match.end() : position])
-                break
-    return found
 
 
 def _parsed(text: str) -> list[Any]:

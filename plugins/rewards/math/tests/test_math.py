@@ -53,7 +53,7 @@ def test_only_the_tail_of_an_unboxed_response_is_read() -> None:
     "expression",
     [
         "9^{9^{9}}", "9^9^9", "9**9**9", "9**(9**9)", "2^{10^6}", "3^{99999}", "(10^{999})^{999}", "99999!", "(9!)!",
-        "{5!}!", "2^{(3!)}", "9^{{9}^{9}}",
+        "10!!", "9^{{9}^{9}}", r"9^\text{9^9}", "9^{1/0.0000001}", r"\binom{99999}{9999}", r"\Gamma(10^5)",
     ],
 )  # fmt: skip
 def test_answers_that_would_not_fit_in_memory_are_not_evaluated(expression: str) -> None:
@@ -65,8 +65,15 @@ def test_answers_that_would_not_fit_in_memory_are_not_evaluated(expression: str)
 
 
 @pytest.mark.parametrize(
-    "expression", ["x^2+3^2", "2^{10}", "10^{-3}", "e^{-x^2}", r"\frac{3^2}{2^3}", "5!", "2^{n+1}", "x^{2}+y^{2}=4^{2}"]
-)
+    "expression",
+    [
+        "x^2+3^2", "2^{10}", "10^{-3}", "e^{-x^2}", r"\frac{3^2}{2^3}", "5!",
+        "2^{n+1}", "x^{2}+y^{2}=4^{2}",
+        "x^8 + x^7 + x^6 + x^5 + x^4 + x^3 + x^2 + x + 1", "2^{40} 3^{20}", "e^{-(x-1)^2/2}", r"3^{99}\cdot 5^{50}",
+        r"\frac{1}{\sqrt{2\pi}}e^{-\frac{(x-1)^2}{2\sigma^2}}", "2^{2^3}", "10^{10^3}", r"\binom{100}{50}", "2^{(3!)}",
+        "{5!}!",
+    ],
+)  # fmt: skip
 def test_ordinary_powers_are(expression: str) -> None:
     assert not explodes(expression)
     assert score(rf"\boxed{{{expression}}}", expression + " ") == 1.0
@@ -88,6 +95,41 @@ def test_threads_agree_with_the_main_thread_and_leave_its_alarm_alone() -> None:
         thread.join(60)
     assert found == [expected] * 4
     assert signal.getsignal(signal.SIGALRM) is handler
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        ("x^8 + x^7 + x^6 + x^5 + x^4 + x^3 + x^2 + x + 1", "1+x+x^2+x^3+x^4+x^5+x^6+x^7+x^8"),
+        ("2^{40} 3^{20}", r"3^{20}\cdot 2^{40}"),
+        ("e^{-(x-1)^2/2}", r"e^{-\frac{(x-1)^2}{2}}"),
+        ("2^{(3!)}", "64"),
+    ],
+)
+def test_powers_side_by_side_are_evaluated(answer: str, label: str) -> None:
+    assert score(rf"\boxed{{{answer}}}", label) == 1.0
+
+
+def test_braces_that_are_escaped_are_text() -> None:
+    assert final_answer(r"so \boxed{\} and") == ""
+    assert final_answer(r"so \boxed{x\}} and") == r"\boxed{x\}}"
+    assert score(r"\boxed{\{1, 2\}}", r"\{2, 1\}") == 1.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "The answer is not 4.", "It isn't $4$.", "4 is wrong.", "It is not equal to 4, of course.", "not 4",
+        "Anything but 4.", "It is 5 or 4.", "It is 4 or 5.", "It is 2, 3, or 4.", "It cannot be 4; it is 5.",
+    ],
+)  # fmt: skip
+def test_a_number_that_is_denied_or_one_of_several_is_no_answer(response: str) -> None:
+    assert score(response, "4") == 0.0
+
+
+@pytest.mark.parametrize("response", ["It is not 5 but 4.", "5 is wrong, it is 4.", "It is not obvious: 4", "It is 4."])
+def test_a_number_beside_one_that_is_denied_is(response: str) -> None:
+    assert score(response, "4") == 1.0
 
 
 def test_nothing_is_logged_per_answer(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,12 +12,12 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from slime_command_serve.native import serve_in_loop
 
 from slime_core.config import Args
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.engines.embedded.sequence import Sequence
-from slime_core.engines.embedded.server import serve_in_loop
 from slime_core.errors import EngineError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slime_command_serve.front.answer import Answer, Piece, arguments_json
 from slime_command_serve.front.wanted import Message, Wanted, function_tool, text_of, tool_call
-from slime_core.serving import bodies
-from slime_core.serving.bodies import NOTHING, Stops
-from slime_core.serving.errors import BadRequest, shown
-from slime_core.serving.streams import event
+from slime_command_serve.http import bodies
+from slime_command_serve.http.bodies import NOTHING, Stops
+from slime_command_serve.http.errors import BadRequest, shown
+from slime_command_serve.http.streams import event
 
 _WISHES = ("thinking", "context_management", "output_config", "container", "speed")
 _ERRORS = {

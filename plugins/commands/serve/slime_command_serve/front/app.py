@@ -24,10 +24,10 @@ from starlette.types import Receive, Scope, Send
 from slime_command_serve.front import anthropic_messages, openai_chat, openai_completions, openai_responses
 from slime_command_serve.front.answer import Answer, Piece
 from slime_command_serve.front.wanted import Wanted
+from slime_command_serve.http.bodies import JsonRoute
+from slime_command_serve.http.errors import ClientGone, Refused
+from slime_command_serve.http.streams import json_response, merge
 from slime_core.errors import EngineError
-from slime_core.serving.bodies import JsonRoute
-from slime_core.serving.errors import ClientGone, Refused
-from slime_core.serving.streams import json_response, merge
 
 _CLOSED = "this session is closed; its run has ended"
 
@@ -234,7 +234,7 @@ def add_front(app: FastAPI, desk: Desk, *, completions: bool = True) -> None:
     """Add the routes, and the error shapes of their APIs.
 
     Args:
-        app: Of `slime_core.serving`.
+        app: Of `slime_command_serve.http`.
         desk: Who answers.
         completions: Offer `/v1/completions`, whose prompts are no messages.
     """

@@ -1,8 +1,8 @@
 """Answers requests of the front with an engine, each for itself.
 
-`add_routes` is the entry point by which the application of an embedded engine has the front's routes; `slime serve` and
-the address of a rollout's engine are such. Of `chat_template_kwargs` only what the template itself reads gets there.
-`apply_chat_template` has parameters of the same shape, one of them the template.
+`add_routes` gives the application of an embedded engine (`native.py`) the front's routes. Of `chat_template_kwargs`
+only what the template itself reads gets there: `apply_chat_template` has parameters of the same shape, one of them the
+template.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from slime_command_serve.front.answer import Answer, LiveText, Piece, TurnReader
 from slime_command_serve.front.app import add_front
 from slime_command_serve.front.prompts import allowed_kwargs, check_conversation, render
 from slime_command_serve.front.wanted import Conversations, Wanted
+from slime_command_serve.http.errors import BadRequest, Refused, shown
+from slime_command_serve.http.limits import check_text
+from slime_command_serve.http.threads import DeadlineThreads
 from slime_core.data.tokenizer import encode_rendered
 from slime_core.data.tools import tool_parser
 from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.errors import EngineError
 from slime_core.protocols import Args
-from slime_core.serving.beside import Beside
-from slime_core.serving.errors import BadRequest, Refused, shown
-from slime_core.serving.limits import check_text
 from slime_core.types import GenerationOutput
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class EngineDesk:
         """`args`: read for `tool_call_parser`."""
         self.engine, self.args, self.model_name = engine, args, model_name
         self.conversations = Conversations(_RESPONSES)
-        self.beside = Beside()
+        self.threads = DeadlineThreads()
 
     @cached_property
     def reader(self) -> TurnReader:
@@ -107,14 +107,14 @@ class EngineDesk:
             for prompt in wanted.prompts:
                 check_text(len(prompt), context, "prompt")
             prompts = wanted.prompts
-            return await self.beside.call(
+            return await self.threads.call(
                 "tokenising the prompt",
                 lambda: [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
             )
         self.conversations.resolve(wanted)
         check_conversation(wanted, context)
         kwargs = allowed_kwargs(tokenizer, wanted.template_kwargs)
-        return [await self.beside.call("rendering the messages", lambda: encode_rendered(tokenizer, render(
+        return [await self.threads.call("rendering the messages", lambda: encode_rendered(tokenizer, render(
             tokenizer, wanted.messages, wanted.tools, {"add_generation_prompt": True, **kwargs}
         )))]  # fmt: skip
 

@@ -22,9 +22,9 @@ from slime_command_serve.front.wanted import (
     text_of,
     tool_call,
 )
-from slime_core.serving.bodies import NOTHING
-from slime_core.serving.errors import BadRequest, shown
-from slime_core.serving.streams import DONE, event
+from slime_command_serve.http.bodies import NOTHING
+from slime_command_serve.http.errors import BadRequest, shown
+from slime_command_serve.http.streams import DONE, event
 
 _ERRORS = {
     **dict.fromkeys((400, 405, 413, 415), "invalid_request_error"), 401: "authentication_error",

@@ -12,8 +12,8 @@ from slime_command_serve.front.answer import Answer, Piece
 from slime_command_serve.front.openai_chat import error, usage
 from slime_command_serve.front.sampling import SamplingBody
 from slime_command_serve.front.wanted import Wanted
-from slime_core.serving.bodies import NOTHING
-from slime_core.serving.streams import DONE, event
+from slime_command_serve.http.bodies import NOTHING
+from slime_command_serve.http.streams import DONE, event
 
 __all__ = ["Body", "Stream", "error", "reply", "wanted"]
 

@@ -24,10 +24,10 @@ from slime_command_serve.front.wanted import (
     text_of,
     tool_call,
 )
-from slime_core.serving import bodies
-from slime_core.serving.bodies import NOTHING
-from slime_core.serving.errors import BadRequest, shown
-from slime_core.serving.streams import event
+from slime_command_serve.http import bodies
+from slime_command_serve.http.bodies import NOTHING
+from slime_command_serve.http.errors import BadRequest, shown
+from slime_command_serve.http.streams import event
 
 __all__ = ["Body", "Stream", "error", "reply", "wanted"]
 

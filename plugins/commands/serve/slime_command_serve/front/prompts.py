@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 from slime_command_serve.front.wanted import Message, Wanted
+from slime_command_serve.http.errors import BadRequest, unknown
+from slime_command_serve.http.limits import check_text
 from slime_core.data.tokenizer import render_messages
 from slime_core.errors import DataError
-from slime_core.serving.errors import BadRequest, unknown
-from slime_core.serving.limits import check_text
 
 
 def check_conversation(wanted: Wanted, context: int) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from slime_command_serve.front.wanted import Wanted, response_format
-from slime_core.serving.bodies import NOTHING, Body, Stops
+from slime_command_serve.http.bodies import NOTHING, Body, Stops
 
 MOST_CHOICES = 128
 _NAMES = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}

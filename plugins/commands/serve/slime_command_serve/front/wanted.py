@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from slime_core.serving.errors import BadRequest, shown
+from slime_command_serve.http.errors import BadRequest, shown
 
 Message: TypeAlias = dict[str, Any]
 """`role` system, user, assistant or tool; `content`, a string; of an assistant also `reasoning_content` and

@@ -1,8 +1,8 @@
 """An `EmbeddedEngine` behind SGLang's native HTTP API.
 
-`slime serve` runs the application in its own process; `serve_in_loop` lets the rollout stage expose the engine it
-already has, in the same event loop. Nothing on the wire is unpickled, so weights arrive through the disk only. OpenAI's
-and Anthropic's APIs are routes of the front (`slime-command-serve`), which `create_app` finds by its entry point.
+`slime serve` runs the application in its own process; `serve_in_loop` is the entry point by which a rollout's engine
+has an address, in the same event loop. Nothing on the wire is unpickled, so weights arrive through the disk only.
+OpenAI's and Anthropic's APIs are routes of `front`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Literal
 from fastapi import FastAPI, Request, Response
 
 import slime_core
-from slime_core.engines.embedded.generate_api import add_generate
+from slime_command_serve.front.engine_desk import add_routes
+from slime_command_serve.http.application import application, bind, listen
+from slime_command_serve.http.bodies import Body, JsonRoute
+from slime_command_serve.http.errors import BadRequest, Refused, sglang_shape
+from slime_command_serve.http.guard import KEY_VARIABLE, Access, is_local
+from slime_command_serve.http.streams import json_response
+from slime_command_serve.native_generate import add_generate
 from slime_core.errors import WeightSyncError
 from slime_core.protocols import Args
-from slime_core.serving.application import add_installed_routes, application, bind, listen
-from slime_core.serving.bodies import Body, JsonRoute
-from slime_core.serving.errors import BadRequest, Refused, sglang_shape
-from slime_core.serving.guard import KEY_VARIABLE, Access, is_local
-from slime_core.serving.streams import json_response
 
 if TYPE_CHECKING:
     from slime_core.engines.embedded.engine import EmbeddedEngine
@@ -94,7 +95,7 @@ class _CheckerBody(Body):
 
 
 def create_app(engine: EmbeddedEngine, model_name: str, *, args: Args, access: Access | None = None) -> FastAPI:
-    """The application; `engine` must be started by the caller. Raises PluginError for routes that cannot be loaded."""
+    """The application; `engine` must be started by the caller."""
     app = application(access, failed=lambda: engine.failed)
     app.state.model_name = model_name
     app.router.route_class = JsonRoute
@@ -102,7 +103,7 @@ def create_app(engine: EmbeddedEngine, model_name: str, *, args: Args, access: A
     _add_information(app, engine, model_name)
     _add_control(app, engine)
     _add_weights(app, engine)
-    add_installed_routes(app, engine, args)
+    add_routes(app, engine, args)
 
     @app.exception_handler(WeightSyncError)
     async def not_synced(request: Request, error: WeightSyncError) -> Response:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slime_core.serving.errors import Refused
+from slime_command_serve.http.errors import Refused
 
 KEY_VARIABLE = "SLIME_API_KEY"
 """Environment variable with the key, of servers and of our clients."""

@@ -1,9 +1,9 @@
 """Work on a client's behalf beside the event loop, with a deadline that ends the work and not only the wait.
 
-The chat template of a model is a program, and tokenising is work in proportion to what a client sent: `Beside.call`
-runs either on a thread. A thread cannot be killed, but Python code in it can be interrupted, which is what happens at
-the deadline: `DeadlinePassed` is raised inside. Code in C is not, and what it may be given is bounded before it starts
-(`limits`); a thread that is still in it has its place taken until it returns.
+The chat template of a model is a program, and tokenising is work in proportion to what a client sent:
+`DeadlineThreads.call` runs either on a thread. A thread cannot be killed, but Python code in it can be interrupted,
+which is what happens at the deadline: `DeadlinePassed` is raised inside. Code in C is not, and what it may be given is
+bounded before it starts (`limits`); a thread that is still in it has its place taken until it returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from slime_core.serving.errors import Refused
+from slime_command_serve.http.errors import Refused
 
 T = TypeVar("T")
 _THREADS = 4
@@ -26,7 +26,7 @@ class DeadlinePassed(BaseException):
     """Raised inside the work; nothing that the work calls is to catch it."""
 
 
-class Beside:
+class DeadlineThreads:
     """At most `_THREADS` calls at a time, for one event loop."""
 
     def __init__(self, deadline: float = _DEADLINE_S) -> None:
@@ -59,7 +59,7 @@ class _Work:
         self.done: asyncio.Future[Any] = self._loop.create_future()
         self._lock = threading.Lock()
         self._over = False
-        self._thread = threading.Thread(target=self._run, name="slime-beside", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="slime-front-work", daemon=True)
         self._thread.start()
 
     def interrupt(self) -> None:

@@ -1,8 +1,6 @@
 """The FastAPI application that routes are added to, and the socket it listens on.
 
-`application` has the guard, the error shapes and `/openapi.json`; `listen` serves it in the running event loop. Other
-distributions add routes (entry-point group `slime.http_routes`, each a function `(app, engine, args)`), so that an
-engine's address has OpenAI's API where the front is installed.
+`application` has the guard, the error shapes and `/openapi.json`; `listen` serves it in the running event loop.
 """
 
 from __future__ import annotations
@@ -20,19 +18,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 import slime_core
-from slime_core.distributions import entry_points
+from slime_command_serve.http.errors import ClientGone, Refused, explain, sglang_shape, shape_of
+from slime_command_serve.http.guard import Access, Guard
+from slime_command_serve.http.streams import json_response
 from slime_core.errors import EngineError
-from slime_core.plugins.allow import AllowList
-from slime_core.plugins.kinds import HOOK_GROUP
-from slime_core.plugins.loading import import_module
-from slime_core.plugins.registry import ComponentRef
-from slime_core.protocols import Args
-from slime_core.serving.errors import ClientGone, Refused, explain, sglang_shape, shape_of
-from slime_core.serving.guard import Access, Guard
-from slime_core.serving.streams import json_response
 
-_ROUTES_GROUP = "slime.http_routes"
-"""Entry-point group of functions that add routes; no component."""
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 600
 """Clients keep their connections while the loop trains; with uvicorn's 5 s the next rollout would find them closed."""
@@ -83,16 +73,6 @@ def application(access: Access | None = None, *, failed: Callable[[], bool] = la
         return Response(status_code=499)
 
     return app
-
-
-def add_installed_routes(app: FastAPI, engine: Any, args: Args) -> None:
-    """Add what installed distributions offer over `engine`. Raises PluginError for what cannot be loaded."""
-    allow = AllowList.from_environment()
-    for name, entry, distribution in entry_points(_ROUTES_GROUP):
-        ref = ComponentRef(HOOK_GROUP, name, entry.value, distribution=distribution)
-        if allow.allows(ref):
-            module, _, attribute = entry.value.partition(":")
-            getattr(import_module(module, f"the routes of {ref.origin}"), attribute)(app, engine, args)
 
 
 def bind(host: str, port: int) -> socket.socket:

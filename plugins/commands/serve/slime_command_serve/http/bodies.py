@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
-from slime_core.serving.errors import shown, unknown
+from slime_command_serve.http.errors import shown, unknown
 
 _DEEPEST = 64
 """Objects and lists within each other; schemas of tools are the deepest that one meets."""

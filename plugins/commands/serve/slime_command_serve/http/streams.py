@@ -15,7 +15,7 @@ import orjson
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from slime_core.serving.errors import ClientGone
+from slime_command_serve.http.errors import ClientGone
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"

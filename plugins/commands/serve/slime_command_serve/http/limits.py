@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_core.serving.errors import BadRequest
+from slime_command_serve.http.errors import BadRequest
 
 MOST_ANSWERS = 1024
 """Of one request: prompts times `n`."""

@@ -1,6 +1,6 @@
 """SGLang's `POST /generate` over an `EmbeddedEngine`: single and batch, streaming, log-probs.
 
-`server.create_app` adds the route. Stream chunks are cumulative, as SGLang's: each holds the text and ids so far.
+`native.create_app` adds the route. Stream chunks are cumulative, as SGLang's: each holds the text and ids so far.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import FastAPI, Request, Response
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from slime_command_serve.http.bodies import NOTHING, Body
+from slime_command_serve.http.errors import BadRequest, sglang_shape, shown
+from slime_command_serve.http.limits import MOST_ANSWERS, check_text
+from slime_command_serve.http.streams import (
+    DONE,
+    event,
+    event_stream,
+    gather,
+    json_response,
+    merge,
+    unless_disconnected,
+)
+from slime_command_serve.http.threads import DeadlineThreads
 from slime_core.engines.embedded.sampler import derive_seed
 from slime_core.errors import EngineError
-from slime_core.serving.beside import Beside
-from slime_core.serving.bodies import NOTHING, Body
-from slime_core.serving.errors import BadRequest, sglang_shape, shown
-from slime_core.serving.limits import MOST_ANSWERS, check_text
-from slime_core.serving.streams import DONE, event, event_stream, gather, json_response, merge, unless_disconnected
 from slime_core.types import GenerationOutput
 
 if TYPE_CHECKING:
@@ -100,10 +108,10 @@ class _Item:
 
 def add_generate(app: FastAPI, engine: EmbeddedEngine) -> None:
     """Add the route."""
-    beside = Beside()
+    threads = DeadlineThreads()
 
     async def generate(request: Request, body: GenerateBody) -> Response:
-        prompts, single = await _prompts(engine, body, beside)
+        prompts, single = await _prompts(engine, body, threads)
         items = _items(body, prompts)
         single = single and len(items) == 1
         if body.stream:
@@ -190,7 +198,9 @@ def _items(body: GenerateBody, prompts: list[list[int]]) -> list[_Item]:
     return items
 
 
-async def _prompts(engine: EmbeddedEngine, body: GenerateBody, beside: Beside) -> tuple[list[list[int]], bool]:
+async def _prompts(
+    engine: EmbeddedEngine, body: GenerateBody, threads: DeadlineThreads
+) -> tuple[list[list[int]], bool]:
     """The prompts' ids, and whether there is one that is no list's."""
     if (body.text is None) == (body.input_ids is None):
         raise BadRequest("give either text or input_ids")
@@ -203,5 +213,5 @@ async def _prompts(engine: EmbeddedEngine, body: GenerateBody, beside: Beside) -
     context = (await engine.info())["max_context_length"]
     for text in texts:
         check_text(len(text), context, "text")
-    ids = await beside.call("tokenising the text", lambda: [tokenizer.encode(text) for text in texts])
+    ids = await threads.call("tokenising the text", lambda: [tokenizer.encode(text) for text in texts])
     return ids, isinstance(body.text, str)
