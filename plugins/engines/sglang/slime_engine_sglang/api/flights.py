@@ -1,6 +1,6 @@
 """The requests of a client that are under way: who may be aborted, and what is cut when a server is taken out.
 
-Runs in the event loop of the rollout stage; `Try.cut` is reached from the supervisor's thread through the loop.
+Runs in the event loop of the rollout stage; a `Cut` is reached from the supervisor's thread through the loop.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.continuation import joined
 from slime_engine_sglang.api.requests import check_prompt
 from slime_engine_sglang.api.transport import expecting
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-
-if TYPE_CHECKING:
-    import aiohttp
 
 
 def server_name(name: str) -> str:
@@ -90,33 +89,13 @@ class Flight:
         return made
 
 
-class Try:
-    """What one server has of a flight, in the task that made this: `cut` ends it from outside."""
+class Cut:
+    """How a try at one server is ended from outside; `by` is never called by the task that has it."""
 
-    __slots__ = ("_cancelling", "_task", "deadline", "response", "was_cut")
+    __slots__ = ("by",)
 
-    def __init__(self, deadline: float, loop: asyncio.AbstractEventLoop) -> None:
-        task = asyncio.current_task(loop)
-        assert task is not None, "requests are made in tasks"
-        self.deadline = deadline
-        """`time.monotonic()` at which it is cut."""
-        self.response: aiohttp.ClientResponse | None = None
-        """A stream's, once it is open: from then on cutting closes it, and the task may be another one."""
-        self.was_cut = False
-        self._task = task
-        self._cancelling = task.cancelling()
-
-    def cut(self) -> None:
-        """Cancels what the task waits for; never called by the task itself."""
-        if self.response is not None:
-            self.response.close()
-        elif not self.was_cut:
-            self.was_cut = True
-            self._task.cancel()
-
-    def swallows(self) -> bool:
-        """Asked once for a CancelledError: whether it comes from `cut`, and from nobody else."""
-        return self.was_cut and self._task.uncancel() <= self._cancelling
+    def __init__(self) -> None:
+        self.by: Callable[[], None] = lambda: None
 
 
 class Flights:
@@ -126,8 +105,7 @@ class Flights:
         self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._all: set[Flight] = set()
-        self._at: dict[Worker | None, set[Try]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._at: dict[Worker | None, set[Cut]] = {}
         self._change = asyncio.Event()
         self._closed = False
         pool.on_change(self._changed)
@@ -135,8 +113,6 @@ class Flights:
     def close(self) -> None:
         """No more news from the pool."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
 
     def begin(self, flight: Flight) -> None:
         """From now on `abort` finds it."""
@@ -146,30 +122,15 @@ class Flights:
         """It has its answer, or gets none."""
         self._all.discard(flight)
 
-    def arrive(self, worker: Worker | None, deadline: float) -> Try:
-        """A try that is cut when the worker is quarantined, or its deadline comes, before `leave`; None: it is behind
-        the router.
-        """
-        one = Try(deadline, self._loop)
-        self._at.setdefault(worker, set()).add(one)
-        if self._timer is None and deadline < math.inf:
-            self._timer = self._loop.call_later(deadline - time.monotonic(), self._look_at_deadlines)
-        return one
-
-    def leave(self, worker: Worker | None, one: Try) -> None:
-        """Inverse of `arrive`."""
-        self._at[worker].discard(one)
-
-    def _look_at_deadlines(self) -> None:
-        """One timer for all, set for the earliest: requests hardly ever end by it, and one for each costs much."""
-        self._timer, now, earliest = None, time.monotonic(), math.inf
-        for one in [one for tries in self._at.values() for one in tries]:
-            if one.deadline <= now:
-                one.cut()
-            else:
-                earliest = min(earliest, one.deadline)
-        if earliest < math.inf:
-            self._timer = self._loop.call_later(earliest - now, self._look_at_deadlines)
+    @contextmanager
+    def at(self, worker: Worker | None) -> Iterator[Cut]:
+        """A try is at this server, and is cut when that is quarantined; None: it is behind the router."""
+        cut = Cut()
+        self._at.setdefault(worker, set()).add(cut)
+        try:
+            yield cut
+        finally:
+            self._at[worker].discard(cut)
 
     @property
     def aborted(self) -> list[Flight]:
@@ -212,11 +173,11 @@ class Flights:
         self.wake()
         if worker.state is not WorkerState.QUARANTINED:
             return
-        tries = list(self._at.get(worker, ()))
+        cuts = list(self._at.get(worker, ()))
         if not worker.owned:  # nobody kills it, so nothing ends its requests behind the router
-            tries += self._at.get(None, ())
-        for one in tries:
-            one.cut()
+            cuts += self._at.get(None, ())
+        for cut in cuts:
+            cut.by()
 
     def wake(self) -> None:
         """Have whoever waits for a change look again."""

@@ -1,25 +1,25 @@
 """One try of a request at one URL: its answer, or one `EngineError`; cut when its server is taken out.
 
-`client` chooses where, and decides what a failure means. A cut is a cancellation of the task, as by `asyncio.timeout`,
-without its cost; one that comes from elsewhere too is not turned into an error.
+`client` chooses where, and decides what a failure means.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.answers import Pieces, output_of
-from slime_engine_sglang.api.flights import Flight, Flights
+from slime_engine_sglang.api.flights import Cut, Flight, Flights
 from slime_engine_sglang.api.transport import Http, encoded, engine_error, lines
 from slime_engine_sglang.api.worker import Worker
+
+T = TypeVar("T")
 
 
 async def pieces_of(
@@ -36,40 +36,40 @@ async def pieces_of(
         yield await _whole(http, flights, flight, url, worker)
         return
     pieces, finished = Pieces(url), False
-    one = flights.arrive(worker, math.inf)  # a stream may last as long as something comes
-    try:
+    with flights.at(worker) as cut:
         async with AsyncExitStack() as stack:
             events = http.events(url, "/generate", flight.sent, headers=flight.headers)
-            try:
-                one.response = await stack.enter_async_context(events)
-            except asyncio.CancelledError:
-                if one.swallows():
-                    raise _cut_off(http, flight, url, worker) from None
-                raise
-            async for line in lines(one.response.content):
+            opening = stack.enter_async_context(events)
+            # A stream may last as long as something comes.
+            response = await _until(cut, None, opening, lambda: _cut_off(http, flight, url, worker))
+            cut.by = response.close  # another task may be the reader from here on
+            async for line in lines(response.content):
                 if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
                     continue
                 output = pieces.add(_chunk(line[5:], url))
                 finished = output.meta_info.get("finish_reason") is not None
                 yield output
-    finally:
-        flights.leave(worker, one)
     if not finished:
         raise engine_error(f"{url}/generate", "the stream ended before the answer was finished", 200)
 
 
 async def _whole(http: Http, flights: Flights, flight: Flight, url: str, worker: Worker | None) -> GenerationOutput:
     data, headers = encoded(flight.sent, flight.headers)
-    one = flights.arrive(worker, flight.deadline)
-    try:
-        answer = await http.once("POST", f"{url}/generate", data, headers)
-    except asyncio.CancelledError:
-        if one.swallows():
-            raise _cut_off(http, flight, url, worker) from None
-        raise
-    finally:
-        flights.leave(worker, one)
+    with flights.at(worker) as cut:
+        asked = http.once("POST", f"{url}/generate", data, headers)
+        answer = await _until(cut, flight.deadline, asked, lambda: _cut_off(http, flight, url, worker))
     return output_of(answer.json(), url)
+
+
+async def _until(cut: Cut, deadline: float | None, step: Awaitable[T], error: Callable[[], EngineError]) -> T:
+    """The step's result. Raises `error()` when it is cut, or at the deadline by `time.monotonic()`."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout_at(deadline) as limit:
+            cut.by = lambda: None if limit.expired() else limit.reschedule(loop.time())
+            return await step
+    except TimeoutError:
+        raise error() from None
 
 
 def _cut_off(http: Http, flight: Flight, url: str, worker: Worker | None) -> EngineError:
