@@ -1,4 +1,5 @@
-"""The requests of a client that are under way: who may be aborted, and what is cut when a server is taken out.
+"""The requests of a client that are under way: what one try of each gives, who may be aborted, and what is cut when a
+server is taken out. `client` chooses where a try goes, and decides what a failure means.
 
 Runs in the event loop of the rollout stage; a `Cut` is reached from the supervisor's thread through the loop.
 """
@@ -8,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from slime_core.types import GenerationOutput
+from slime_engine_sglang.api.answers import Pieces, event_of, output_of
 from slime_engine_sglang.api.continuation import joined
 from slime_engine_sglang.api.requests import check_prompt
-from slime_engine_sglang.api.transport import expecting
+from slime_engine_sglang.api.transport import Http, encoded, engine_error, expecting, lines
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
+
+T = TypeVar("T")
 
 
 def server_name(name: str) -> str:
@@ -101,11 +105,12 @@ class Cut:
 class Flights:
     """All of them."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, http: Http, pool: WorkerPool) -> None:
         self._loop = asyncio.get_running_loop()
+        self._http = http
         self._pool = pool
         self._all: set[Flight] = set()
-        self._at: dict[Worker | None, set[Cut]] = {}
+        self._cuts: dict[Worker | None, set[Cut]] = {}
         self._change = asyncio.Event()
         self._closed = False
         pool.on_change(self._changed)
@@ -122,15 +127,64 @@ class Flights:
         """It has its answer, or gets none."""
         self._all.discard(flight)
 
+    async def ask(self, flight: Flight, url: str, worker: Worker | None) -> AsyncGenerator[GenerationOutput]:
+        """One try: the answer of `url`, which is `worker`'s, or the router's where that is None.
+
+        All at once, or for a stream everything so far with each piece. Cut when the worker is quarantined.
+
+        Raises:
+            EngineError: Also when the last piece is missing.
+        """
+        with self._at(worker) as cut:
+            if not flight.streams:
+                data, headers = encoded(flight.sent, flight.headers)
+                asked = self._http.once("POST", f"{url}/generate", data, headers)
+                answer = await self._until(flight.deadline, asked, cut, flight, url, worker)
+                yield output_of(answer.json(), url)
+                return
+            pieces, finished = Pieces(url), False
+            async with AsyncExitStack() as stack:
+                events = self._http.events(url, "/generate", flight.sent, headers=flight.headers)
+                opened = stack.enter_async_context(events)
+                # A stream may last as long as something comes.
+                response = await self._until(None, opened, cut, flight, url, worker)
+                cut.by = response.close  # another task may be the reader from here on
+                async for line in lines(response.content):
+                    if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+                        continue
+                    output = pieces.add(event_of(line[5:], url))
+                    finished = output.meta_info.get("finish_reason") is not None
+                    yield output
+        if not finished:
+            raise engine_error(f"{url}/generate", "the stream ended before the answer was finished", 200)
+
     @contextmanager
-    def at(self, worker: Worker | None) -> Iterator[Cut]:
-        """A try is at this server, and is cut when that is quarantined; None: it is behind the router."""
+    def _at(self, worker: Worker | None) -> Iterator[Cut]:
+        """A try is at this server; None: behind the router."""
         cut = Cut()
-        self._at.setdefault(worker, set()).add(cut)
+        self._cuts.setdefault(worker, set()).add(cut)
         try:
             yield cut
         finally:
-            self._at[worker].discard(cut)
+            self._cuts[worker].discard(cut)
+
+    async def _until(
+        self, deadline: float | None, step: Awaitable[T], cut: Cut, flight: Flight, url: str, worker: Worker | None
+    ) -> T:
+        """The step's result. Raises EngineError when the try is cut, or at the deadline by `time.monotonic()`."""
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                cut.by = lambda: None if limit.expired() else limit.reschedule(self._loop.time())
+                return await step
+        except TimeoutError:
+            status = None
+            if flight.left <= 0:
+                problem = f"no answer within {self._http.timeout:g} s (--rollout-timeout)"
+            elif worker is not None:
+                problem = f"the server was taken out: {worker.reason}"
+            else:
+                problem, status = "a server behind the router was taken out, perhaps this request's", 503
+            raise engine_error(f"{url}/generate", problem, status) from None
 
     @property
     def aborted(self) -> list[Flight]:
@@ -173,9 +227,9 @@ class Flights:
         self.wake()
         if worker.state is not WorkerState.QUARANTINED:
             return
-        cuts = list(self._at.get(worker, ()))
+        cuts = list(self._cuts.get(worker, ()))
         if not worker.owned:  # nobody kills it, so nothing ends its requests behind the router
-            cuts += self._at.get(None, ())
+            cuts += self._cuts.get(None, ())
         for cut in cuts:
             cut.by()
 
