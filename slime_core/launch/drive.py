@@ -199,13 +199,9 @@ def build_learner(run: Prepared, trainers: Trainers) -> Any:
 
     estimator = run.parts.build_estimator(run.args)
     loss = run.parts.build_loss(run.args, estimator)
+    postprocess, trained = map(run.hooks.caller, ("slime_train_data", "slime_batch_trained"))
     return Learner(
-        run.args,
-        trainers.actor,
-        estimator,
-        loss,
-        critic=trainers.critic,
-        postprocess=run.hooks.caller("slime_train_data"),
+        run.args, trainers.actor, estimator, loss, critic=trainers.critic, postprocess=postprocess, trained=trained
     )
 
 
