@@ -1,9 +1,9 @@
-"""`--save-debug-train-data`: what the optimizer was given, one JSON object per sample, sorted by sample index.
+"""What the optimizer was given, sample by sample: for the hook `slime_rollout_trained` and `--save-debug-train-data`.
 
-The learner calls this on every data-parallel rank after a rollout's steps; rank 0 writes the samples of all ranks, each
-with its whole response. Columns of the batch have the names of THUDM/slime's `rollout_data`; token-level columns of the
-trainer (`log_probs`, `advantages`, `returns`, `kl`, ...) are from before the first step. `log_probs` are the trainer's
-own at the start of the update, `rollout_log_probs` the engine's.
+The learner calls this on every data-parallel rank after a rollout's steps. Columns of the batch have the names of
+THUDM/slime's `rollout_data`; token-level columns of the trainer (`log_probs`, `advantages`, `returns`, `kl`, ...) are
+from before the first step. `log_probs` are the trainer's own at the start of the update, `rollout_log_probs` the
+engine's.
 """
 
 from __future__ import annotations
@@ -21,18 +21,12 @@ from slime_core.protocols import Trainer
 from slime_core.types import TrainBatch
 
 
-def write_train_data(
-    template: str,
-    batch: TrainBatch,
-    indices: Sequence[int],
-    tensors: TrainTensors,
-    log_probs: Column | None,
-    trainer: Trainer,
-) -> None:
-    """Write one rollout's file; every rank calls it.
+def train_rows(
+    batch: TrainBatch, indices: Sequence[int], tensors: TrainTensors, log_probs: Column | None, trainer: Trainer
+) -> list[dict[str, Any]]:
+    """One mapping per sample, sorted by sample index; every rank calls it, and rank 0 alone gets rows.
 
     Args:
-        template: Path, with `{rollout_id}`.
         batch: The whole rollout, the same on every rank.
         indices: Positions in it of this rank's samples.
         tensors: Columns of this rank's samples, in that order.
@@ -44,12 +38,16 @@ def write_train_data(
     whole = {name: column for name, column in columns.items() if _is_whole(column, [lengths[i] for i in indices])}
     table = _gathered(whole, indices, lengths, trainer)
     if trainer.rank:
-        return
+        return []
     table |= {name: values for name, values in batch.to_rollout_data().items() if _is_column(values, len(batch))}
     order = sorted(range(len(batch)), key=lambda i: batch.sample_indices[i])
-    rows = ({"rollout_id": batch.rollout_id, **{name: values[i] for name, values in table.items()}} for i in order)
-    lines = (to_json(row, f"the train data of rollout {batch.rollout_id}") for row in rows)
-    write_lines(dump_path(template, batch.rollout_id), lines)
+    return [{"rollout_id": batch.rollout_id, **{name: values[i] for name, values in table.items()}} for i in order]
+
+
+def write_train_data(template: str, rollout_id: int, rows: Sequence[dict[str, Any]]) -> None:
+    """One rollout's file of rows; `template` has `{rollout_id}`."""
+    lines = (to_json(row, f"the train data of rollout {rollout_id}") for row in rows)
+    write_lines(dump_path(template, rollout_id), lines)
 
 
 def _is_column(values: Any, n: int) -> bool:
@@ -63,8 +61,8 @@ def _is_whole(column: Any, lengths: Sequence[int]) -> bool:
 
 def _gathered(
     columns: dict[str, Column], indices: Sequence[int], lengths: Sequence[int], trainer: Trainer
-) -> dict[str, list[list[float]]]:
-    """Columns of one rank -> those of all ranks, in the order of the whole batch.
+) -> dict[str, list[Any]]:
+    """Columns of one rank -> those of all ranks as arrays of float32, in the order of the whole batch.
 
     Each rank fills its samples into zeros, so that the sum over ranks is every rank's values, bit for bit.
     """
@@ -75,6 +73,6 @@ def _gathered(
     for row, column in zip(table, columns.values()):
         for index, values in zip(indices, column):
             row[starts[index] : starts[index + 1]] = values
-    flat = trainer.all_reduce(table).tolist()
+    flat = trainer.all_reduce(table).cpu().numpy()
     spans = list(itertools.pairwise(starts))
     return {name: [row[a:b] for a, b in spans] for name, row in zip(columns, flat)}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from slime_core.learning.tensors import TrainTensors, to_column
-from slime_core.learning.train_dump import write_train_data
+from slime_core.learning.train_dump import train_rows, write_train_data
 from slime_core.types import TrainBatch
 
 LENGTHS = [2, 1, 3, 2]
@@ -59,7 +59,8 @@ def _write(template: str, shares: list[list[int]]) -> None:
             loss_masks=_column(share, 0), advantages=_column(share, 100), old_log_probs=[torch.zeros(0)] * len(share)
         )
         trainer: Any = Trainer(rank, ranks)
-        write_train_data(template, _batch(), share, tensors, _column(share, -50), trainer)
+        if rows := train_rows(_batch(), share, tensors, _column(share, -50), trainer):
+            write_train_data(template, 5, rows)
 
     with ThreadPoolExecutor(len(shares)) as pool:
         list(pool.map(one, range(len(shares))))
