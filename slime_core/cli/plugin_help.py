@@ -14,8 +14,6 @@ from slime_core.errors import SlimeError
 
 def print_options(argv: Sequence[str]) -> None:
     """Print a table per selected component that declares options; a component that cannot be had says why."""
-    from slime_core.plugins.trace import table
-
     rest = [word for word in argv if word != "-h" and not re.match(r"--help(-|$)", word)]
     print("\nPlugin options:")
     lines = [line for rows in _tables(rest) for line in (table(rows) if isinstance(rows, list) else [rows])]
@@ -23,6 +21,12 @@ def print_options(argv: Sequence[str]) -> None:
         "name a component (--rm-type math) to see its options here; `slime plugins show rewards/math`"
     ]:
         print(f"  {line}")
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines with aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:

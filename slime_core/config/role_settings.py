@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from slime_core.config.foreign import ForeignFlags, Given, Lists, by_owner, find_foreign, find_owners
+from slime_core.config.foreign import ForeignFlags, Lists, by_owner, find_foreign, find_owners
 from slime_core.config.origins import Entry, Origin
 from slime_core.config.schema import Args
 from slime_core.config.sections.train import OptimizerArgs
@@ -145,7 +145,7 @@ def _entry(where: str, entry: Any) -> tuple[Role, dict[str, Any]]:
 
 
 def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[ForeignFlags]) -> dict[str, Entry]:
-    origin, entries, given = Origin("file", where), dict[str, Entry](), list[Given]()
+    origin, entries, given = Origin("file", where), dict[str, Entry](), list[tuple[str, Entry]]()
     for name, value in own.items():
         if name in flag_specs():
             if name not in PER_ROLE:
@@ -158,7 +158,7 @@ def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[For
             if args.train_backend not in owner.used_by:
                 chosen = f"--train-backend {args.train_backend}"
                 raise ConfigError(f"{where}: {name!r} is {owner.owner}'s, and {chosen} does not take it; remove it")
-            given.append(Given(name, value, origin))
+            given.append((name, Entry(value, origin)))
         elif hasattr(args, name):
             entries[name] = Entry(_like(getattr(args, name), value, f"{where}: {name}"), origin)
         else:

@@ -25,8 +25,9 @@ from slime_core.launch.rollout_factory import build_rollout
 from slime_core.launch.starting_points import check_starting_points
 from slime_core.models.config import read_hf_config
 from slime_core.plugins.hooks import Hooks
-from slime_core.plugins.manager import build_manager, current_registry, hook_plugins, hook_provenance
-from slime_core.plugins.options import Used, check_plugin_options
+from slime_core.plugins.manager import build_manager, current_registry, hook_plugins
+from slime_core.plugins.options import check_plugin_options
+from slime_core.plugins.registry import Resolved
 from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
 from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.evaluate import dataset_args
@@ -85,8 +86,8 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     set_up_process(args)
     manager = build_manager(args)
     parts, resolver = resolve_components(settings, manager, learn=learn)
-    used = [Used(r.ref, r.obj) for r in resolver.used] + [Used(*pair) for pair in hook_plugins(manager)]
-    _check_options(settings, used)
+    told = hook_plugins(manager)
+    _check_options(settings, [*resolver.used, *told])
     parts.hooks.slime_configure(args=args)
     check_component_settings(settings, parts)
     if args.offload_train or args.offload_rollout:
@@ -94,18 +95,18 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
 
         settle_offload(settings, parts)
     _inputs(settings, resolver, make)  # from here on, files that the settings name are there
-    told = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
+    points = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
     if settings.args.model is not None:
         from slime_core.launch.named_model import check_named_model
 
         check_named_model(settings)
     check_routing_replay(settings, parts)
     processes = processes_of(settings, parts.trainer)
-    plugins = [*parts.provenance(), *hook_provenance(manager)]
-    return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, told)
+    plugins = [*resolver.provenance(), *({**plugin.ref.provenance(), "kind": "plugins"} for plugin in told)]
+    return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, points)
 
 
-def _check_options(settings: Settings, used: Sequence[Used]) -> None:
+def _check_options(settings: Settings, used: Sequence[Resolved]) -> None:
     """Of the run, and of evaluation data sets that have their own."""
     args = settings.args
     check_plugin_options(args, current_registry(), str(settings.origins["plugins"]), used)

@@ -107,6 +107,20 @@ class ComponentRef:
 
 
 @dataclass(frozen=True)
+class Resolved:
+    """A loaded component or hook module."""
+
+    obj: Any
+    """The function, class or instance; a hook plugin's module or object."""
+    ref: ComponentRef
+    """Where it came from; `source_file` is set."""
+    kind: str = ""
+    """As `resolve` was asked for it: the name of a kind, or of a flag that takes a function."""
+    spec: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True)
 class Problem:
     """Something discovery could not use; reported by `slime plugins list --check`, fatal to nobody."""
 

@@ -73,7 +73,7 @@ def test_components_of_plugins_are_held_to_their_contract_beside_them() -> None:
 def test_every_component_resolves(kind: str) -> None:
     for name in current_registry().names(kind):
         resolved = resolve(kind, name)
-        assert resolved.provenance()["sha256"], f"{kind}/{name} has no source file"
+        assert resolved.ref.provenance()["sha256"], f"{kind}/{name} has no source file"
 
 
 def test_every_kind_has_a_suite() -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlparse
 
+from slime_command_plugins.checking import missing_requirements
 from slime_core.distributions import ALLOW_VARIABLE, BUNDLE, CORE, installed, safe_mode
 from slime_core.errors import PluginError, PluginIncompatibleError, PluginLoadError, PluginSignatureError
-from slime_core.plugins.compat import missing_requirements
 from slime_core.plugins.discovery import GROUP_PREFIX, PLUGIN_DIR_VARIABLE, DirectoryComponents
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.manager import load_hook_module

@@ -86,7 +86,7 @@ class HookContract(Contract):
     def plugin(self) -> Any:
         """The module, the instance of the class, or what stands for the function."""
         if self.kind == HOOK_GROUP:
-            return load_hook_module(self.ref)[1]
+            return load_hook_module(self.ref).obj
         return as_plugin(hook_flags()[self.kind], self.resolved.obj)
 
     def hooks(self) -> Hooks:
