@@ -188,13 +188,9 @@ class Learner:
         if tensors.rollout_log_probs is not None and known:
             metrics |= log_prob_gap(tensors, known, self.trainer)
         if self.args.save_debug_train_data or self._on_trained is not None:
-            from slime_core.learning.train_dump import train_rows, write_train_data
+            from slime_core.learning.train_dump import report_trained
 
-            rows = train_rows(batch, share.indices, tensors, column, self.trainer)
-            if rows and self._on_trained is not None:
-                self._on_trained(args=self.args, rollout_id=batch.rollout_id, rows=rows)
-            if rows and self.args.save_debug_train_data:
-                write_train_data(self.args.save_debug_train_data, batch.rollout_id, rows)
+            report_trained(self.args, self._on_trained, batch, share.indices, tensors, column, self.trainer)
         return metrics
 
 

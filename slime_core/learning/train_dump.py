@@ -9,7 +9,7 @@ engine's.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -17,16 +17,24 @@ import torch
 
 from slime_core.data.dumps import dump_path, to_json, write_lines
 from slime_core.learning.tensors import Column, TrainTensors
-from slime_core.protocols import Trainer
+from slime_core.protocols import Args, Trainer
 from slime_core.types import TrainBatch
 
 
-def train_rows(
-    batch: TrainBatch, indices: Sequence[int], tensors: TrainTensors, log_probs: Column | None, trainer: Trainer
-) -> list[dict[str, Any]]:
-    """One mapping per sample, sorted by sample index; every rank calls it, and rank 0 alone gets rows.
+def report_trained(
+    args: Args,
+    told: Callable[..., object] | None,
+    batch: TrainBatch,
+    indices: Sequence[int],
+    tensors: TrainTensors,
+    log_probs: Column | None,
+    trainer: Trainer,
+) -> None:
+    """Gather the samples of all ranks and hand them on from rank 0; every rank calls it.
 
     Args:
+        args: `save_debug_train_data` names the file.
+        told: The hook, where a plugin has it.
         batch: The whole rollout, the same on every rank.
         indices: Positions in it of this rank's samples.
         tensors: Columns of this rank's samples, in that order.
@@ -38,16 +46,15 @@ def train_rows(
     whole = {name: column for name, column in columns.items() if _is_whole(column, [lengths[i] for i in indices])}
     table = _gathered(whole, indices, lengths, trainer)
     if trainer.rank:
-        return []
+        return
     table |= {name: values for name, values in batch.to_rollout_data().items() if _is_column(values, len(batch))}
     order = sorted(range(len(batch)), key=lambda i: batch.sample_indices[i])
-    return [{"rollout_id": batch.rollout_id, **{name: values[i] for name, values in table.items()}} for i in order]
-
-
-def write_train_data(template: str, rollout_id: int, rows: Sequence[dict[str, Any]]) -> None:
-    """One rollout's file of rows; `template` has `{rollout_id}`."""
-    lines = (to_json(row, f"the train data of rollout {rollout_id}") for row in rows)
-    write_lines(dump_path(template, rollout_id), lines)
+    rows = [{"rollout_id": batch.rollout_id, **{name: values[i] for name, values in table.items()}} for i in order]
+    if told is not None:
+        told(args=args, rollout_id=batch.rollout_id, rows=rows)
+    if args.save_debug_train_data:
+        lines = (to_json(row, f"the train data of rollout {batch.rollout_id}") for row in rows)
+        write_lines(dump_path(args.save_debug_train_data, batch.rollout_id), lines)
 
 
 def _is_column(values: Any, n: int) -> bool:
