@@ -118,7 +118,7 @@ class SampleStore:
         self._later(lambda: write_file(path, [lines[i : i + _PER_FRAME] for i in range(0, len(lines), _PER_FRAME)]))
 
     def _store(self, args: Args, name: str, groups: list[list[Row]], seed: int) -> None:
-        if args.log_samples == "none" or self._stopped or not args.run_dir:
+        if not groups or args.log_samples == "none" or self._stopped or not args.run_dir:
             return
         if self._writer is None:
             self._writer = _Writer(Path(args.run_dir) / FOLDER, args.log_samples_budget)
