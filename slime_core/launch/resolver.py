@@ -76,9 +76,11 @@ class Resolver:
 
     def named(self, name: str) -> str | None:
         """The spec that setting `name` holds, its file path made absolute for other processes; or the default's."""
-        if getattr(self.args, name, None):
-            setattr(self.args, name, absolute_spec(getattr(self.args, name)))
-        return getattr(self.args, name, None) or DEFAULTS.get(name)
+        spec: str | None = getattr(self.args, name)
+        if spec:
+            spec = absolute_spec(spec)
+            setattr(self.args, name, spec)
+        return spec or DEFAULTS.get(name)
 
     def origin(self, name: str) -> str:
         """`--flag (where it was set)`, for error messages."""

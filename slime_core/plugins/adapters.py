@@ -1,8 +1,8 @@
 """One way to call rewards and one way to call generate functions, whatever form their authors chose.
 
 The rollout holds a `RewardCaller` and a `GenerateCaller`; deadlines, concurrency and failed samples are the
-rollout's. What a reader would get wrong: keywords are passed only to functions that declare them by name;
-`**kwargs` alone declares nothing, as in THUDM/slime.
+rollout's. Keywords are passed only to functions that declare them by name; `**kwargs` alone
+declares nothing, as in THUDM/slime.
 """
 
 from __future__ import annotations
