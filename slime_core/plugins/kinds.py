@@ -27,24 +27,22 @@ _KINDS = (
     *COMPONENTS,
     Kind(
         name="launchers",
-        singular="launcher",
         flags=("--launcher",),
         canonical=("launcher", "Launcher"),
         methods={
-            "train": Call(("settings",), "(self, settings) -> dict"),
-            "missing": Call(("args",), "(self, args) -> str"),
+            "train": Call("(self, settings) -> dict"),
+            "missing": Call("(self, args) -> str"),
         },
-        construct=Call((), "()"),
+        construct=Call("()"),
         traits=LauncherTraits,
     ),
     Kind(
         name="commands",
-        singular="command",
         flags=("the first word after `slime`",),
         canonical=("command",),
         instance="Command",
     ),
-    Kind(name=FUNCTIONS, singular="function", flags=("a --*-path flag of a function",), canonical=()),
+    Kind(name=FUNCTIONS, flags=("a --*-path flag of a function",), canonical=()),
 )
 
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}

@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 310, "code_lines": 27_559, "public_names": 1_404, "kinds": 21}
+CEILINGS = {"modules": 310, "code_lines": 27_499, "public_names": 1_404, "kinds": 21}
 DEMO_CEILING = 245
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (
