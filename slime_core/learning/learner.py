@@ -20,7 +20,7 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
 from slime_core.learning.passes import Clock, DataPostprocess, Passes
-from slime_core.learning.report import log_prob_gap, rollout_report
+from slime_core.learning.report import log_prob_gap, report_trained, rollout_report
 from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
@@ -188,8 +188,6 @@ class Learner:
         if tensors.rollout_log_probs is not None and known:
             metrics |= log_prob_gap(tensors, known, self.trainer)
         if self.args.save_debug_train_data or self._on_trained is not None:
-            from slime_core.learning.train_dump import report_trained
-
             report_trained(self.args, self._on_trained, batch, share.indices, tensors, column, self.trainer)
         return metrics
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from slime_core.learning.report import report_trained
 from slime_core.learning.tensors import TrainTensors, to_column
-from slime_core.learning.train_dump import report_trained
 from slime_core.types import TrainBatch
 from tests.toy_trainer import make_args
 
