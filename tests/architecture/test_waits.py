@@ -167,7 +167,7 @@ def _waits(parsed: ast.Module) -> Iterator[tuple[str, int, str]]:
 def _found() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for file, name in files():
-        if name.startswith(("testing/", "slime_testing_")):  # suites for tests, which have pytest's deadline
+        if name.startswith("slime_testing_"):  # suites for tests, which have pytest's deadline
             continue
         for function, line, kind in _waits(tree(file)):
             place = f"{name}:{function}"
