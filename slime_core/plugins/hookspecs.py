@@ -161,12 +161,21 @@ def slime_train_data(args: Args, rollout_id: int, rollout_data: dict[str, Any]) 
 
 
 @hookspec
-def slime_batch_trained(args: Args, trainer: Trainer, batch: TrainBatch, local: TrainBatch, tensors: Any,
-                        steps: list[StepResult], known: Mapping[int, Any]) -> None:  # fmt: skip
+def slime_steps_taken(args: Args, trainer: Trainer, batch: TrainBatch, local: TrainBatch, tensors: Any,
+                      steps: list[StepResult], known: Mapping[int, Any]) -> None:  # fmt: skip
     """The optimizer steps of a rollout are taken: to look at, not to change. The last step's gradients are still there.
 
     In every trainer process, with the whole `batch` and its own share: `local` and `tensors`. `known` are the
     trainer's log-probs from before the update, [response_length] by position in `local`, as far as they are known.
+    """
+
+
+@hookspec
+def slime_rollout_trained(args: Args, rollout_id: int, rows: list[dict[str, Any]]) -> None:
+    """The rollout's steps are taken; `rows` is what the optimizer was given, one mapping per sample.
+
+    In the trainer's rank 0, with the samples of all ranks by `sample_indices`; columns as in `slime_train_data`, with
+    the trainer's `log_probs` and `advantages` where they were computed. Read them: they are not used any more.
     """
 
 

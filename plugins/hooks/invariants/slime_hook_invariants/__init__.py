@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core import Sample, hookimpl
-from slime_core.protocols import Args
+from slime_core import Args, Sample, hookimpl
 from slime_hook_invariants.incident import FILE, Incident
 from slime_hook_invariants.samples import sample_incidents
 
@@ -45,7 +44,7 @@ class Invariants:
         self._report(args, rollout_id, sample_incidents(samples))
 
     @hookimpl
-    def slime_batch_trained(
+    def slime_steps_taken(
         self,
         args: Args,
         trainer: Any,
@@ -69,5 +68,5 @@ class Invariants:
             self._seen.add(incident.check)
             logger.warning("rollout %d: %s: %s", rollout_id, incident.cause, incident.numbers)
             line = json.dumps({"rollout_id": rollout_id, **incident._asdict()})
-            with (Path(args.run_dir) / FILE).open("a", encoding="utf-8") as file:
+            with (Path(str(args.run_dir)) / FILE).open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

@@ -125,7 +125,7 @@ class Weights:
         if not isinstance(model, torch.nn.Module) or not stepped:
             return False
         named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
-        norms = torch._foreach_norm([p.grad for p in named.values()])
+        norms = torch._foreach_norm([p.grad for p in named.values() if p.grad is not None])
         some = any(s.metrics.get("grad_norm", 0.0) > 0 for s in stepped)
         for name, norm in zip(named, norms):
             self._without[name] = self._without.get(name, 0) + 1 if float(norm) == 0.0 else 0

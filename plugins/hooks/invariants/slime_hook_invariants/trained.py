@@ -1,4 +1,4 @@
-"""What the hook `slime_batch_trained` tells, and what the checks ask of it."""
+"""What the hook `slime_steps_taken` tells, and what the checks ask of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from slime_core.protocols import Args, StepResult
+from slime_core import Args
 from slime_core.types import NOT_SAMPLED, TrainBatch
 
 
@@ -25,7 +25,7 @@ class Trained:
     """Those of this process."""
     tensors: Any
     """`learning.tensors.TrainTensors` of `local`."""
-    steps: list[StepResult]
+    steps: list[Any]
     """Of the actor."""
     known: Mapping[int, torch.Tensor]
     """Position in `local` -> the trainer's log-probs before the update, [response_length]."""
