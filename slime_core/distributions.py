@@ -1,9 +1,11 @@
-"""Which distributions are slime's own: the core, the bundle of first-party plugins, and what the bundle requires."""
+"""Which distributions are slime's own (core, bundle, what the bundle requires), and which others may be used."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +15,12 @@ CORE = "slime-rl-core"
 
 BUNDLE = "slime-rl"
 """Every first-party plugin in one wheel; of the core's version."""
+
+ALLOW_VARIABLE = "SLIME_PLUGINS"
+"""Comma-separated names, distributions or `dist:name` of the plugins that may be used besides slime's own."""
+
+SAFE_VARIABLE = "SLIME_NO_PLUGINS"
+"""Set to 1, or `--no-plugins`: slime's own plugins only, and no plugin directory is searched."""
 
 
 def normalized(distribution: str) -> str:
@@ -45,18 +53,61 @@ def is_own(distribution: str) -> bool:
     return normalized(distribution) in own_distributions()
 
 
-def allowed_words(argv: Sequence[str], env: Mapping[str, str]) -> set[str] | None:
-    """What `--no-plugins` and SLIME_PLUGINS leave besides slime's own, before settings are read; None is everything."""
-    if "--no-plugins" in argv or env.get("SLIME_NO_PLUGINS", "").strip().lower() in ("1", "true", "yes", "on"):
-        return set()
-    text = env.get("SLIME_PLUGINS")
-    return None if text is None else {word.strip() for word in text.split(",") if word.strip()}
+@dataclass(frozen=True)
+class AllowList:
+    """Which plugins a process may use: all, those that SLIME_PLUGINS names, or none but slime's own.
+
+    Read from the environment, so that processes started by a run agree with it. slime's own are always allowed, since
+    no run can do without an estimator or a generate function. A component chosen by file or import path is never left
+    out, as the user typed it.
+    """
+
+    words: frozenset[str] | None
+    """What may be used besides slime's own; None is everything."""
+    set_by: str = ""
+    """For messages: what the user typed."""
+
+    @classmethod
+    def of(cls, argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> AllowList:
+        """What SLIME_NO_PLUGINS and SLIME_PLUGINS say, and `--no-plugins` on a line that has not been read yet."""
+        env = os.environ if env is None else env
+        if "--no-plugins" in argv or safe_mode(env):
+            return cls(frozenset(), f"--no-plugins / {SAFE_VARIABLE}")
+        text = env.get(ALLOW_VARIABLE)
+        if text is None:
+            return cls(None)
+        return cls(frozenset(word.strip() for word in text.split(",") if word.strip()), f"{ALLOW_VARIABLE}={text!r}")
+
+    def allows(self, name: str, distribution: str) -> bool:
+        """Whether a distribution's component, hook module or other entry point may be used."""
+        if self.words is None or not distribution or is_own(distribution):
+            return True
+        return not self.words.isdisjoint(_ways_to_name(name, distribution))
+
+    def unknown(self, offered: Iterable[tuple[str, str]]) -> list[str]:
+        """The words that mean none of these names and distributions, sorted."""
+        return sorted((self.words or frozenset()) - {word for each in offered for word in _ways_to_name(*each)})
+
+    def way_in(self, name: str) -> str:
+        """What to type to have a component that is left out."""
+        if safe_mode():
+            return f"leave out --no-plugins and unset {SAFE_VARIABLE}"
+        return f"{ALLOW_VARIABLE}={','.join([*sorted(self.words or ()), name])}"
 
 
-def is_allowed(words: set[str] | None, name: str, distribution: str) -> bool:
-    """Whether an entry point may be used."""
-    named = words is None or not words.isdisjoint((name, distribution, f"{distribution}:{name}"))
-    return named or is_own(distribution)
+def _ways_to_name(name: str, distribution: str) -> tuple[str, ...]:
+    return name, distribution, normalized(distribution), f"{distribution}:{name}"
+
+
+def safe_mode(env: Mapping[str, str] | None = None) -> bool:
+    """Whether SLIME_NO_PLUGINS is in force, which `--no-plugins` sets."""
+    env = os.environ if env is None else env
+    return env.get(SAFE_VARIABLE, "").strip().lower() not in ("", "0", "false", "f", "no", "n", "off")
+
+
+def enter_safe_mode() -> None:
+    """`--no-plugins`: for this process and those it starts."""
+    os.environ[SAFE_VARIABLE] = "1"
 
 
 def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint, str]]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from slime_core.data.ledger_files import SEGMENTS, SegmentRef, read_commit, remove_orphans
+from slime_core.data.ledger_files import SEGMENTS, SegmentRef, flush, read_commit, remove_orphans
 from slime_core.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class CheckpointStore:
             files = {str(path.relative_to(partial)): _describe(path) for path in written}
             _write_json(partial / MANIFEST, {"format": FORMAT, "rollout_id": rollout_id, "files": files})
             for path in [*partial.rglob("*"), partial]:
-                _flush(path)
+                flush(path)
             os.rename(partial, target)
             self._point_to(target.name)
             for path in before:
@@ -111,9 +111,9 @@ class CheckpointStore:
     def _point_to(self, name: str) -> None:
         partial = self.root / f".{LATEST}.partial"
         partial.write_text(name + "\n", encoding="utf-8")
-        _flush(partial)
+        flush(partial)
         os.replace(partial, self.root / LATEST)
-        _flush(self.root)
+        flush(self.root)
 
     def rewind(self, commit: Path, *, keep: int | None = None) -> None:
         """Forget what lies after `commit`: its rollouts are about to be done again. Also ledger segments that no commit
@@ -259,12 +259,3 @@ def _describe(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    """Have the kernel write file or directory entry to the device."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

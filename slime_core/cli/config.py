@@ -6,6 +6,7 @@ Loads no torch, unless the run names an estimator, whose own defaults count.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.parser import Parser
@@ -62,20 +63,28 @@ def _show(argv: list[str]) -> int:
 def _load_components(settings: Settings) -> None:
     """Find and import what the given settings name, as the run would. Raises PluginError for the first that fails."""
     from slime_core.config.spec import flag_specs
+    from slime_core.plugins.resolve import resolve
+
+    for kind, spec, flag in named_components(settings):
+        name = flag.removeprefix("--").replace("-", "_")
+        if spec != flag_specs()[name].default:  # slime's own choice, or a word such as auto
+            resolve(kind, spec, origin=f"{flag} ({settings.origins[name]})")
+
+
+def named_components(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """(Kind, spec, flag) of every component that a file, the environment or a flag names."""
+    from slime_core.config.spec import flag_specs
     from slime_core.plugins.discovery import search_as
     from slime_core.plugins.kinds import flag_rows
-    from slime_core.plugins.resolve import resolve
 
     search_as(settings.args)
     for kind in flag_rows():
-        for name in (flag.removeprefix("--").replace("-", "_") for flag in kind.flags):
-            if name not in settings.origins or not settings.is_given(name):
+        for flag in kind.flags:
+            name = flag.removeprefix("--").replace("-", "_")
+            if name not in flag_specs() or not settings.is_given(name):
                 continue
-            named = getattr(settings.args, name, None)
-            if named == flag_specs()[name].default:  # slime's own choice, or a word such as auto
-                continue
-            for spec in [named] if isinstance(named, str) else named or []:
-                resolve(kind.name, spec, origin=f"--{name.replace('_', '-')} ({settings.origins[name]})")
+            named = getattr(settings.args, name)
+            yield from ((kind.name, spec, flag) for spec in ([named] if isinstance(named, str) else named or []))
 
 
 def as_json(settings: Settings, *, changed: bool = False) -> dict[str, Any]:

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from slime_core.errors import SlimeError
 
 
 def print_options(argv: Sequence[str]) -> None:
     """Print a table per selected component that declares options; a component that cannot be had says why."""
-    from slime_core.plugins.trace import table
-
     rest = [word for word in argv if word != "-h" and not re.match(r"--help(-|$)", word)]
     print("\nPlugin options:")
     lines = [line for rows in _tables(rest) for line in (table(rows) if isinstance(rows, list) else [rows])]
@@ -25,39 +22,32 @@ def print_options(argv: Sequence[str]) -> None:
         print(f"  {line}")
 
 
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines with aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
 def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:
+    from slime_core.cli.config import named_components
     from slime_core.config import load_settings
-    from slime_core.plugins.discovery import search_as
-    from slime_core.plugins.kinds import flag_rows
     from slime_core.plugins.options import option_name, option_rows, options_model
     from slime_core.plugins.resolve import resolve
 
     try:
-        settings = load_settings(argv, command="show")
-        search_as(settings.args)
+        named = list(named_components(load_settings(argv, command="show")))
     except SlimeError as error:
         yield f"not known: {error}"
         return
-    for kind in flag_rows():
-        for flag in kind.flags:
-            spec = _given(settings, flag)
-            if not spec:
-                continue
-            try:
-                found = resolve(kind.name, spec, origin=flag)
-            except SlimeError as error:
-                yield f"not known: {error}"
-                continue
-            model, key = options_model(found.obj), option_name(found.ref)
-            for row in option_rows(model) if model is not None else ():
-                default = f"(default: {row.default})" if row.default else "(must be given)"
-                yield [(f"--set plugins.{key}.{row.name}={row.type.upper()}", f"{row.help} {default}".strip())]
-
-
-def _given(settings: Any, flag: str) -> str:
-    """The value of a flag that a file, the environment or the command line set; `auto` names no component."""
-    name = flag.removeprefix("--").replace("-", "_")
-    if not flag.startswith("--") or name not in settings.origins or not settings.is_given(name):
-        return ""
-    value = str(getattr(settings.args, name) or "")
-    return "" if value == "auto" else value
+    for kind, spec, flag in named:
+        if spec == "auto":
+            continue
+        try:
+            found = resolve(kind, spec, origin=flag)
+        except SlimeError as error:
+            yield f"not known: {error}"
+            continue
+        model, key = options_model(found.obj), option_name(found.ref)
+        for row in option_rows(model) if model is not None else ():
+            default = f"(default: {row.default})" if row.default else "(must be given)"
+            yield [(f"--set plugins.{key}.{row.name}={row.type.upper()}", f"{row.help} {default}".strip())]

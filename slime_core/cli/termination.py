@@ -2,7 +2,7 @@
 
 A run that trains gets the first signal of either kind as a request to drain instead (`launch/drain.py`). For all else,
 `cli.main` runs every command inside `Termination`. SIGTERM is handed to whoever handles SIGINT at the time, so an
-event loop cancels its tasks first. What a reader would get wrong: a command started with `&` in a script ignores
+event loop cancels its tasks first. A command started with `&` in a script ignores
 SIGINT, and children that a user's code forks inherit the handler; neither may change what SIGTERM does to them.
 """
 

@@ -24,31 +24,8 @@ from slime_core.config.spec import did_you_mean, flag_specs
 from slime_core.config.yaml_file import Document, Item, child, mapping_items, read_document
 from slime_core.errors import ConfigError
 
-_ARG_FALLBACKS: Mapping[str, tuple[str, ...]] = {
-    "custom_generate_function_path": ("custom_generate_function_path",),
-    "answer_path": ("eval_answer_path",),
-    "rm_type": ("rm_type",),
-    "custom_rm_path": ("custom_rm_path",),
-    "input_key": ("eval_input_key", "input_key"),
-    "label_key": ("eval_label_key", "label_key"),
-    "tool_key": ("eval_tool_key", "tool_key"),
-    "metadata_key": ("metadata_key",),
-    "multimodal_keys": ("multimodal_keys",),
-    "system_prompt": ("system_prompt",),
-    "apply_chat_template": ("apply_chat_template",),
-    "apply_chat_template_kwargs": ("apply_chat_template_kwargs",),
-    "n_samples_per_eval_prompt": ("n_samples_per_eval_prompt",),
-    "temperature": ("eval_temperature", "rollout_temperature"),
-    "top_p": ("eval_top_p", "rollout_top_p"),
-    "top_k": ("eval_top_k", "rollout_top_k"),
-    "max_response_len": ("eval_max_response_len", "rollout_max_response_len"),
-    "max_prompt_len": ("eval_max_prompt_len", "rollout_max_prompt_len"),
-    "max_context_len": ("eval_max_context_len", "rollout_max_context_len"),
-    "min_new_tokens": ("eval_min_new_tokens",),
-    "stop": ("rollout_stop",),
-    "stop_token_ids": ("rollout_stop_token_ids",),
-    "skip_special_tokens": ("rollout_skip_special_tokens",),
-}
+_OF_THE_RUN = ("plugins", "environment_path", "tools_path")
+"""Keys that are laid over the run's settings where they are used, so that None means these."""
 _SAME_KIND: Mapping[str, str] = {"path": "prompt_data", "answer_path": "eval_answer_path"}
 """Key -> the setting whose value means the same; other keys have a setting's name, or hold no path."""
 _WITHOUT_EFFECT = (
@@ -185,9 +162,11 @@ def _make(args: Args, entry: Mapping[str, Any], defaults: Mapping[str, Any], whe
 
 
 def _from_args(args: Args) -> dict[str, Any]:
+    """What `--eval-NAME`, else `--rollout-NAME`, else `--NAME` says of each key."""
     values = {}
-    for name, sources in _ARG_FALLBACKS.items():
-        given = [getattr(args, s) for s in sources if getattr(args, s) is not None]
+    for name in EvalDataset.model_fields.keys() - {*_OF_THE_RUN}:
+        settings = [s for s in (f"eval_{name}", f"rollout_{name}", name) if s in flag_specs()]
+        given = [getattr(args, s) for s in settings if getattr(args, s) is not None]
         if given:
             values[name] = given[0]
     return values

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from slime_core.config.flag_parser import FlagParser
-from slime_core.config.origins import Entry, Origin
+from slime_core.config.origins import Entry
 from slime_core.config.spec import flag_specs
-from slime_core.distributions import allowed_words, entry_points, is_allowed
+from slime_core.distributions import AllowList, entry_points
 from slime_core.errors import ConfigError
 
 GROUP = "slime.foreign_flags"
@@ -77,30 +77,15 @@ def find_foreign(foreign: Sequence[ForeignFlags], name: str) -> ForeignFlags | N
     return next((owner for owner in sorted(foreign, key=lambda o: not o.prefixes) if owner.owns(name)), None)
 
 
-@dataclass(frozen=True)
-class Given:
-    """One setting of another program in a file or the environment."""
-
-    name: str
-    """With underscores."""
-    value: Any
-    origin: Origin
-
-    @property
-    def named(self) -> str:
-        """As its source spells it, for messages: `run.yaml:3: sglang_x`, `SLIME_SGLANG_X`."""
-        return self.origin.where if self.origin.kind == "env" else f"{self.origin.where}: {self.name}"
-
-
 def find_owners(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[ForeignFlags, ...], list[str]]:
     """The owners of this process, and warnings about entry points that cannot be used.
 
     `--no-plugins` and SLIME_PLUGINS leave out those of other distributions, as they do other plugins.
     """
     owners, warnings = list[ForeignFlags](), list[str]()
-    words = allowed_words(argv, env)
+    allow = AllowList.of(argv, env)
     for name, entry, distribution in entry_points(GROUP):
-        if not is_allowed(words, name, distribution):
+        if not allow.allows(name, distribution):
             continue
         try:
             owner = entry.load()()
@@ -157,24 +142,25 @@ class Lists:
             self._made[owner.owner] = owner.parser(self._settings)
         return self._made[owner.owner]
 
-    def read(self, given: Sequence[Given]) -> dict[str, Entry]:
+    def read(self, given: Sequence[tuple[str, Entry]]) -> dict[str, Entry]:
         """Type what files and variables say, lowest layer first; later ones replace earlier ones.
+
+        Args:
+            given: Names with underscores, and what is said of them.
 
         Raises:
             ConfigError: A flag is unknown, is set twice in one file, or has a value that does not fit.
         """
         entries: dict[str, Entry] = {}
-        in_files: dict[tuple[str, str], Given] = {}
-        for item in given:
-            parser = self.of(item.name)
+        in_files: dict[tuple[str, str], tuple[str, str]] = {}
+        for name, entry in given:
+            parser, where = self.of(name), entry.origin.where
             assert parser is not None
-            attribute, value = parser.read(item.name, item.value, item.named, [*parser.by_name, *flag_specs()])
-            if item.origin.kind == "file":
-                other = in_files.setdefault((item.origin.where.rpartition(":")[0], attribute), item)
-                if other is not item:
-                    raise ConfigError(
-                        f"{item.origin.where}: {item.name!r} is already set as {other.name!r} in"
-                        f" {other.origin.where}; remove one."
-                    )
-            entries[attribute] = Entry(value, item.origin, item.named)
+            named = where if entry.origin.kind == "env" else f"{where}: {name}"
+            attribute, value = parser.read(name, entry.value, named, [*parser.by_name, *flag_specs()])
+            if entry.origin.kind == "file":
+                other, line = in_files.setdefault((where.rpartition(":")[0], attribute), (name, where))
+                if (other, line) != (name, where):
+                    raise ConfigError(f"{where}: {name!r} is already set as {other!r} in {line}; remove one.")
+            entries[attribute] = Entry(value, entry.origin, named)
         return entries

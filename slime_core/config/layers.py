@@ -17,12 +17,12 @@ from pydantic import BaseModel, ValidationError
 
 from slime_core.config.flag_parser import truth
 from slime_core.config.flags import ParsedFlags
-from slime_core.config.foreign import ForeignFlags, Given, find_foreign
+from slime_core.config.foreign import ForeignFlags, find_foreign
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
 from slime_core.config.schema import Args
 from slime_core.config.settings import CUSTOM_KEY, left_out
 from slime_core.config.spec import did_you_mean, flag_specs, respelled, switched_off
-from slime_core.config.yaml_file import Item, marked_beside, read_scalar, read_yaml
+from slime_core.config.yaml_file import Item, read_scalar, read_yaml, rebase_marked
 from slime_core.errors import ConfigError
 
 _OTHER_ENV = (
@@ -45,7 +45,7 @@ class Layered:
     values: dict[str, Entry] = field(default_factory=dict)
     foreign: dict[str, Entry] = field(default_factory=dict)
     """Of other programs' flags; filled by `load_settings`."""
-    given: list[Given] = field(default_factory=list)
+    given: list[tuple[str, Entry]] = field(default_factory=list)
     """Other programs' settings in files and the environment, lowest layer first."""
     custom: dict[str, Entry] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -169,7 +169,7 @@ def _add_file_key(layered: Layered, key: str, item: Item, foreign: Sequence[Fore
         for custom_key, value in item.value.items():
             _add_custom(layered, str(custom_key), replace(item, value=value), foreign)
     elif find_foreign(foreign, name):
-        layered.given.append(Given(name, marked_beside(item.directory, item.value), origin))
+        layered.given.append((name, Entry(rebase_marked(item.directory, item.value), origin)))
     elif open_keys:
         _add_custom(layered, key, item, foreign)
     else:
@@ -183,7 +183,7 @@ def _add_custom(layered: Layered, key: str, item: Item, foreign: Sequence[Foreig
     elif hasattr(BaseModel, key):
         raise ConfigError(f"{item.where}: {key!r} cannot be an attribute of args; rename it.")
     else:
-        value = marked_beside(item.directory, item.value)
+        value = rebase_marked(item.directory, item.value)
         layered.custom[key] = Entry(value, Origin("file", item.where))
 
 
@@ -199,14 +199,14 @@ def _suggest_key(name: str, foreign: Sequence[ForeignFlags]) -> str:
 
 def read_env(
     env: Mapping[str, str], warnings: list[str], foreign: Sequence[ForeignFlags] = ()
-) -> tuple[dict[str, Entry], list[Given]]:
+) -> tuple[dict[str, Entry], list[tuple[str, Entry]]]:
     """Entries from `SLIME_<NAME>` variables; unknown ones are errors when close to a setting, else warnings.
 
     Returns:
         Settings of slime, and flags of other programs.
     """
     entries: dict[str, Entry] = {}
-    given: list[Given] = []
+    given: list[tuple[str, Entry]] = []
     names = [*flag_specs(), *switched_off(), *respelled()]
     for variable in sorted(env):
         if not variable.startswith("SLIME_") or variable in _OTHER_ENV or variable.startswith(_OTHER_ENV_BEGINS):
@@ -224,7 +224,7 @@ def read_env(
             except ValueError as error:
                 raise ConfigError(f"{variable} {env[variable]!r}: {error}") from None
         elif find_foreign(foreign, name):
-            given.append(Given(name, env[variable], origin))
+            given.append((name, Entry(env[variable], origin)))
         elif close := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
             raise ConfigError(f"unknown setting {variable} in the environment. Did you mean SLIME_{close[0].upper()}?")
         else:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from slime_core.config.backends import choose_backends
 from slime_core.config.flags import SettingsParser
-from slime_core.config.foreign import ByOwner, ForeignFlags, Given, Lists, by_owner, find_foreign, find_owners
+from slime_core.config.foreign import ByOwner, ForeignFlags, Lists, by_owner, find_foreign, find_owners
 from slime_core.config.layers import collect, lay_below, validate
 from slime_core.config.origins import Entry, Origin
 from slime_core.config.role_settings import check_role_settings
@@ -135,7 +135,9 @@ def _unused_foreign(settings: Settings, given: ByOwner) -> list[str]:
     return [f"without effect with --train-backend {parts[0]} and --rollout-engine {parts[1]}: {', '.join(unused)}"]
 
 
-def _flags_of_named_model(named: Entry | None, argv: Sequence[str], foreign: Sequence[ForeignFlags]) -> list[Given]:
+def _flags_of_named_model(
+    named: Entry | None, argv: Sequence[str], foreign: Sequence[ForeignFlags]
+) -> list[tuple[str, Entry]]:
     """The flags of the model that `--model` names, as if a file had them: its architecture numbers.
 
     Whoever gives one of them in a file, the environment or as a flag replaces that number; the trainer then finds out
@@ -155,5 +157,5 @@ def _flags_of_named_model(named: Entry | None, argv: Sequence[str], foreign: Seq
 
     model = named_model(str(named.value), str(named.origin), argv)
     origin = Origin("preset", f"--model {model.name}")
-    given = [Given(flag.replace("-", "_"), value, origin) for flag, value in model.flags().items()]
-    return [item for item in given if find_foreign(foreign, item.name)]
+    given = [(flag.replace("-", "_"), Entry(value, origin)) for flag, value in model.flags().items()]
+    return [(name, entry) for name, entry in given if find_foreign(foreign, name)]

@@ -7,11 +7,10 @@ by name. Only installed distributions are asked, and only where a run names a mo
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from slime_core.distributions import BUNDLE, allowed_words, entry_points, installed, is_allowed
+from slime_core.distributions import BUNDLE, AllowList, entry_points, installed
 from slime_core.errors import ConfigError
 
 GROUP = "slime.named_models"
@@ -49,10 +48,10 @@ def named_model(name: str, origin: str, argv: Sequence[str]) -> NamedModel:
     Raises:
         ConfigError: There is none.
     """
-    words = allowed_words(argv, os.environ)
+    allow = AllowList.of(argv)
     found: dict[str, NamedModel] = {}
     for entry_name, entry, distribution in entry_points(GROUP):
-        if is_allowed(words, entry_name, distribution):
+        if allow.allows(entry_name, distribution):
             found = {**entry.load()(), **found}
     return pick(found, name, origin)
 

@@ -19,9 +19,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from slime_core.config.foreign import ForeignFlags, Given, Lists, by_owner, find_foreign, find_owners
+from slime_core.config.foreign import ForeignFlags, Lists, by_owner, find_foreign, find_owners
+from slime_core.config.layers import Layered, validate
 from slime_core.config.origins import Entry, Origin
 from slime_core.config.schema import Args
 from slime_core.config.sections.train import OptimizerArgs
@@ -145,7 +144,7 @@ def _entry(where: str, entry: Any) -> tuple[Role, dict[str, Any]]:
 
 
 def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[ForeignFlags]) -> dict[str, Entry]:
-    origin, entries, given = Origin("file", where), dict[str, Entry](), list[Given]()
+    origin, entries, given = Origin("file", where), dict[str, Entry](), list[tuple[str, Entry]]()
     for name, value in own.items():
         if name in flag_specs():
             if name not in PER_ROLE:
@@ -153,28 +152,18 @@ def _typed(args: Args, own: Mapping[str, Any], where: str, foreign: Sequence[For
                     f"{where}: {name!r} is a setting of the whole run; a role may have {', '.join(PER_ROLE)}, and flags"
                     f" of --train-backend {args.train_backend}"
                 )
-            entries[name] = Entry(_own_value(name, value, where), origin)
+            entries[name] = Entry(getattr(validate(Layered({name: Entry(value, origin)}))[0], name), origin)
         elif owner := find_foreign(foreign, name):
             if args.train_backend not in owner.used_by:
                 chosen = f"--train-backend {args.train_backend}"
                 raise ConfigError(f"{where}: {name!r} is {owner.owner}'s, and {chosen} does not take it; remove it")
-            given.append(Given(name, value, origin))
+            given.append((name, Entry(value, origin)))
         elif hasattr(args, name):
             entries[name] = Entry(_like(getattr(args, name), value, f"{where}: {name}"), origin)
         else:
             known = [*PER_ROLE, *(a for o in foreign if not o.prefixes for a in o.listed.by_name)]
             raise ConfigError(f"{where}: unknown setting {name!r}.{did_you_mean(name, known)}")
     return {**entries, **Lists(foreign, {}).read(given)}
-
-
-def _own_value(name: str, value: Any, where: str) -> Any:
-    if isinstance(value, bool) and flag_specs()[name].kind in ("int", "float"):
-        raise ConfigError(f"{where}: {name} {value!r}: must be a number")
-    try:
-        return getattr(Args.model_validate({name: value}), name)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"].replace("Input should be", "must be")
-        raise ConfigError(f"{where}: {name} {value!r}: {reason}") from None
 
 
 def _like(existing: Any, value: Any, cited: str) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os.path
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ CUSTOM_KEY = "custom"
 """YAML key whose entries become attributes of `args`."""
 _NOT_STORED = ("config", "custom_config_path")
 """Files whose keys are part of what is stored."""
+_NAME = re.compile(r"\{(\w+)\}")
 
 
 def left_out(cited: str) -> str:
@@ -58,6 +60,10 @@ class Settings:
     def cite(self, name: str) -> str:
         """The setting as messages show it: `--lr 0.1 (run.yaml:3)`."""
         return f"{flag_specs()[name].show(getattr(self.args, name))} ({self.origins[name]})"
+
+    def cited(self, text: str) -> str:
+        """A text with `{lr}` and the like replaced by what `cite` says."""
+        return _NAME.sub(lambda match: self.cite(match[1]), text)
 
     def derive(self, name: str, value: Any, why: str) -> None:
         """Fill in a value that nobody gave; `why` names what it follows from."""

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from slime_core.config.schema import SECTIONS, Args
 from slime_core.config.sections.base import Flag
-from slime_core.config.yaml_file import beside, marked_beside, spec_beside
+from slime_core.config.yaml_file import rebase, rebase_marked, rebase_spec
 
 Kind = Literal["bool", "int", "float", "str", "mapping"]
 
@@ -92,7 +92,7 @@ class FlagSpec:
     def located(self, value: Any, directory: str) -> Any:
         """A value written in a file of `directory`, with the paths in it as the working directory sees them."""
         if self.holds == "marked":
-            return marked_beside(directory, value)
+            return rebase_marked(directory, value)
         if isinstance(value, list):
             kept = 2 if self.holds == "pairs" and len(value) > 1 else 0  # a path alone has no name before it
             return [v if kept and i % kept == 0 else self._located(v, directory) for i, v in enumerate(value)]
@@ -101,7 +101,7 @@ class FlagSpec:
     def _located(self, value: Any, directory: str) -> Any:
         if not isinstance(value, str) or not self.holds:
             return value
-        return spec_beside(directory, value) if self.holds == "spec" else beside(directory, value)
+        return rebase_spec(directory, value) if self.holds == "spec" else rebase(directory, value)
 
     def read(self, text: str) -> Any:
         """One string (environment, or a flag's value) as pydantic wants it. Raises ValueError."""

@@ -1,4 +1,4 @@
-"""Which settings have no effect in this version: one table.
+"""Which settings have no effect: in this version, and with some engines, trainers and weight transports.
 
 A setting in `UNSUPPORTED` is accepted at its default. Set to anything else, REFUSED ones end the command, because
 results would silently differ from what was asked; HINT ones, which only concern placement, speed, memory or extra
@@ -7,7 +7,7 @@ output, end in one warning.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -24,7 +24,7 @@ class Lack(StrEnum):
     HINT = "hint"
 
 
-_WITHOUT_EFFECT = (
+_NOWHERE: tuple[tuple[str, Lack, str], ...] = (
     ("fp16", Lack.REFUSED, "there is no loss scaling; set --bf16 or --dtype float32"),
     ("qwen_gdn_backend", Lack.REFUSED, "the model family's plugin brings the layers, with one backend"),
     ("freeze_indexer", Lack.REFUSED, "an indexer of sparse attention trains with the rest"),
@@ -81,69 +81,47 @@ _WITHOUT_EFFECT = (
 )
 """Settings, what happens when one is set, and why; a feature that arrives takes its line out."""
 
-UNSUPPORTED: Mapping[str, Lack] = {name: lack for names, lack, _ in _WITHOUT_EFFECT for name in names.split()}
+_OF_TRAINERS = (
+    (
+        "custom_megatron_before_log_prob_hook_path custom_megatron_before_train_step_hook_path"
+        " custom_megatron_init_path custom_model_provider_path keep_old_actor lora_alpha lora_dropout lora_rank"
+        " lora_target_modules padded_vocab_size",
+        Lack.REFUSED,
+    ),
+    ("data_pad_size_multiplier offload_train", Lack.HINT),
+)
+_OF_OTHERS = (
+    ("prefill_num_servers rollout_external_engine_addrs sglang_config", Lack.REFUSED),
+    (
+        "actor_num_gpus_per_node actor_num_nodes colocate engine_router engine_start_timeout num_gpus_per_node"
+        " offload_rollout rollout_health_check_first_wait rollout_health_check_interval rollout_health_check_timeout"
+        " rollout_max_engine_restarts rollout_num_gpus rollout_num_gpus_per_engine sglang_router_request_timeout_secs"
+        " update_weight_delta_checksum update_weight_delta_encoding update_weight_local_checkpoint_dir"
+        " update_weight_pause_mode update_weight_puller_addrs update_weight_timeout use_fault_tolerance",
+        Lack.HINT,
+    ),
+)
+
+
+def _by_name(table: Sequence[tuple[Any, ...]], column: int) -> dict[str, Any]:
+    return {name: row[column] for row in table for name in row[0].split()}
+
+
+UNSUPPORTED: Mapping[str, Lack] = _by_name(_NOWHERE, 1)
 """Setting -> what happens when it is set."""
-WHY: Mapping[str, str] = {name: why for names, _, why in _WITHOUT_EFFECT for name in names.split()}
+WHY: Mapping[str, str] = _by_name(_NOWHERE, 2)
 """Setting of `UNSUPPORTED` -> why."""
+OF_TRAINERS: Mapping[str, Lack] = _by_name(_OF_TRAINERS, 1)
+"""Those of `BY_COMPONENT` that concern training alone; a command without a trainer takes them as they are."""
+BY_COMPONENT: Mapping[str, Lack] = {**OF_TRAINERS, **_by_name(_OF_OTHERS, 1)}
+"""Settings that only some engines, trainers and weight transports act on, namely those whose class has them in its
+attribute `uses` -> what happens with the others; looked at by the launcher, once it knows the run's components."""
 
 REFUSED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "optimizer": ("sgd",),
     "recompute_granularity": ("selective",),
 }
 """Values of settings that otherwise work, which only components act on whose `uses` has the setting."""
-
-
-BY_COMPONENT: Mapping[str, Lack] = {
-    "actor_num_gpus_per_node": Lack.HINT,
-    "actor_num_nodes": Lack.HINT,
-    "colocate": Lack.HINT,
-    "custom_megatron_before_log_prob_hook_path": Lack.REFUSED,
-    "custom_megatron_before_train_step_hook_path": Lack.REFUSED,
-    "custom_megatron_init_path": Lack.REFUSED,
-    "custom_model_provider_path": Lack.REFUSED,
-    "data_pad_size_multiplier": Lack.HINT,
-    "engine_router": Lack.HINT,
-    "engine_start_timeout": Lack.HINT,
-    "keep_old_actor": Lack.REFUSED,
-    "lora_alpha": Lack.REFUSED,
-    "lora_dropout": Lack.REFUSED,
-    "lora_rank": Lack.REFUSED,
-    "lora_target_modules": Lack.REFUSED,
-    "num_gpus_per_node": Lack.HINT,
-    "offload_rollout": Lack.HINT,
-    "offload_train": Lack.HINT,
-    "padded_vocab_size": Lack.REFUSED,
-    "prefill_num_servers": Lack.REFUSED,
-    "rollout_external_engine_addrs": Lack.REFUSED,
-    "rollout_health_check_first_wait": Lack.HINT,
-    "rollout_health_check_interval": Lack.HINT,
-    "rollout_health_check_timeout": Lack.HINT,
-    "rollout_max_engine_restarts": Lack.HINT,
-    "rollout_num_gpus": Lack.HINT,
-    "rollout_num_gpus_per_engine": Lack.HINT,
-    "sglang_config": Lack.REFUSED,
-    "sglang_router_request_timeout_secs": Lack.HINT,
-    "update_weight_delta_checksum": Lack.HINT,
-    "update_weight_delta_encoding": Lack.HINT,
-    "update_weight_local_checkpoint_dir": Lack.HINT,
-    "update_weight_puller_addrs": Lack.HINT,
-    "update_weight_pause_mode": Lack.HINT,
-    "update_weight_timeout": Lack.HINT,
-    "use_fault_tolerance": Lack.HINT,
-}
-"""Settings that only some engines, trainers and weight transports act on, namely those whose class has them in its
-attribute `uses` -> what happens with the others; looked at by the launcher, once it knows the run's components."""
-
-OF_TRAINERS = frozenset(
-    {name for name in BY_COMPONENT if name.startswith(("lora_", "custom_megatron_"))}
-    | {"custom_model_provider_path", "data_pad_size_multiplier", "keep_old_actor", "offload_train", "padded_vocab_size"}
-)
-"""Those of `BY_COMPONENT` that concern training alone; a command without a trainer takes them as they are."""
-
-
-def has_effect(name: str) -> bool:
-    """Whether this version acts on the setting."""
-    return name not in UNSUPPORTED
 
 
 def check_support(args: Args, origins: Mapping[str, Origin]) -> list[str]:

@@ -2,7 +2,7 @@
 
 Scalars follow the YAML 1.2 core schema: `1e-6` is a number and `no` is a string, unlike PyYAML's default. `dump_value`
 writes what this reader reads back unchanged. Paths in a file are relative to the file; which settings are paths is
-`spec`'s to know, `beside` and its like say what they are called from here.
+`spec`'s to know, `rebase` and its like say what they are called from here.
 """
 
 from __future__ import annotations
@@ -164,27 +164,27 @@ def child(node: yaml.Node | None, key: str) -> yaml.Node | None:
     return next((value for name, value in pairs if name.value == key), None)
 
 
-def beside(directory: str, path: str) -> str:
+def rebase(directory: str, path: str) -> str:
     """A path that a file of `directory` names, as the working directory sees it; absolute ones, `~` and URLs stay."""
     if not directory or not path or path.startswith("~") or "://" in path:
         return path
     return os.path.normpath(os.path.join(directory, path))
 
 
-def spec_beside(directory: str, spec: str) -> str:
+def rebase_spec(directory: str, spec: str) -> str:
     """The same for `file.py` and `file.py:name`; a component that is named otherwise stays."""
-    return beside(directory, spec) if _CODE.fullmatch(spec) else spec
+    return rebase(directory, spec) if _CODE.fullmatch(spec) else spec
 
 
-def marked_beside(directory: str, value: Any) -> Any:
+def rebase_marked(directory: str, value: Any) -> Any:
     """The same for texts that begin with `./` or `../`, however deep, of a value that has no setting's type."""
     if isinstance(value, dict):
-        return {key: marked_beside(directory, inner) for key, inner in value.items()}
+        return {key: rebase_marked(directory, inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [marked_beside(directory, inner) for inner in value]
+        return [rebase_marked(directory, inner) for inner in value]
     if not isinstance(value, str) or not value.startswith(("./", "../")):
         return value
-    path = beside(directory, value)
+    path = rebase(directory, value)
     return path if os.path.isabs(path) or path.startswith("../") else os.path.join(".", path)  # still marked
 
 

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 _VERSION = "rollout_weight_version"
+_TRAINED = {"fate": "trained"}
+"""What a run notes of samples it kept (`--log-samples`), which are also those it dropped."""
 
 
 class _EvalId(int):
@@ -102,13 +104,25 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def _json_rows(path: Path) -> list[Any]:
-    rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    rows, content = [], path.read_bytes()
+    if content.startswith(b"\x28\xb5\x2f\xfd"):
+        content = _unpacked(path, content)
+    for number, line in enumerate(content.splitlines(), start=1):
         try:
             rows.append(orjson.loads(line))
         except orjson.JSONDecodeError as error:
             raise DataError(f"{path}:{number}: no sample as JSON: {error}") from error
     return rows
+
+
+def _unpacked(path: Path, content: bytes) -> bytes:
+    """Samples that a run kept (`--log-samples`). Raises DataError."""
+    import zstandard
+
+    try:
+        return zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True).read()
+    except zstandard.ZstdError as error:
+        raise DataError(f"{path}: damaged: {error}") from error
 
 
 def _torch_rows(path: Path) -> list[Any]:
@@ -126,8 +140,7 @@ def _torch_rows(path: Path) -> list[Any]:
         ) from error
     if not isinstance(stored, dict) or not isinstance(stored.get("samples"), list):
         raise DataError(f"{path}: expected {{'rollout_id', 'samples': [...]}}; found {type(stored).__name__}")
-    rows: list[Any] = stored["samples"]
-    return rows
+    return list(stored["samples"])
 
 
 def grouped(samples: Iterable[Sample], group_size: int) -> list[Group]:
@@ -155,7 +168,8 @@ class SavedRollout:
     def __call__(self, args: Args, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
         """The groups of the rollout's file. Raises DataError."""
         path = check_saved(args, rollout_id)
-        groups = grouped(read_samples(path), args.n_samples_per_prompt)
+        samples = [s for s in read_samples(path) if getattr(s, "kept", _TRAINED)["fate"] == _TRAINED["fate"]]
+        groups = grouped(samples, args.n_samples_per_prompt)
         if args.load_debug_rollout_data_subsample is not None:
             groups = subsample(groups, args.load_debug_rollout_data_subsample)
         return RolloutFnTrainOutput(groups)

@@ -86,7 +86,7 @@ def write_segment(
             os.fsync(file.fileno())
         os.replace(partial, path)
     for entry in (path, directory, directory.parent):
-        _flush(entry)
+        flush(entry)
     return ref
 
 
@@ -132,7 +132,7 @@ def adopt_chain(directory: Path, source: Path, last: SegmentRef) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{ref.name}.partial"
         partial.write_bytes((source / ref.name).read_bytes())
-        _flush(partial)
+        flush(partial)
         os.replace(partial, directory / ref.name)
         before = segment.header["previous"]
         ref = SegmentRef.of(before) if before else None
@@ -186,7 +186,8 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have the kernel write file or directory entry to the device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -58,7 +58,7 @@ def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
     uses |= set(_uses(traits_of(parts.trainer, TrainerTraits), settings.cite("train_backend")))
     uses |= set(_uses(traits_of(parts.weight_transport, TransportTraits), settings.cite("update_weight_transport")))
     if parts.trainer is None:
-        uses |= OF_TRAINERS
+        uses |= OF_TRAINERS.keys()
     if (
         parts.engine is not None
         and not traits_of(parts.engine, EngineTraits).runs_elsewhere

@@ -27,7 +27,7 @@ from slime_core.launch.trainers import Trainers
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.hooks import Hooks, bare_manager, nobody
 from slime_core.plugins.options import option_name
-from slime_core.plugins.resolve import Resolved, absolute_spec
+from slime_core.plugins.resolve import absolute_spec
 from slime_core.plugins.signatures import construct, declared
 from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
 from slime_core.rollout.evaluate import dataset_args
@@ -67,7 +67,6 @@ class Components:
     """Those of a rollout."""
     needs_address: bool = False
     """A generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
-    resolved: list[Resolved] = field(default_factory=list)
 
     def build_estimator(self, args: Args) -> Any:
         """The estimator, wrapped where a function computes the advantages; None for a loss without advantages."""
@@ -94,11 +93,6 @@ class Components:
         """The objective of the run."""
         assert self.objective is not None, "resolved without the training side"
         return self.objective.build(args, estimator)
-
-    def provenance(self) -> list[dict[str, Any]]:
-        """Name, distribution, version and source hash of every plugin in use, once each."""
-        facts = {(p["kind"], p["name"]): p for p in (r.provenance() for r in self.resolved)}
-        return [facts[key] for key in sorted(facts)]
 
 
 def resolve_components(
@@ -158,7 +152,6 @@ def resolve_components(
         from slime_core.launch.images import check_images
 
         check_images(settings, parts, generators)
-    parts.resolved = r.used
     return parts, r
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
-from slime_core.launch.resolver import Asked
+from slime_core.plugins.registry import Resolved
 from slime_core.plugins.workers.calls import pack_args
 from slime_core.procs.guarded import Guarded, signal_of
 from slime_core.types import Sample
@@ -36,8 +36,8 @@ class FreshProcess:
 
     def __init__(self, run: Prepared) -> None:
         self._run = run
-        first = {(a.kind, a.spec): a for a in reversed(run.resolver.asked)}
-        self._asked: list[Asked] = list(reversed(first.values()))
+        first = {(a.kind, a.spec): a for a in reversed(run.resolver.used)}
+        self._asked: list[Resolved] = list(reversed(first.values()))
         self._skip: set[int] = set()
         self._sample: Sample | None = None
         self._folder = tempfile.TemporaryDirectory()

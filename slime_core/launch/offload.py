@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from slime_core.config import Settings
 from slime_core.launch.components import Components
@@ -26,31 +26,13 @@ from slime_core.loop import Stages
 from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
 from slime_core.types import TrainBatch
 
+if TYPE_CHECKING:
+    from slime_core.launch.follow import LedTrainers
+    from slime_core.launch.trainers import Trainers
+
 logger = logging.getLogger(__name__)
 
-WEIGHTS = ("weights",)
-REST = ("kv_cache",)
 OFFLOAD_TIME, ONLOAD_TIME = "perf/offload_time", "perf/onload_time"
-
-
-class Engines(Protocol):
-    """The generation side, as far as its memory goes (`rollout.stage.RolloutStage`)."""
-
-    def release_memory(self) -> None:
-        """Give the memory of weights and KV cache up; nothing where it is."""
-
-    def resume_memory(self, tags: tuple[str, ...]) -> None:
-        """Take a part of it again; nothing where it is there."""
-
-
-class TrainingProcesses(Protocol):
-    """The training side (`launch.trainers.Trainers`)."""
-
-    def offload(self) -> None:
-        """Give up what only training needs; returns when all processes have."""
-
-    def onload(self) -> None:
-        """Take it again."""
 
 
 def settle_offload(settings: Settings, parts: Components) -> None:
@@ -69,95 +51,64 @@ def settle_offload(settings: Settings, parts: Components) -> None:
         settings.derive(name, False, chosen)
 
 
-def make_room(args: Args, trainers: TrainingProcesses) -> None:
+def make_room(args: Args, trainers: Trainers | LedTrainers) -> None:
     """Before the engines start, which then find the memory that they will have; also before a loop that begins anew."""
     if args.offload_train:
         trainers.offload()
 
 
-def offloading(args: Args, stages: Stages, trainers: TrainingProcesses) -> Stages:
+def offloading(args: Args, stages: Stages, trainers: Trainers | LedTrainers) -> Stages:
     """The stages, with `train` and `push` as above; the same ones when nothing is offloaded.
 
     Args:
         args: The run's settings.
-        stages: Of the loop; `rollout` has the methods of `Engines`.
+        stages: Of the loop; `rollout` is a `rollout.stage.RolloutStage`, or has its methods for memory.
         trainers: Of this process, or the stand-in for all of them.
     """
     if not (args.offload_train or args.offload_rollout):
         return stages
     rollout: Any = stages.rollout
-    turns = _Turns(rollout if args.offload_rollout else None, trainers if args.offload_train else None)
-    return replace(
-        stages, learner=_OffloadedLearner(stages.learner, turns), weights=_OffloadedWeights(stages.weights, turns)
-    )
+    turns = _Turns(stages, rollout if args.offload_rollout else None, trainers if args.offload_train else None)
+    return replace(stages, learner=turns, weights=turns)
 
 
 class _Turns:
-    """Whose turn it is. `engines` and `trainers` are None where that side keeps its memory."""
+    """`loop.Learning` and `loop.Weights` of sides that take turns; None where one keeps its memory."""
 
-    def __init__(self, engines: Engines | None, trainers: TrainingProcesses | None) -> None:
-        self._engines = engines
-        self._trainers = trainers
+    def __init__(self, stages: Stages, engines: Any, trainers: Trainers | LedTrainers | None) -> None:
+        self._learner, self._weights = stages.learner, stages.weights
+        self._engines, self._trainers = engines, trainers
         self._seconds = {OFFLOAD_TIME: 0.0, ONLOAD_TIME: 0.0}
 
-    def begin_training(self) -> None:
-        """The engines have nothing to do."""
+    def train(self, rollout_id: int, batch: TrainBatch) -> Any:
+        """All optimizer steps of one rollout; meanwhile the engines have nothing to do."""
         if self._engines is not None:
             with self._timed(OFFLOAD_TIME):
                 self._engines.release_memory()
         if self._trainers is not None:
             with self._timed(ONLOAD_TIME):
                 self._trainers.onload()
-
-    def end_training(self) -> None:
-        """The trainer has nothing to do but to hand its weights over and to save."""
-        if self._trainers is not None:
+        metrics = self._learner.train(rollout_id, batch)
+        if self._trainers is not None:  # from now on it only hands its weights over and saves
             with self._timed(OFFLOAD_TIME):
                 self._trainers.offload()
+        return metrics
 
-    def take_again(self, tags: tuple[str, ...]) -> None:
-        """Give a part of their memory back to the engines, where they have released it."""
+    def push(self) -> dict[str, float]:
+        """Make the engines serve the newest weights; `perf/offload_time` and `perf/onload_time` of the whole step."""
+        self._resume(("weights",))
+        metrics: Any = self._weights.push()
+        self._resume(("kv_cache",))
+        spent, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+        return {**metrics, **spent}
+
+    def _resume(self, tags: tuple[str, ...]) -> None:
         if self._engines is not None:
             with self._timed(ONLOAD_TIME):
                 self._engines.resume_memory(tags)
-
-    def take_metrics(self) -> dict[str, float]:
-        """Seconds since the last call."""
-        found, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
-        return found
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
         self._seconds[name] += time.perf_counter() - started
-
-
-class _OffloadedLearner:
-    """`loop.Learning` that has the devices while it trains."""
-
-    def __init__(self, learner: Any, turns: _Turns) -> None:
-        self._learner = learner
-        self._turns = turns
-
-    def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
-        """All optimizer steps of one rollout."""
-        self._turns.begin_training()
-        metrics: dict[str, float] = self._learner.train(rollout_id, batch)
-        self._turns.end_training()
-        return metrics
-
-
-class _OffloadedWeights:
-    """`loop.Weights` after which the engines have the devices."""
-
-    def __init__(self, weights: Any, turns: _Turns) -> None:
-        self._weights = weights
-        self._turns = turns
-
-    def push(self) -> dict[str, float]:
-        """Make the engines serve the newest weights; `perf/offload_time` and `perf/onload_time` of the whole step."""
-        self._turns.take_again(WEIGHTS)
-        metrics: dict[str, float] = self._weights.push()
-        self._turns.take_again(REST)
-        return metrics | self._turns.take_metrics()

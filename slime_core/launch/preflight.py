@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from slime_core.config.length_rules import context_of
+from slime_core.config.sections.rollout import context_of
 from slime_core.data.dataset import has_row, open_rows
 from slime_core.data.dumps import check_saved
 from slime_core.data.rows import Columns, PromptReader

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.config import Settings
 from slime_core.data.dataset import open_rows, split_path
@@ -22,17 +22,20 @@ from slime_core.launch.process import is_leader, set_up_process
 from slime_core.launch.ranks import processes_of
 from slime_core.launch.resolver import Resolver
 from slime_core.launch.rollout_factory import build_rollout
-from slime_core.launch.starting_points import check_starting_points
+from slime_core.launch.starting_points import check_named_model, check_starting_points
 from slime_core.models.config import read_hf_config
 from slime_core.plugins.hooks import Hooks
-from slime_core.plugins.manager import build_manager, current_registry, hook_plugins, hook_provenance
-from slime_core.plugins.options import Used, check_plugin_options
+from slime_core.plugins.manager import build_manager, current_registry, hook_plugins
+from slime_core.plugins.options import check_plugin_options
+from slime_core.plugins.registry import Resolved
 from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
-from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.stage import RolloutStage
 from slime_core.waits import part_of_start, waiting
+
+if TYPE_CHECKING:
+    from slime_core.rollout.eval_record import EvalRecord
 
 
 @dataclass
@@ -85,8 +88,8 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     set_up_process(args)
     manager = build_manager(args)
     parts, resolver = resolve_components(settings, manager, learn=learn)
-    used = [Used(r.ref, r.obj) for r in resolver.used] + [Used(*pair) for pair in hook_plugins(manager)]
-    _check_options(settings, used)
+    told = hook_plugins(manager)
+    _check_options(settings, [*resolver.used, *told])
     parts.hooks.slime_configure(args=args)
     check_component_settings(settings, parts)
     if args.offload_train or args.offload_rollout:
@@ -94,18 +97,15 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
 
         settle_offload(settings, parts)
     _inputs(settings, resolver, make)  # from here on, files that the settings name are there
-    told = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
-    if settings.args.model is not None:
-        from slime_core.launch.named_model import check_named_model
-
-        check_named_model(settings)
+    points = check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
+    check_named_model(settings)
     check_routing_replay(settings, parts)
     processes = processes_of(settings, parts.trainer)
-    plugins = [*parts.provenance(), *hook_provenance(manager)]
-    return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, told)
+    plugins = [*resolver.provenance(), *({**plugin.ref.provenance(), "kind": "plugins"} for plugin in told)]
+    return Prepared(settings, parts, resolver, parts.hooks, processes, plugins, points)
 
 
-def _check_options(settings: Settings, used: Sequence[Used]) -> None:
+def _check_options(settings: Settings, used: Sequence[Resolved]) -> None:
     """Of the run, and of evaluation data sets that have their own."""
     args = settings.args
     check_plugin_options(args, current_registry(), str(settings.origins["plugins"]), used)

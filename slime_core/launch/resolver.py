@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pluggy
@@ -17,7 +17,8 @@ from slime_core.plugins.hooks import Hooks, hook_flags, implement
 from slime_core.plugins.kind import BUILT_BY_NAME, HookFlag
 from slime_core.plugins.kinds import kind_of
 from slime_core.plugins.options import option_name
-from slime_core.plugins.resolve import Resolved, absolute_spec, resolve, with_list_function
+from slime_core.plugins.registry import Resolved
+from slime_core.plugins.resolve import absolute_spec, resolve, with_list_function
 from slime_core.plugins.signatures import constructor_values
 from slime_core.plugins.workers.pool import WorkerPool
 
@@ -30,15 +31,6 @@ DEFAULTS = {
 """Component names that stand for a setting that was not given."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a setting, or a row of the data, asked the resolver for."""
-
-    kind: str
-    spec: str
-    origin: str
-
-
 class Resolver:
     """Resolves specs of one run, remembering what was used and where each spec came from."""
 
@@ -47,8 +39,6 @@ class Resolver:
         self._settings = settings
         self.command = settings.command
         self.used: list[Resolved] = []
-        self.asked: list[Asked] = []
-        """In step with `used`."""
         size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
         self.workers = WorkerPool(self.args, size, memory_limit=self.args.rm_memory_limit) if size else None
         """Of plain rewards; no process is started before one is called."""
@@ -86,9 +76,11 @@ class Resolver:
 
     def named(self, name: str) -> str | None:
         """The spec that setting `name` holds, its file path made absolute for other processes; or the default's."""
-        if getattr(self.args, name, None):
-            setattr(self.args, name, absolute_spec(getattr(self.args, name)))
-        return getattr(self.args, name, None) or DEFAULTS.get(name)
+        spec: str | None = getattr(self.args, name)
+        if spec:
+            spec = absolute_spec(spec)
+            setattr(self.args, name, spec)
+        return spec or DEFAULTS.get(name)
 
     def origin(self, name: str) -> str:
         """`--flag (where it was set)`, for error messages."""
@@ -103,7 +95,6 @@ class Resolver:
             except ConfigError as error:
                 raise ConfigError(f"{origin}: {error}") from None
         self.used.append(resolved)
-        self.asked.append(Asked(kind, spec, origin))
         return resolved
 
     def reward(self, spec: str, origin: str = "sample.custom_rm_path") -> RewardCaller:
@@ -113,11 +104,14 @@ class Resolver:
             spec = with_list_function("rewards", spec, origin)
         resolved = self.spec("rewards", spec, origin)
         caller = RewardCaller(resolved, self.args, workers=self.workers, spec=spec, group=self.args.group_rm)
-        for member in caller.members:
-            self.used.append(member)
-            self.asked.append(Asked("rewards", member.ref.prefix + member.ref.name, f"{origin} {spec!r}"))
+        self.used += [replace(member, origin=f"{origin} {spec!r}") for member in caller.members]
         return caller
 
     def generator(self, spec: str, origin: str = "sample.generate_function_path") -> GenerateCaller:
         """A generate function ready to be called."""
         return GenerateCaller(self.spec("generators", spec, origin))
+
+    def provenance(self) -> list[dict[str, Any]]:
+        """Name, distribution, version and source hash of every component in use, once each."""
+        facts = {(p["kind"], p["name"]): p for p in (found.ref.provenance() for found in self.used)}
+        return [facts[key] for key in sorted(facts)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.launch.components import Components
@@ -10,12 +10,14 @@ from slime_core.launch.resolver import Resolver
 from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
-from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.reward_specs import check_named_rewards
 from slime_core.rollout.stage import RolloutParts, RolloutStage
+
+if TYPE_CHECKING:
+    from slime_core.rollout.eval_record import EvalRecord
 
 
 def build_rollout(

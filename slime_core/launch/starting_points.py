@@ -12,7 +12,9 @@ from typing import Any
 from slime_core.checkpoint.sources import Source, find_source, looked_for, required_source, source_in
 from slime_core.checkpoint.store import is_checkpoint
 from slime_core.config import Settings
+from slime_core.config.foreign import find_foreign, find_owners
 from slime_core.errors import CheckpointError, ConfigError
+from slime_core.models.config import read_hf_config
 from slime_core.protocols import TrainerTraits, traits_of
 
 _STEPS = {"load": "ckpt_step", "ref_load": "ref_ckpt_step", "opd_teacher_load": "opd_teacher_ckpt_step"}
@@ -102,3 +104,35 @@ def _check_format(settings: Settings, name: str, source: Source, trainer: Any) -
 def no_checkpoint(path: str) -> str:
     """Why `--load` cannot be followed."""
     return f"--load {path}: no slime checkpoint there. {looked_for(path)}"
+
+
+def check_named_model(settings: Settings) -> None:
+    """Compare the checkpoint, where its `config.json` is there, with the model that `--model` names.
+
+    A number that the user gave as a Megatron flag is that flag's: the trainer compares it.
+
+    Raises:
+        ConfigError: The checkpoint is another model; every number that differs is listed.
+    """
+    args = settings.args
+    if args.model is None or not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
+        return
+    from slime_core.config.named_models import named_model
+
+    model = named_model(str(args.model), str(settings.origins.get("model", "")), settings.argv)
+    hf = read_hf_config(str(args.hf_checkpoint))
+    both = f"{settings.cite('model')} is not the model of {settings.cite('hf_checkpoint')}"
+    if hf["model_type"] != model.model_type:
+        raise ConfigError(f"{both}: {model.name} is of family {model.model_type}, config.json says {hf['model_type']}")
+    different = [text for flag, text in model.contradictions(hf) if not _is_given(settings, flag)]
+    if different:
+        lines = "\n".join(different)
+        raise ConfigError(f"{both}:\n{lines}\nRemove --model, or name the checkpoint's own; `slime models list`.")
+
+
+def _is_given(settings: Settings, flag: str) -> bool:
+    """Whether the user gave the flag, under whatever name its value is kept."""
+    name = flag.replace("-", "_")
+    owner = find_foreign(find_owners([], {})[0], name)
+    origin = settings.origins.get(owner.parser({}).by_name[name].dest) if owner is not None else None
+    return origin is not None and origin.kind in ("file", "env", "flag")

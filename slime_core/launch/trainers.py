@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from slime_core.config.role_settings import role_args
 from slime_core.errors import CheckpointError
@@ -74,14 +75,14 @@ class Trainers:
     def offload(self) -> None:
         """Give up what only training needs, under `--offload-train`; returns when all processes have."""
         for trainer in self._both():
-            trainer.offload()  # type: ignore[attr-defined]
+            trainer.offload()
 
     def onload(self) -> None:
         """Take it again."""
         for trainer in self._both():
-            trainer.onload()  # type: ignore[attr-defined]
+            trainer.onload()
 
-    def _both(self) -> list[Trainer]:
+    def _both(self) -> list[Any]:  # `offload` is of those whose traits say so
         return [self.actor] if self.critic is None else [self.actor, self.critic]
 
     def close(self) -> None:

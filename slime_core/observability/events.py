@@ -32,11 +32,3 @@ class EventLog:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as file:
                 file.write(line)
-
-
-def read_events(directory: Path) -> list[dict[str, Any]]:
-    """The complete lines, oldest first; none where there is no file."""
-    path = directory / FILE
-    if not path.is_file():
-        return []
-    return [orjson.loads(line) for line in path.read_bytes().split(b"\n")[:-1] if line]

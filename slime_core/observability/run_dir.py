@@ -17,7 +17,7 @@ from slime_core.protocols import Args
 CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
 _OURS = (
     CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts",
-    "eval.json", "failures",
+    "eval.json", "failures", "samples",
     "actors", "engines", "events.jsonl", "stalls", "trace.jsonl",
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,18 +161,6 @@ class Timeline:
 def open_timeline(args: Args) -> Timeline:
     """The run's; one that records nothing with `--no-trace`."""
     return Timeline(Path(args.run_dir) / FILE if args.trace and args.run_dir else None)
-
-
-def read_timeline(run: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run directory, or of the file; lines that a kill has torn are left out."""
-    path = run / FILE if run.is_dir() else run
-    with path.open("rb") as file:
-        for line in file:
-            if line.strip():
-                try:
-                    yield orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    continue
 
 
 def timed_stages(stages: Any, args: Args, start: int) -> Any:

@@ -1,8 +1,8 @@
 """One way to call rewards and one way to call generate functions, whatever form their authors chose.
 
 The rollout holds a `RewardCaller` and a `GenerateCaller`; deadlines, concurrency and failed samples are the
-rollout's. What a reader would get wrong: keywords are passed only to functions that declare them by name;
-`**kwargs` alone declares nothing, as in THUDM/slime.
+rollout's. Keywords are passed only to functions that declare them by name; `**kwargs` alone
+declares nothing, as in THUDM/slime.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.errors import PluginError
 from slime_core.plugins.boundary import awaited, contained
 from slime_core.plugins.options import option_name
-from slime_core.plugins.resolve import Resolved
+from slime_core.plugins.registry import Resolved
 from slime_core.plugins.signatures import (
     asks_by_name,
     construct,
@@ -99,7 +99,7 @@ class RewardCaller:
         self.args = args
         self._under = functools.partial(RewardCaller, reward, workers=workers, spec=spec, inline=inline, group=group)
         self.spec = spec or reward.ref.prefix + reward.ref.name
-        self.provenance: Mapping[str, Any] = reward.provenance()
+        self.provenance: Mapping[str, Any] = reward.ref.provenance()
         self.members: tuple[Resolved, ...] = tuple(getattr(obj, "members", ()))
         """Rewards that this one is made of, as it resolved them."""
         self._scores_texts = hasattr(obj, "compute_reward")

@@ -7,7 +7,6 @@ for only when the word is none of the core's, or for the list, which has those o
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
@@ -15,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.distributions import BUNDLE, allowed_words, entry_points, installed, is_allowed, is_own
+from slime_core.distributions import BUNDLE, AllowList, enter_safe_mode, entry_points, installed, is_own
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ def load(argv: Sequence[str], core: Sequence[str]) -> Command:
         ConfigError: There is no such command.
         PluginError: It is left out by what the user typed, two distributions offer it, or it cannot be loaded.
     """
-    from slime_core.plugins.allow import enter_safe_mode
     from slime_core.plugins.manager import current_registry
     from slime_core.plugins.resolve import resolve
 
@@ -58,10 +56,10 @@ def offered(argv: Sequence[str], core: Sequence[str]) -> list[tuple[str, str]]:
 
     A name that slime or another distribution has, too, is typed with its distribution.
     """
-    words = allowed_words(argv, os.environ)
+    allow = AllowList.of(argv)
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for name, entry, distribution in entry_points(f"slime.{KIND}"):
-        if is_allowed(words, name, distribution):
+        if allow.allows(name, distribution):
             found.setdefault((_typed(name), entry.value), (distribution, help_line(entry.value, distribution)))
     names = [*core, *(name for name, _ in found)]
     rows = [

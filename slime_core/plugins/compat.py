@@ -3,7 +3,7 @@
 Each kind has an API version, a number in its row of the table of kinds, raised when plugins of before it would break.
 A plugin says which one it was written for with `slime_api = 2`, in its class or in the module that the entry point
 names; without, it is 1. Which versions of slime a distribution wants is its requirement on slime-rl-core, and pip's to
-see to; `missing_requirements` tells what was installed past it.
+see to.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import slime_core
-from slime_core.distributions import CORE, normalized
+from slime_core.distributions import CORE
 from slime_core.errors import PluginIncompatibleError
-from slime_core.plugins.allow import install_hint
 from slime_core.plugins.kind import Kind
 from slime_core.plugins.registry import ComponentRef
 
@@ -49,7 +48,7 @@ def check_api(kind: Kind, obj: Any, module: ModuleType | None, ref: ComponentRef
     running = f"{CORE} {slime_core.__version__}"
     if written > kind.api:
         raise PluginIncompatibleError(f"{what}, {running} has {kind.api}. To have it: pip install --upgrade {CORE}")
-    newer = f"To mend it: {install_hint(ref)}" if ref.distribution else f"Edit {ref.target}"
+    newer = f"To mend it: {ref.install_hint}" if ref.distribution else f"Edit {ref.target}"
     remedy = f"{newer}; docs/plugins/index.md says what has changed, and {DECLARED} = {kind.api} that it is done"
     if written not in kind.deprecated:
         raise PluginIncompatibleError(f"{what}, {running} has {kind.api}. {remedy}")
@@ -60,31 +59,3 @@ def check_api(kind: Kind, obj: Any, module: ModuleType | None, ref: ComponentRef
 def _warn(text: str) -> None:
     """Once: a run resolves some components for every sample."""
     logger.warning("%s", text)
-
-
-def missing_requirements(ref: ComponentRef) -> list[tuple[str, str]]:
-    """What the plugin's distribution requires and this environment lacks: (requirement, found).
-
-    `found` is the installed version that does not do, or empty.
-    """
-    from importlib import metadata
-
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    missing = []
-    for text in ref.requires:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            # The core may run from a checkout that is not installed.
-            core = normalized(requirement.name) == CORE
-            found = slime_core.__version__ if core else metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            found = ""
-        if not found or not requirement.specifier.contains(found, prereleases=True):
-            missing.append((f"{requirement.name}{requirement.specifier}", found))
-    return missing

@@ -10,17 +10,17 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import slime_core
-from slime_core.distributions import CORE
+from slime_core.distributions import CORE, AllowList, enter_safe_mode, safe_mode
 from slime_core.errors import ConfigError
-from slime_core.plugins.allow import AllowList, enter_safe_mode, safe_mode
 from slime_core.plugins.hookspecs import hookimpl
-from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS, not_a_group
+from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS
 from slime_core.plugins.registry import (
     RANK_CHECKOUT,
     RANK_EXPLICIT,
@@ -35,7 +35,7 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 
 GROUP_PREFIX = "slime."
 CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
-"""Kind -> contract suite, read by `slime_core.testing`."""
+"""Kind -> contract suite, read by `slime_testing_contracts.base`."""
 _READ_BY_OTHERS = ("foreign_flags", "named_models", "http_servers")
 _ELSEWHERE = (*(GROUP_PREFIX + name for name in _READ_BY_OTHERS), HOOKSPECS_GROUP, CONTRACTS_GROUP)
 """Groups of installed distributions that hold no component: `config`, engines and `plugins/hooks.py` read them."""
@@ -53,30 +53,17 @@ class InstalledComponents:
             try:
                 if GROUP_PREFIX not in (dist.read_text("entry_points.txt") or ""):
                     continue  # most; parsing them all takes longer than the rest
-                entries = [entry for entry in dist.entry_points if entry.group.startswith(GROUP_PREFIX)]
+                entries = [(e.group, e.name, e.value) for e in dist.entry_points if e.group.startswith(GROUP_PREFIX)]
                 if not entries:
                     continue
-                name, version, requires = str(dist.name), dist.version, tuple(dist.requires or ())
+                owner = ComponentRef("", "", "", str(dist.name), dist.version, tuple(dist.requires or ()))
             except Exception as error:  # what a torn METADATA or entry_points.txt raises differs by Python version
                 where = str(getattr(dist, "_path", dist))
                 registry.problems.append(Problem(where, f"unreadable metadata: {type(error).__name__}: {error}"))
                 continue
-            for entry in entries:
-                if entry.group in _ELSEWHERE:
-                    continue
-                if entry.group not in _GROUPS:
-                    registry.problems.append(_unknown_group(f"{name} {version}", entry.group))
-                    continue
-                registry.add(
-                    ComponentRef(
-                        kind=_GROUPS[entry.group],
-                        name=entry.name,
-                        target=entry.value.split("[")[0].strip(),
-                        distribution=name,
-                        version=version,
-                        requires=requires,
-                    )
-                )
+            _add(registry, owner, entries)
+            unknown = dict.fromkeys(group for group, _, _ in entries if group not in (*_GROUPS, *_ELSEWHERE))
+            registry.problems += [_unknown_group(owner.origin, group) for group in unknown]
 
 
 class DirectoryComponents:
@@ -90,22 +77,35 @@ class DirectoryComponents:
     @hookimpl
     def slime_register_components(self, registry: Registry) -> None:
         """Read `pyproject.toml` files only; an unreadable one becomes a problem, not an error."""
-        for layout in self.layouts:
-            for file in sorted(self.directory.glob(layout)):
-                try:
-                    project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-                    refs = _project_refs(project, file.parent, self.rank)
-                except (OSError, ValueError, AttributeError, TypeError) as error:
-                    registry.problems.append(Problem(str(file), f"{type(error).__name__}: {error}"))
-                    continue
-                for ref in refs:
-                    registry.add(ref)
-                groups = [g for g in project.get("entry-points", {}) if g.startswith(GROUP_PREFIX) and g not in _GROUPS]
-                registry.problems += [
-                    _needs_installation(file, group) if group in _ELSEWHERE else _unknown_group(str(file), group)
-                    for group in groups
-                    if not (group in _ELSEWHERE and self.rank == RANK_CHECKOUT)
-                ]
+        for file in (file for layout in self.layouts for file in sorted(self.directory.glob(layout))):
+            try:
+                project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+                owner = self._owner(project, file.parent)
+                tables = {g: t for g, t in project.get("entry-points", {}).items() if g.startswith(GROUP_PREFIX)}
+                entries = [(group, str(n), str(target)) for group, t in tables.items() for n, target in t.items()]
+            except (OSError, ValueError, AttributeError, TypeError) as error:
+                registry.problems.append(Problem(str(file), f"{type(error).__name__}: {error}"))
+                continue
+            _add(registry, owner, entries)
+            for group in tables.keys() - _GROUPS.keys():
+                if group not in _ELSEWHERE:
+                    registry.problems.append(_unknown_group(str(file), group))
+                elif self.rank != RANK_CHECKOUT:
+                    registry.problems.append(_needs_installation(file, group))
+
+    def _owner(self, project: Mapping[str, Any], folder: Path) -> ComponentRef:
+        name = str(project.get("name", folder.name))
+        version = slime_core.__version__ if name == CORE else str(project.get("version", ""))
+        requires = tuple(str(r) for r in project.get("dependencies", ()))
+        return ComponentRef("", "", "", name, version, requires, folder, self.rank)
+
+
+def _add(registry: Registry, owner: ComponentRef, entries: Iterable[tuple[str, str, str]]) -> None:
+    """Offer the components among (group, name, target) entry points, each as `owner` with these."""
+    for group, name, target in entries:
+        if group in _GROUPS:
+            target = target.partition("[")[0].strip()
+            registry.add(replace(owner, kind=_GROUPS[group], name=name, target=target))
 
 
 def _needs_installation(file: Path, group: str) -> Problem:
@@ -116,33 +116,9 @@ def _needs_installation(file: Path, group: str) -> Problem:
 
 
 def _unknown_group(where: str, group: str) -> Problem:
-    if instead := not_a_group(group.removeprefix(GROUP_PREFIX)):
-        return Problem(where, f"entry-point group {group!r} is not read: {instead}")
     close = difflib.get_close_matches(group, _GROUPS, n=1)
     hint = f"write {close[0]!r}" if close else f"kinds: {', '.join(KINDS)}"
     return Problem(where, f"entry-point group {group!r} is none of slime's; {hint}")
-
-
-def _project_refs(project: Mapping[str, Any], folder: Path, rank: int) -> list[ComponentRef]:
-    """What a `[project]` table offers to slime."""
-    name = str(project.get("name", folder.name))
-    version = slime_core.__version__ if name == CORE else str(project.get("version", ""))
-    requires = tuple(str(r) for r in project.get("dependencies", ()))
-    return [
-        ComponentRef(
-            kind=_GROUPS[group],
-            name=str(component),
-            target=str(target).strip(),
-            distribution=name,
-            version=version,
-            requires=requires,
-            folder=folder,
-            rank=rank,
-        )
-        for group, table in project.get("entry-points", {}).items()
-        if group in _GROUPS
-        for component, target in table.items()
-    ]
 
 
 def checkout_root() -> Path | None:
@@ -227,7 +203,7 @@ def discovered() -> Registry:
     Raises:
         ConfigError: A plugin directory does not exist.
     """
-    registry = Registry(AllowList.from_environment())
+    registry = Registry(AllowList.of())
     for source in sources():
         source.slime_register_components(registry)
     return registry

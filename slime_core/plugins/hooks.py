@@ -16,7 +16,7 @@ from typing import Any
 
 import pluggy
 
-from slime_core.distributions import entry_points
+from slime_core.distributions import AllowList, entry_points
 from slime_core.errors import PluginLoadError
 from slime_core.plugins import hookspecs
 from slime_core.plugins.boundary import guarded
@@ -34,17 +34,14 @@ def spec_modules() -> tuple[ModuleType, ...]:
 
     A trainer that has hooks of its own names their module in the entry-point group `slime.hookspecs`.
     """
-    from slime_core.plugins.allow import AllowList  # these read the kinds, whose table names the hooks' flags
-    from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP
+    from slime_core.plugins.kinds import HOOKSPECS_GROUP  # whose table names the hooks' flags
     from slime_core.plugins.loading import import_module
-    from slime_core.plugins.registry import ComponentRef
 
-    allow = AllowList.from_environment()
+    allow = AllowList.of()
     modules: list[ModuleType] = [hookspecs]
     for name, entry, distribution in entry_points(HOOKSPECS_GROUP):
-        ref = ComponentRef(HOOK_GROUP, name, entry.value, distribution=distribution)
-        if allow.allows(ref):
-            modules.append(import_module(entry.value, f"the hooks that {ref.origin} declares"))
+        if allow.allows(name, distribution):
+            modules.append(import_module(entry.value, f"the hooks that {distribution} declares"))
     return tuple(modules)
 
 

@@ -161,6 +161,15 @@ def slime_train_data(args: Args, rollout_id: int, rollout_data: dict[str, Any]) 
 
 
 @hookspec
+def slime_rollout_trained(args: Args, rollout_id: int, rows: list[dict[str, Any]]) -> None:
+    """The rollout's steps are taken; `rows` is what the optimizer was given, one mapping per sample.
+
+    In the trainer's rank 0, with the samples of all ranks by `sample_indices`; columns as in `slime_train_data`, with
+    the trainer's `log_probs` and `advantages` where they were computed. Read them: they are not used any more.
+    """
+
+
+@hookspec
 def slime_weights_written(args: Args, version_dir: str, rollout_engines: list[Any]) -> None:
     """The files of a weight version are complete, and no engine reads them yet (`disk` and `delta`).
 
@@ -171,75 +180,53 @@ def slime_weights_written(args: Args, version_dir: str, rollout_engines: list[An
 FLAGS = (
     HookFlag(
         name="slime_sample_generated",
-        singular="sample_hook",
+        word="sample_hook",
         flags=("--rollout-sample-hook-path",),
         canonical=("sample_hook", "rollout_sample_hook"),
-        calls=(
-            Call(
-                ("args", "sample"),
-                "[async] (args, sample[, rollout_id][, evaluation]) -> Sample | None",
-                keywords=("rollout_id", "evaluation"),
-            ),
-        ),
+        calls=(Call("[async] (args, sample[, rollout_id][, evaluation]) -> Sample | None"),),
     ),
     HookFlag(
         name="slime_filter_samples",
-        singular="sample_filter",
+        word="sample_filter",
         flags=("--rollout-sample-filter-path",),
         canonical=("sample_filter", "rollout_sample_filter"),
-        calls=(Call(("args", "groups"), "(args, groups) -> None", plain=True),),
+        calls=(Call("(args, groups) -> None", plain=True),),
     ),
     HookFlag(
         name="slime_process_all_samples",
-        singular="all_samples_process",
+        word="all_samples_process",
         flags=("--rollout-all-samples-process-path",),
         canonical=("all_samples_process", "rollout_all_samples_process", "process_all_samples"),
-        calls=(Call(("args", "all_groups", "data_source"), "(args, all_groups, data_source) -> None", plain=True),),
+        calls=(Call("(args, all_groups, data_source) -> None", plain=True),),
     ),
     HookFlag(
         name="slime_log_rollout",
-        singular="rollout_log",
+        word="rollout_log",
         flags=("--custom-rollout-log-function-path",),
         canonical=("log_rollout", "log_rollout_data", "custom_rollout_log"),
-        calls=(
-            Call(
-                ("rollout_id", "args", "samples", "extra_metrics", "rollout_time"),
-                "(rollout_id, args, samples, extra_metrics, rollout_time) -> bool",
-                plain=True,
-            ),
-        ),
+        calls=(Call("(rollout_id, args, samples, extra_metrics, rollout_time) -> bool", plain=True),),
     ),
     HookFlag(
         name="slime_log_eval",
-        singular="eval_log",
+        word="eval_log",
         flags=("--custom-eval-rollout-log-function-path",),
         canonical=("log_eval", "log_eval_rollout_data", "custom_eval_rollout_log"),
-        calls=(
-            Call(
-                ("rollout_id", "args", "data", "extra_metrics"),
-                "(rollout_id, args, data, extra_metrics) -> bool",
-                plain=True,
-            ),
-        ),
+        calls=(Call("(rollout_id, args, data, extra_metrics) -> bool", plain=True),),
     ),
     HookFlag(
         name="slime_train_data",
-        singular="data_postprocess",
+        word="data_postprocess",
         flags=("--rollout-data-postprocess-path",),
         canonical=("postprocess_rollout_data", "rollout_data_postprocess", "data_postprocess"),
-        calls=(Call(("args", "rollout_id", "rollout_data"), "(args, rollout_id, rollout_data) -> None", plain=True),),
+        calls=(Call("(args, rollout_id, rollout_data) -> None", plain=True),),
         trains=True,
     ),
     HookFlag(
         name="slime_weights_written",
-        singular="weight_post_write",
+        word="weight_post_write",
         flags=("--custom-update-weight-post-write-path",),
         canonical=("post_write", "weight_post_write", "custom_update_weight_post_write"),
-        calls=(
-            Call(
-                ("args", "version_dir", "rollout_engines"), "(args, version_dir, rollout_engines) -> None", plain=True
-            ),
-        ),
+        calls=(Call("(args, version_dir, rollout_engines) -> None", plain=True),),
         trains=True,
     ),
 )

@@ -6,8 +6,10 @@ beside the hook that its function implements (`hookspecs.py`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from slime_core.protocols.traits import Traits
 
@@ -19,20 +21,43 @@ FUNCTIONS = "functions"
 class Call:
     """One accepted way to be called."""
 
-    positional: tuple[str, ...]
-    """Names of the arguments, passed by position."""
     shown: str
-    """The signature as error messages print it."""
-    keywords: tuple[str, ...] = ()
-    """Passed as well to callables that declare a parameter of that name."""
-    named: tuple[str, ...] = ()
-    """Always passed, by name."""
+    """The signature as error messages print it: names are passed by position, those after `*` by name, and those in
+    brackets by name to callables that declare a parameter of that name."""
     marker: str | None = None
     """The call applies only to callables with a positional parameter of this name."""
     awaited: bool = False
     """The callable must be `async def`, or annotated to return an awaitable."""
     plain: bool = False
     """The callable must not be `async def`: nobody would await what it returns."""
+
+    @cached_property
+    def positional(self) -> tuple[str, ...]:
+        """Names of the arguments, passed by position."""
+        return _names(self._always.partition("*, ")[0])
+
+    @cached_property
+    def named(self) -> tuple[str, ...]:
+        """Always passed, by name."""
+        return _names(self._always.partition("*, ")[2])
+
+    @cached_property
+    def keywords(self) -> tuple[str, ...]:
+        """Passed as well to callables that declare a parameter of that name."""
+        return tuple(re.findall(r"\[, (\w+)\]", self._inner))
+
+    @property
+    def _inner(self) -> str:
+        return self.shown.partition("(")[2].partition(")")[0]
+
+    @property
+    def _always(self) -> str:
+        return re.sub(r"\[[^]]*\]", "", self._inner)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Those without a default; `self` and `**kwargs` are none."""
+    return tuple(word for word in map(str.strip, text.split(",")) if word.isidentifier() and word != "self")
 
 
 @dataclass(frozen=True)
@@ -41,11 +66,12 @@ class Kind:
 
     name: str
     """Plural, e.g. "rewards"."""
-    singular: str
     flags: tuple[str, ...]
     """Settings that select a component of this kind."""
     canonical: tuple[str, ...]
     """Attributes looked for in a `file.py` spec that names none, best first."""
+    word: str = ""
+    """Singular, where it is not the plural without its ending."""
     calls: tuple[Call, ...] = ()
     """Accepted calls of a function; empty when the kind takes classes only, or any function at all."""
     methods: Mapping[str, Call] = field(default_factory=dict)
@@ -64,6 +90,11 @@ class Kind:
     """Raised when a component that fits would not fit any more (`compat.check_api`)."""
     deprecated: tuple[int, ...] = ()
     """Versions before `api` that are still loaded, with a warning: for one release."""
+
+    @property
+    def singular(self) -> str:
+        """As messages and distributions call it."""
+        return self.word or self.name.removesuffix("es" if self.name.endswith("sses") else "s")
 
     @property
     def group(self) -> str:
@@ -109,6 +140,6 @@ class HookFlag(_Flag):
         return not self.calls[0].plain
 
 
-BUILT_FROM_ARGS = Call(("args",), "(args)")
-BUILT_BY_NAME = Call(("args",), "(args)")
+BUILT_FROM_ARGS = Call("(args)")
+BUILT_BY_NAME = Call("(args)")
 """A constructor may ask for more than the settings (`signatures.construct`)."""

@@ -18,18 +18,6 @@ from slime_core.plugins.kind import FUNCTIONS, Call, FunctionFlag, Kind
 from slime_core.plugins.kinds_table import COMPONENTS, FUNCTION_FLAGS
 from slime_core.protocols import LauncherTraits
 
-__all__ = [
-    "FORMER_KINDS",
-    "HOOK_GROUP",
-    "KINDS",
-    "Call",
-    "Kind",
-    "flag_rows",
-    "function_flags",
-    "kind_of",
-    "not_a_group",
-]
-
 HOOKSPECS_GROUP = "slime.hookspecs"
 """Entry-point group of modules that declare further hooks: read by `plugins/hooks.py`; no component."""
 HOOK_GROUP = "slime.plugins"
@@ -39,42 +27,26 @@ _KINDS = (
     *COMPONENTS,
     Kind(
         name="launchers",
-        singular="launcher",
         flags=("--launcher",),
         canonical=("launcher", "Launcher"),
         methods={
-            "train": Call(("settings",), "(self, settings) -> dict"),
-            "missing": Call(("args",), "(self, args) -> str"),
+            "train": Call("(self, settings) -> dict"),
+            "missing": Call("(self, args) -> str"),
         },
-        construct=Call((), "()"),
+        construct=Call("()"),
         traits=LauncherTraits,
     ),
     Kind(
         name="commands",
-        singular="command",
         flags=("the first word after `slime`",),
         canonical=("command",),
         instance="Command",
     ),
-    Kind(name=FUNCTIONS, singular="function", flags=("a --*-path flag of a function",), canonical=()),
+    Kind(name=FUNCTIONS, flags=("a --*-path flag of a function",), canonical=()),
 )
 
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 """Plural -> row."""
-
-FORMER_KINDS: Mapping[str, str] = {
-    "all_samples_processes": "slime_process_all_samples",
-    "data_postprocesses": "slime_train_data",
-    "eval_logs": "slime_log_eval",
-    "megatron_before_log_probs": "slime_megatron_before_log_prob",
-    "megatron_before_train_steps": "slime_megatron_before_train_step",
-    "megatron_inits": "slime_megatron_init",
-    "rollout_logs": "slime_log_rollout",
-    "sample_filters": "slime_filter_samples",
-    "sample_hooks": "slime_sample_generated",
-    "weight_post_writes": "slime_weights_written",
-}
-"""What plugins written before may name as a kind or, behind `slime.`, as a group -> the hook that it is."""
 
 
 @functools.cache
@@ -94,24 +66,6 @@ def kind_of(name: str) -> Kind:
     for kind in flag_rows():
         if name in (kind.name, kind.singular):
             return kind
-    if name in FORMER_KINDS:
-        raise PluginNotFoundError(f"{name!r} are no kind of plugin: {_hook_instead(name)}")
     close = difflib.get_close_matches(name, [k.name for k in _KINDS], n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise PluginNotFoundError(f"no plugin kind {name!r}.{hint} Kinds: {', '.join(sorted(KINDS))}")
-
-
-def not_a_group(former: str) -> str:
-    """What to write instead of an entry point of the group of a former kind; empty for what never was one."""
-    if former in function_flags():
-        return f"the name goes into the group {KINDS[FUNCTIONS].group!r}, as those of all functions of flags"
-    return _hook_instead(former) if former in FORMER_KINDS else ""
-
-
-def _hook_instead(former: str) -> str:
-    """What to write instead of a component of a former kind."""
-    hook = FORMER_KINDS[former]
-    return (
-        f"write a hook {hook} in a module of the group {HOOK_GROUP!r}, which needs no flag (docs/reference/hooks.md),"
-        f" or give the function's path to {hook_flags()[hook].flags[0]}"
-    )

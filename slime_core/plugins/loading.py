@@ -19,8 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from slime_core.errors import PluginLoadError, PluginNotFoundError
-from slime_core.plugins.allow import install_hint
-from slime_core.plugins.kinds import Kind
+from slime_core.plugins.kind import Kind
 from slime_core.plugins.registry import ComponentRef
 
 
@@ -88,7 +87,7 @@ def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, M
     except PluginLoadError as error:
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError):
-            raise PluginLoadError(f"{error}. To install what it needs: {install_hint(ref)}") from cause
+            raise PluginLoadError(f"{error}. To install what it needs: {ref.install_hint}") from cause
         raise
     if ref.folder is not None and not _is_inside(module, ref.folder):
         raise PluginLoadError(

@@ -10,16 +10,16 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pluggy
 
+from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE, AllowList
 from slime_core.errors import PluginConflictError, PluginError, PluginLoadError
-from slime_core.plugins import trace
-from slime_core.plugins.allow import ALLOW_VARIABLE, SAFE_VARIABLE, AllowList
 from slime_core.plugins.discovery import (
     PLUGIN_DIR_VARIABLE,
     check_plugin_directories,
@@ -30,10 +30,27 @@ from slime_core.plugins.discovery import (
 from slime_core.plugins.hooks import bare_manager, guard, hook_specs
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.loading import load_ref
-from slime_core.plugins.registry import ComponentRef, Registry
+from slime_core.plugins.registry import ComponentRef, Registry, Resolved
 from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
+
+
+TRACE_VARIABLE = "SLIME_TRACE_PLUGINS"
+"""Set to 1 to print every hook call as it begins."""
+
+
+class Observer(Protocol):
+    """Somebody who watches plugins at work, in this process."""
+
+    def resolved(self, found: Resolved) -> None:
+        """A setting, or a row of the data, named a component."""
+
+    def built(self, manager: pluggy.PluginManager) -> None:
+        """All hook plugins are registered."""
+
+
+OBSERVERS: list[Observer] = []
 
 
 class _Current:
@@ -74,23 +91,30 @@ def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> 
     search_as(args)
     for warning in check_plugin_directories():
         logger.warning("%s", warning)
-    allow = AllowList.from_environment()
-    manager, registry = bare_manager(), Registry(allow)
-    trace.announce(manager)
+    manager, registry = bare_manager(), Registry(AllowList.of())
+    if os.environ.get(TRACE_VARIABLE, "0") not in ("", "0"):
+        manager.add_hookcall_monitoring(_print_call, lambda *_: None)
     for plugin in extra:
         manager.register(plugin)
     _register_components(manager, registry)
-    check_allow_list(allow, registry)
+    check_allow_list(registry)
     for ref in _hook_modules(registry):
         _register_hook_module(manager, ref)
-    trace.watch(manager)
+    for observer in OBSERVERS:
+        observer.built(manager)
     _Current.registry, _Current.surroundings = registry, _surroundings()
     return manager
 
 
-def check_allow_list(allow: AllowList, registry: Registry) -> None:
+def _print_call(name: str, implementations: Any, arguments: Any) -> None:
+    plugins = ", ".join(implementation.plugin_name for implementation in implementations) or "nobody"
+    given = ", ".join(f"{key}={value!r:.60}" for key, value in arguments.items())
+    print(f"[plugins] {name}({given}) -> {plugins}", file=sys.stderr)
+
+
+def check_allow_list(registry: Registry) -> None:
     """Raise PluginError when SLIME_PLUGINS names nothing that is there."""
-    if unknown := allow.unknown([*registry, *registry.left_out]):
+    if unknown := registry.not_found():
         known = ", ".join(sorted({ref.distribution for ref in [*registry, *registry.left_out] if ref.distribution}))
         raise PluginError(
             f"{ALLOW_VARIABLE}: no plugin {', '.join(unknown)}. Installed distributions: {known or 'none'}"
@@ -98,20 +122,15 @@ def check_allow_list(allow: AllowList, registry: Registry) -> None:
         )
 
 
-def hook_plugins(manager: pluggy.PluginManager) -> list[tuple[ComponentRef, Any]]:
+def hook_plugins(manager: pluggy.PluginManager) -> list[Resolved]:
     """The hook modules that `build_manager` loaded, with their source files."""
     loaded = {name: plugin for name, plugin in manager.list_name_plugin() if plugin is not None}
     found = []
     for ref in current_registry():
         plugin = loaded.get(f"{ref.distribution}:{ref.name}") if ref.kind == HOOK_GROUP else None
         if plugin is not None:
-            found.append((replace(ref, source_file=_source_of(plugin)), plugin))
+            found.append(Resolved(plugin, replace(ref, source_file=_source_of(plugin))))
     return found
-
-
-def hook_provenance(manager: pluggy.PluginManager) -> list[dict[str, Any]]:
-    """Name, distribution, version and source hash of the hook modules that `build_manager` loaded."""
-    return [{**ref.provenance(), "kind": "plugins"} for ref, _ in hook_plugins(manager)]
 
 
 def _source_of(plugin: Any) -> Path | None:
@@ -141,12 +160,12 @@ def _hook_modules(registry: Registry) -> list[ComponentRef]:
     return offers
 
 
-def load_hook_module(ref: ComponentRef) -> tuple[ComponentRef, Any]:
+def load_hook_module(ref: ComponentRef) -> Resolved:
     """One hook module, registered with a manager of its own; with its source file. Raises what `build_manager` does."""
     manager = bare_manager()
     manager.hook.slime_register_components.call_historic(kwargs={"registry": Registry()})
     plugin = _register_hook_module(manager, ref)
-    return replace(ref, source_file=_source_of(plugin)), plugin
+    return Resolved(plugin, replace(ref, source_file=_source_of(plugin)))
 
 
 def _register_hook_module(manager: pluggy.PluginManager, ref: ComponentRef) -> Any:

@@ -32,7 +32,7 @@ from pydantic_core import ErrorDetails
 
 from slime_core.errors import ConfigError
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
-from slime_core.plugins.registry import ComponentRef, Registry
+from slime_core.plugins.registry import ComponentRef, Registry, Resolved
 from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
@@ -70,13 +70,6 @@ def options(args: Args | None, name: str, model: type[Model]) -> Model:
         return model.model_validate(_known(model, given))
     except ValidationError as error:
         raise ConfigError("\n".join(_words(name, "", e) for e in error.errors())) from None
-
-
-class Used(NamedTuple):
-    """A component or hook module of the run, loaded."""
-
-    ref: ComponentRef
-    obj: Any
 
 
 class Option(NamedTuple):
@@ -122,7 +115,9 @@ def option_name(ref: ComponentRef) -> str:
     return Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
 
 
-def check_plugin_options(args: Args, registry: Registry, origin: str = "", used: Iterable[Used] | None = None) -> None:
+def check_plugin_options(
+    args: Args, registry: Registry, origin: str = "", used: Iterable[Resolved] | None = None
+) -> None:
     """Validate every option before anything starts, and say which have no effect.
 
     Args:
@@ -135,7 +130,7 @@ def check_plugin_options(args: Args, registry: Registry, origin: str = "", used:
         ConfigError: A name is not registered; an option is unknown, missing, or has a wrong value.
     """
     place = f" ({origin})" if origin else ""
-    by_name: dict[str, list[Used]] = {}
+    by_name: dict[str, list[Resolved]] = {}
     for each in used or ():
         by_name.setdefault(option_name(each.ref), []).append(each)
     problems: list[str] = []

@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import slime_core
-from slime_core.distributions import BUNDLE, installed, normalized
+from slime_core.distributions import BUNDLE, AllowList, installed, is_own, normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 
@@ -89,11 +89,35 @@ class ComponentRef:
         return str(self.folder or self.source_file or "import path")
 
     @property
+    def install_hint(self) -> str:
+        """How to get its distribution again, with its requirements."""
+        if self.folder:
+            return f"pip install -e {self.folder}"
+        if is_own(self.distribution):
+            return f"pip install --upgrade {self.distribution}"
+        # The name may be anybody's on the package index; whoever installed it knows where this one comes from.
+        return f"install {self.distribution} again, from where it came"
+
+    @property
     def label(self) -> str:
         """`reward 'math' (slime-reward-math 0.1.0)`, the way messages name a component."""
         singular = "hook plugin" if self.kind == HOOK_GROUP else kind_of(self.kind).singular.replace("_", " ")
         name = self.prefix + self.name
         return f"{singular} {name!r} ({self.origin})" if self.distribution else f"{singular} {name!r}"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A loaded component or hook module."""
+
+    obj: Any
+    """The function, class or instance; a hook plugin's module or object."""
+    ref: ComponentRef
+    """Where it came from; `source_file` is set."""
+    kind: str = ""
+    """As `resolve` was asked for it: the name of a kind, or of a flag that takes a function."""
+    spec: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,43 +128,24 @@ class Problem:
     message: str
 
 
-class Allowance(Protocol):
-    """What decides about a plugin that is found (`allow.AllowList`)."""
-
-    @property
-    def set_by(self) -> str:
-        """For messages: what the user typed."""
-
-    def allows(self, ref: ComponentRef) -> bool:
-        """Whether it may be used."""
-
-    def way_in(self, ref: ComponentRef) -> str:
-        """What to type to have it."""
-
-
 class Registry:
     """All known components, and the hook modules, by kind and name."""
 
-    def __init__(self, allow: Allowance | None = None) -> None:
+    def __init__(self, allow: AllowList = AllowList(None)) -> None:  # noqa: B008  frozen
         self._refs: dict[tuple[str, str], dict[str, ComponentRef]] = {}
-        self._allow = allow
+        self.allow = allow
         self.problems: list[Problem] = []
         self.left_out: list[ComponentRef] = []
         """Found and not allowed: as if not installed, but for the message when one is asked for."""
         self.shadowed: list[tuple[ComponentRef, ComponentRef]] = []
         """Of two copies of one distribution's component, (the one in use, the other)."""
 
-    @property
-    def left_out_by(self) -> str:
-        """What the user typed that leaves plugins out."""
-        return self._allow.set_by if self._allow is not None else ""
-
     def add(self, ref: ComponentRef) -> None:
         """Add a component; of two copies of one distribution, or of one target, the better-ranked one stays.
 
         A folder of the checkout and the bundle that was built from it offer the same targets.
         """
-        if self._allow is not None and not self._allow.allows(ref):
+        if not self.allow.allows(ref.name, ref.distribution):
             self.left_out.append(ref)
             return
         if not NAME_PATTERN.fullmatch(ref.name):
@@ -176,6 +181,10 @@ class Registry:
             )
         self.add(ComponentRef(plural, name, f"{module}:{attr}", distribution=distribution, registered=obj))
 
+    def not_found(self) -> list[str]:
+        """Words of SLIME_PLUGINS that mean nothing that is there."""
+        return self.allow.unknown((ref.name, ref.distribution) for ref in [*self, *self.left_out])
+
     def offers(self, kind: str, name: str) -> list[ComponentRef]:
         """Every distribution's component of that name, sorted by distribution; more than one is a conflict."""
         found = self._refs.get((kind, name), {})
@@ -208,7 +217,7 @@ class Registry:
         if distribution:
             offers = [ref for ref in offers if normalized(ref.distribution) == normalized(distribution)]
         if not offers:
-            raise PluginNotFoundError(self._left_out(kind, name) or self._not_found(kind, name, distribution))
+            raise PluginNotFoundError(self._left_out(kind, name) or self._unknown(kind, name, distribution))
         if len(offers) > 1:
             raise _conflict(kind, name, offers)
         return offers[0]
@@ -216,11 +225,13 @@ class Registry:
     def _left_out(self, kind: str, name: str) -> str:
         """The message for a component that is installed and not allowed; empty when there is none of that name."""
         ref = next((ref for ref in self.left_out if (ref.kind, ref.name) == (kind, name)), None)
-        if ref is None or self._allow is None:
+        if ref is None:
             return ""
-        return f"{ref.label} is installed, but left out by {self._allow.set_by}. To use it: {self._allow.way_in(ref)}"
+        return (
+            f"{ref.label} is installed, but left out by {self.allow.set_by}. To use it: {self.allow.way_in(ref.name)}"
+        )
 
-    def _not_found(self, kind: str, name: str, distribution: str) -> str:
+    def _unknown(self, kind: str, name: str, distribution: str) -> str:
         names = self.names(kind)
         who = f" from {distribution!r}" if distribution else ""
         parts = [f"no {'hook' if kind == HOOK_GROUP else kind} plugin {name!r}{who}."]
@@ -233,7 +244,7 @@ class Registry:
         if kind in KINDS and installed(BUNDLE) is None:
             parts.append(f"slime's own come with: pip install {BUNDLE}.")
         parts.append(f"Installed: {', '.join(names) or 'none'}")
-        parts += [f"({self.left_out_by} is in force)"] if self.left_out_by else []
+        parts += [f"({self.allow.set_by} is in force)"] if self.allow.set_by else []
         parts += [f"(not usable: {p.where}: {p.message})" for p in self.problems]
         return " ".join(parts)
 

@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from slime_core.distributions import normalized
 from slime_core.errors import PluginConflictError, PluginNotFoundError
-from slime_core.plugins import trace
 from slime_core.plugins.compat import check_api
-from slime_core.plugins.kind import HookFlag
-from slime_core.plugins.kinds import Kind, kind_of
+from slime_core.plugins.kind import HookFlag, Kind
+from slime_core.plugins.kinds import kind_of
 from slime_core.plugins.loading import (
     attribute,
     canonical_attribute,
@@ -39,8 +38,8 @@ from slime_core.plugins.loading import (
     public_callables,
     search_also,
 )
-from slime_core.plugins.manager import current_registry
-from slime_core.plugins.registry import ComponentRef, Registry
+from slime_core.plugins.manager import OBSERVERS, current_registry
+from slime_core.plugins.registry import ComponentRef, Registry, Resolved
 from slime_core.plugins.signatures import check_signature, fits, takes_list
 from slime_core.protocols import traits_of
 
@@ -51,20 +50,6 @@ _COLON = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attr>[A-Za
 _DOTTED = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.(?P<attr>[A-Za-z_]\w*)")
 
 GRAMMAR = "name, dist:name, pkg.module:attr, pkg.module.attr, path/to/file.py or path/to/file.py:attr"
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A loaded component."""
-
-    obj: Any
-    """The function, class or instance."""
-    ref: ComponentRef
-    """Where it came from; `source_file` is set."""
-
-    def provenance(self) -> dict[str, Any]:
-        """Name, target, distribution, version and hash of the source, for run directory and checkpoint."""
-        return self.ref.provenance()
 
 
 def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None = None) -> Resolved:
@@ -90,14 +75,17 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
         inner = resolve(kind, spec[len(prefix) :], origin=origin, registry=registry)
         wrapper, _, attr = row.prefixes[prefix].partition(":")
         wrapped = getattr(import_module(wrapper, spec), attr)(inner.obj)
-        return Resolved(wrapped, replace(inner.ref, prefix=prefix + inner.ref.prefix))
+        ref = replace(inner.ref, prefix=prefix + inner.ref.prefix)
+        return Resolved(wrapped, ref, kind, spec, origin)
     obj, ref, module = _load(row, spec, origin, registry)
     check_api(row, obj, module, ref, origin)
     check_signature(row, obj, _subject(row, spec, origin))
     if row.traits is not None:
         traits_of(obj, row.traits, _subject(row, spec, origin))
-    trace.note_answer(origin, ref, obj)
-    return Resolved(obj, ref)
+    found = Resolved(obj, ref, kind, spec, origin)
+    for observer in OBSERVERS:
+        observer.resolved(found)
+    return found
 
 
 def find(kind: str, spec: str, *, origin: str = "", registry: Registry | None = None) -> ComponentRef | None:

@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.data.prompts import eval_samples
 from slime_core.errors import RolloutError
 from slime_core.protocols import Args
 from slime_core.rollout.contracts import number_problem
 from slime_core.rollout.deadlines import all_done, run_group
-from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.generate import SampleRunner
 from slime_core.types import Group, RolloutFnEvalOutput, Sample, SampleStatus
+
+if TYPE_CHECKING:
+    from slime_core.rollout.eval_record import EvalRecord
 
 
 def eval_sampling_params(args: Args, dataset: Any) -> dict[str, Any]:

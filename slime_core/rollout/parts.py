@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import RolloutEngine
-from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.generate import Generator, Timeline
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import TrainBatch
+
+if TYPE_CHECKING:
+    from slime_core.rollout.eval_record import EvalRecord
 
 
 @dataclass

@@ -12,17 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutInterrupted
 from slime_core.protocols import Args, RolloutTraits, declares
-from slime_core.rollout.eval_record import EvalRecord
 from slime_core.rollout.fate import keeps_finished
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.pool import Pool
 from slime_core.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput
+
+if TYPE_CHECKING:
+    from slime_core.rollout.eval_record import EvalRecord
 
 
 @dataclass

@@ -25,9 +25,9 @@ import torch
 from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.service import Service
 from slime_engine_sglang.weights.protocol import ServerFacts
+from slime_runs.run import read_lines
 
 from slime_core.errors import WeightSyncError
-from slime_core.observability.events import read_events
 from slime_core.types import GenerationOutput
 from tests.backends.whole_runs import command_line
 from tests.engine_processes import EmbeddedServer
@@ -128,7 +128,7 @@ class Rig:
         assert {a["weight_version"] for a in answers.values()} == {"default" if wanted is None else str(wanted)}
 
     def events(self) -> list[dict[str, Any]]:
-        return read_events(self.directory)
+        return list(read_lines(self.directory / "events.jsonl"))
 
     def close(self) -> None:
         self.loop.run(self.engine.stop())

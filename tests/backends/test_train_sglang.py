@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_runs.run import read_lines
 
-from slime_core.observability.events import read_events
 from tests.backends.whole_runs import ROLLOUTS, Learned, demo, metrics, running, samples
 from tests.conftest import SLIME, TinyRun
 
@@ -140,7 +140,7 @@ def test_a_killed_run_leaves_no_server_and_goes_on_also_without_one(
 
 
 def _events(run_dir: Path) -> list[str]:
-    return [line["event"] for line in read_events(run_dir)]
+    return [line["event"] for line in read_lines(run_dir / "events.jsonl")]
 
 
 def _wait(condition: Callable[[], bool], what: str, seconds: float) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_testing_contracts import Contract, suite_of
 
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, function_flags
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef
 from slime_core.plugins.resolve import resolve
-from slime_core.testing import Contract, suite_of
 from tests.architecture.trees import LOCKSTEP
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -73,7 +73,7 @@ def test_components_of_plugins_are_held_to_their_contract_beside_them() -> None:
 def test_every_component_resolves(kind: str) -> None:
     for name in current_registry().names(kind):
         resolved = resolve(kind, name)
-        assert resolved.provenance()["sha256"], f"{kind}/{name} has no source file"
+        assert resolved.ref.provenance()["sha256"], f"{kind}/{name} has no source file"
 
 
 def test_every_kind_has_a_suite() -> None:

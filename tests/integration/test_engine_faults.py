@@ -27,13 +27,14 @@ from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.supervised import Supervised
+from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 from slime_engine_sglang.weights.update import WeightUpdates
+from slime_runs.run import read_lines
 
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError
-from slime_core.observability.events import EventLog, read_events
+from slime_core.observability.events import EventLog
 from slime_core.types import GenerationOutput
 from tests.engine_processes import EmbeddedServer, ForkedProcess, SmallRouter
 from tests.tiny_models import make_model, one_thread
@@ -174,7 +175,7 @@ class Rig:
                 await asyncio.sleep(0.02)
 
     def events(self) -> list[str]:
-        return [line["event"] for line in read_events(self.directory)]
+        return [line["event"] for line in read_lines(self.directory / "events.jsonl")]
 
     def usurp(self, number: int) -> None:
         """Somebody ends the server and starts one of his own at its port."""

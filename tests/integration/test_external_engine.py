@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_runs.run import read_lines
 
 from slime_core.checkpoint.store import find
-from slime_core.observability.events import read_events
 from tests.conftest import SLIME, TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -94,7 +94,10 @@ def test_an_engine_that_is_restarted_is_waited_for_and_brought_to_the_weights(
     with serving(tiny, free_port, tmp_path / "pid", comebacks=1) as server:
         slime("train", *tiny.argv(tmp_path / "killed", **flags(tmp_path, free_port, at=at)))
         assert server.starts == 2
-        assert [line["event"] for line in read_events(tmp_path / "killed")] == ["quarantined", "readmitted"]
+        assert [line["event"] for line in read_lines(tmp_path / "killed" / "events.jsonl")] == [
+            "quarantined",
+            "readmitted",
+        ]
         slime("train", *tiny.argv(tmp_path / "quiet", **flags(tmp_path, free_port, at=-1)))
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "quiet")
 

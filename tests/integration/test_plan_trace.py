@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_runs.run import read_lines
 
-from slime_core.observability.timeline import read_timeline
 from tests.conftest import TinyRun
 
 
@@ -19,7 +19,7 @@ def test_a_recorded_run_is_predicted(
     tiny: TinyRun, slime: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     slime("train", *tiny.argv(tmp_path, num_rollout=5, save_interval=3, rollout_max_response_len=24, eval_interval=3))
-    events = list(read_timeline(tmp_path))
+    events = list(read_lines(tmp_path / "trace.jsonl"))
     counts = Counter(e["e"] for e in events)
     assert (counts["run"], counts["rollout"], counts["train"], counts["push"]) == (1, 5, 5, 6)
     assert (counts["eval"], counts["save"]) == (3, 2)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import FILE, SPEC, Flag, Section
+from slime_core.config.sections.base import FILE, SPEC, Exclusive, Flag, NoEffect, Refused, Rule, Section
+from slime_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
 
 
 class AlgorithmArgs(Section):
@@ -122,3 +126,138 @@ class AlgorithmArgs(Section):
     """Model, commit or run directory of the local teacher."""
     opd_teacher_ckpt_step: Annotated[int | None, Field(ge=0)] = None
     """Number of the rollout whose commit --opd-teacher-load takes; the newest when not given."""
+
+
+def _defaults(s: Settings) -> None:
+    """The clip range is symmetric, and a group of one has no standard deviation."""
+    a = s.args
+    if a.eps_clip_high is None:
+        s.derive("eps_clip_high", a.eps_clip, "eps_clip")
+    if a.n_samples_per_prompt == 1 and a.grpo_std_normalization and not s.is_given("grpo_std_normalization"):
+        s.derive("grpo_std_normalization", False, "n_samples_per_prompt 1")
+
+
+def _truncated_sampling(s: Settings) -> None:
+    """The trainer's log-probs are of the whole vocabulary; a truncated sampler draws from another distribution."""
+    cut = [s.cite(n) for n, off in (("rollout_top_p", 1.0), ("rollout_top_k", -1)) if getattr(s.args, n) != off]
+    if cut and s.command == "train":
+        s.warnings.append(
+            f"{', '.join(cut)}: tokens are drawn from a part of the vocabulary and trained as if drawn from all of it,"
+            " which no metric shows; --eval-top-p and --eval-temperature shape evaluations alone."
+        )
+
+
+def _off_policy(s: Settings) -> None:
+    """What OPSM needs to act."""
+    a = s.args
+    starts_at_old = not a.use_rollout_logprobs and a.proximal_policy == "recompute"
+    if a.use_opsm and a.num_steps_per_rollout == 1 and starts_at_old:
+        s.warnings.append(
+            f"{s.cite('use_opsm')} has no effect with {s.cite('num_steps_per_rollout')}: the only step starts at its"
+            " old policy; take more steps, or take the engine's for old with --use-rollout-logprobs."
+        )
+
+
+def _routing_replay(s: Settings) -> None:
+    """The engine's routing is replayed by the same means as the trainer's own."""
+    a = s.args
+    if a.use_rollout_routing_replay:
+        if s.is_given("use_routing_replay") and not a.use_routing_replay:
+            raise ConfigError(f"{s.cite('use_rollout_routing_replay')} contradicts {s.cite('use_routing_replay')}.")
+        s.derive("use_routing_replay", True, "use_rollout_routing_replay")
+    elif a.use_routing_replay and a.proximal_policy == "interpolate":
+        raise ConfigError(
+            f"{s.cite('use_routing_replay')} records the routing of the log-prob pass, which"
+            f" {s.cite('proximal_policy')} does without; replay the engine's with --use-rollout-routing-replay, or"
+            " remove one."
+        )
+
+
+def _reference(s: Settings) -> None:
+    """Where the reference comes from. In the reward only k1 fits; as a loss, see `RULES` and docs/concepts/kl.md."""
+    a = s.args
+    if a.kl_coef and not s.is_given("kl_loss_type"):
+        s.derive("kl_loss_type", "k1", "kl_coef")
+    elif a.kl_coef and a.kl_loss_type != "k1":
+        s.warnings.append(
+            f"{s.cite('kl_loss_type')} with {s.cite('kl_coef')}: in the reward only k1 has the KL's gradient on average"
+            " (docs/concepts/kl.md)."
+        )
+    if (a.kl_coef or a.use_kl_loss) and a.ref_load is None and a.hf_checkpoint is not None:
+        s.derive("ref_load", a.hf_checkpoint, "hf_checkpoint")
+
+
+_IN_TRAINER = {"megatron": True, "sglang": False, None: False}
+"""Value of --opd-type -> the teacher is beside the actor, in the trainer, and not served elsewhere."""
+
+
+def _distillation(s: Settings) -> None:
+    """A local teacher has a checkpoint; a remote one's log-probs come with the samples."""
+    if s.args.opd_type == "local":
+        s.derive("opd_type", "megatron", "opd_type local")
+
+
+RULES: tuple[Rule, ...] = (
+    _defaults,
+    _truncated_sampling,
+    Exclusive(
+        "use_rollout_logprobs",
+        "use_tis",
+        "are both set; use one: either the old policy is the engine's, or the loss is corrected for its distance from"
+        " the trainer's",
+    ),
+    Refused(
+        lambda a: a.proximal_policy == "interpolate" and a.use_rollout_logprobs,
+        "{proximal_policy} and {use_rollout_logprobs} both name the old policy; use one.",
+    ),
+    Exclusive("keep_old_actor", "use_rollout_logprobs", "both name the old policy; use one"),
+    Refused(
+        lambda a: a.keep_old_actor and a.proximal_policy != "recompute",
+        "{keep_old_actor} and {proximal_policy} both name the old policy; use one.",
+    ),
+    Refused(lambda a: a.use_rs and not a.use_tis, "{use_rs} needs --use-tis."),
+    NoEffect("opsm_delta", lambda a: not a.use_opsm, "without --use-opsm"),
+    _off_policy,
+    NoEffect("rs_level rs_lower_bound rs_upper_bound", lambda a: a.use_tis and not a.use_rs, "without --use-rs"),
+    NoEffect(
+        "tis_lower_bound",
+        lambda a: a.use_tis and not a.use_rs and a.tis_mode == "truncate",
+        "on the weights with {tis_mode}",
+    ),
+    NoEffect("rs_tr_threshold", lambda a: a.use_tis and a.rs_trust_region is None, "without --rs-trust-region"),
+    _routing_replay,
+    Exclusive("kl_coef", "kl_loss_coef", "are both set; use one: reward penalty or loss term"),
+    NoEffect("kl_loss_coef use_unbiased_kl", lambda a: not a.use_kl_loss, "without --use-kl-loss"),
+    NoEffect(
+        "kl_loss_type ref_update_interval",
+        lambda a: not (a.kl_coef or a.use_kl_loss),
+        "without --kl-coef or --use-kl-loss",
+    ),
+    _reference,
+    Refused(
+        lambda a: a.use_kl_loss and a.kl_loss_coef and a.kl_loss_type == "k1" and not a.use_unbiased_kl,
+        "{kl_loss_type} as a loss has a gradient of zero on average: nothing would pull the policy to its reference."
+        " Add --use-unbiased-kl, or take --kl-loss-type low_var_kl.",
+    ),
+    Refused(
+        lambda a: a.use_kl_loss and a.kl_loss_coef and a.kl_loss_type == "k2" and a.use_unbiased_kl,
+        "{use_unbiased_kl} with {kl_loss_type}: k2's gradient is the KL's already, and the ratio makes it another."
+        " Remove one of them.",
+    ),
+    _distillation,
+    Refused(lambda a: a.opd_teacher_load and not a.use_opd, "{opd_teacher_load} needs --use-opd."),
+    NoEffect("opd_type opd_kl_coef", lambda a: not a.use_opd, "without --use-opd"),
+    Refused(
+        lambda a: a.use_opd and a.opd_type is None,
+        "{use_opd} needs --opd-type local (a teacher beside the actor; also called megatron) or --opd-type sglang (its"
+        " log-probs come with the samples).",
+    ),
+    Refused(
+        lambda a: a.use_opd and _IN_TRAINER[a.opd_type] and not a.opd_teacher_load,
+        "{opd_type} needs --opd-teacher-load DIR, an HF-layout model.",
+    ),
+    Refused(
+        lambda a: a.use_opd and not _IN_TRAINER[a.opd_type] and a.opd_teacher_load,
+        "{opd_teacher_load} is for --opd-type local; with sglang the teacher is served elsewhere.",
+    ),
+)

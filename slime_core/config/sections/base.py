@@ -1,17 +1,25 @@
-"""What every section of settings is made of: a pydantic base and the annotation that spells a flag.
+"""What every section of settings is made of: a pydantic base, the annotation that spells a flag, and forms of rules.
 
 A section is a class with one attribute per flag; the string under the attribute is the flag's help. `schema.Args`
-inherits all sections, so attributes are flat. Wrong guess to avoid: a flag's spelling is derived from the
-attribute's name and type; `Flag` is needed only where that is not enough.
+inherits all sections, so attributes are flat. A flag's spelling is derived from the attribute's name and type; `Flag`
+is needed only where that is not enough. What the settings of a section may not say, and what follows from them, stands
+below it: `RULES`, which `config/rules.py` runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+from slime_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_core.config.schema import Given
+    from slime_core.config.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -60,3 +68,59 @@ class Section(BaseModel):
     """One group of flags. Unknown keyword arguments become attributes."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, protected_namespaces=(), defer_build=True)
+
+
+Rule: TypeAlias = "Callable[[Settings], None]"
+"""Fills in with `s.derive`, warns, or raises ConfigError; never replaces a value that somebody gave. Requirements of
+plugins (an estimator that needs `--normalize-advantages`, say) are checked where the plugin is loaded."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What ends the command."""
+
+    when: Callable[[Given], Any]
+    text: str
+    """`{lr}` is that setting as messages cite it, with its value and origin."""
+
+    def __call__(self, s: Settings) -> None:
+        """Raise ConfigError where `when` holds."""
+        if self.when(s.args):
+            raise ConfigError(s.cited(self.text))
+
+
+@dataclass(frozen=True)
+class Exclusive:
+    """A setting that may not stand beside any of some others."""
+
+    one: str
+    others: str
+    text: str = "are both set; use one"
+
+    def __call__(self, s: Settings) -> None:
+        """Raise ConfigError for the first of the others that is set, too."""
+        for other in self.others.split():
+            if getattr(s.args, self.one) and getattr(s.args, other):
+                raise ConfigError(f"{s.cite(self.one)} and {s.cite(other)} {self.text}.")
+
+
+@dataclass(frozen=True)
+class NoEffect:
+    """Settings that change nothing where `when` holds: a warning for each that was given."""
+
+    names: str
+    when: Callable[[Given], Any]
+    why: str
+    """As `Refused.text`."""
+
+    def __call__(self, s: Settings) -> None:
+        """Warn."""
+        for name in self.names.split() if self.when(s.args) else ():
+            if s.is_given(name) and getattr(s.args, name) not in (None, False):
+                s.warnings.append(f"{s.cite(name)} has no effect {s.cited(self.why)}.")
+
+
+def run_rules(s: Settings, rules: Iterable[Rule]) -> None:
+    """In order: later ones read what earlier ones derived. Raises ConfigError at the first broken one."""
+    for rule in rules:
+        rule(s)

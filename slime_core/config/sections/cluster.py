@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import Section
+from slime_core.config.sections.base import Rule, Section
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
 
 
 class ClusterArgs(Section):
@@ -60,3 +63,28 @@ class ClusterArgs(Section):
     """Seconds before the first health check, after every start of an engine."""
     rollout_max_engine_restarts: Annotated[int, Field(ge=0)] = 10
     """Restarts of one engine, or router, in a run; after that it stays out."""
+
+
+def _placement(s: Settings) -> None:
+    """A command that trains nothing leaves every GPU to inference."""
+    if s.command in ("eval", "rollout"):
+        s.derive("actor_num_gpus_per_node", 0, f"slime {s.command}")
+
+
+def _offloading(s: Settings) -> None:
+    """What gives its memory up while the other side works: with `--offload` and `--colocate` both, unless told."""
+    a = s.args
+    idle = None
+    if s.command in ("eval", "rollout") or a.debug_rollout_only:
+        idle = "nothing is trained"
+    elif a.debug_train_only:
+        idle = "nothing is generated"
+    cause = "offload" if a.offload else "colocate" if a.colocate else None
+    for name in ("offload", "offload_train", "offload_rollout"):
+        if idle is not None and getattr(a, name) and (name != "offload" or s.is_given(name)):
+            s.warnings.append(f"{s.cite(name)} has no effect: {idle}.")
+        if name != "offload" and (idle is not None or not s.is_given(name)):
+            s.derive(name, idle is None and cause is not None, cause or "colocate")
+
+
+RULES: tuple[Rule, ...] = (_placement, _offloading)

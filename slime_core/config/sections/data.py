@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import FILE, Flag, Section
+from slime_core.config.sections.base import FILE, Flag, NoEffect, Refused, Rule, Section
+from slime_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_core.config.schema import Given
+    from slime_core.config.settings import Settings
 
 
 class DataArgs(Section):
@@ -71,3 +76,96 @@ class DataArgs(Section):
     """Pack micro-batches by floating point operations instead of tokens."""
     data_pad_size_multiplier: Annotated[int, Field(gt=0)] = 128
     """Packed sequences are padded to a multiple of this."""
+
+
+def _of_sft(s: Settings) -> None:
+    """Supervised fine-tuning: one sample per prompt, no advantages."""
+    if s.command != "sft":
+        return
+    if s.args.n_samples_per_prompt != 1:
+        raise ConfigError(f"{s.cite('n_samples_per_prompt')}: supervised fine-tuning takes one sample per prompt.")
+    if s.args.eval_interval is not None and not s.args.eval_function_path:
+        raise ConfigError(f"{s.cite('eval_interval')}: slime sft runs no engine; use slime eval on its checkpoints.")
+    its_own = {"rollout_function_path": "sft", "loss_type": "sft_loss", "compute_advantages_and_returns": False}
+    for name, value in its_own.items():
+        if not s.is_given(name):
+            s.derive(name, value, "slime sft")
+    a: Given = s.args
+    if a.rollout_batch_size is None and a.global_batch_size is not None:
+        s.derive("rollout_batch_size", a.global_batch_size, "global_batch_size")
+
+
+def _prompts(s: Settings) -> None:
+    """Training and rollouts need prompts, unless the user's code brings them."""
+    a = s.args
+    brings_own = a.data_source_path or a.rollout_function_path or not a.rollout_global_dataset or a.debug_train_only
+    if s.command in ("train", "sft", "rollout") and not a.prompt_data and not brings_own:
+        raise ConfigError("--prompt-data is required: a JSONL or parquet file.")
+    if a.streaming_data and a.rollout_shuffle:
+        s.warnings.append(
+            f"{s.cite('streaming_data')} has no effect with {s.cite('rollout_shuffle')}, which orders all rows."
+        )
+        s.derive("streaming_data", False, "rollout_shuffle")
+
+
+def _batch_sizes(s: Settings) -> None:
+    """rollout_batch_size * n_samples_per_prompt = global_batch_size * num_steps_per_rollout."""
+    a: Given = s.args
+    if a.rollout_batch_size is None:
+        if s.command in ("train", "sft", "rollout"):
+            raise ConfigError("--rollout-batch-size is required: the number of prompts per rollout.")
+        return
+    samples = a.rollout_batch_size * a.n_samples_per_prompt
+    product = s.cited(f"{{rollout_batch_size}} * {{n_samples_per_prompt}} = {samples} samples per rollout")
+    steps, per_step = a.num_steps_per_rollout, a.global_batch_size
+    if steps is not None and per_step is not None and samples != steps * per_step:
+        raise ConfigError(
+            f"{product}, but {s.cite('global_batch_size')} * {s.cite('num_steps_per_rollout')} = {steps * per_step};"
+            " drop one of the last two, or make the products equal."
+        )
+    if steps is not None and samples % steps:
+        raise ConfigError(f"{product} cannot be divided into {s.cite('num_steps_per_rollout')}.")
+    if per_step is not None and samples % per_step:
+        raise ConfigError(f"{product} cannot be divided by {s.cite('global_batch_size')}; the rest would be lost.")
+    if per_step is None:
+        per_step = samples // (steps or 1)
+        why = "rollout_batch_size * n_samples_per_prompt" + (" / num_steps_per_rollout" if steps else "")
+        s.derive("global_batch_size", per_step, why)
+    if steps is None:
+        why = "rollout_batch_size * n_samples_per_prompt / global_batch_size"
+        s.derive("num_steps_per_rollout", samples // per_step, why)
+
+
+def _length_of_run(s: Settings) -> None:
+    """`--num-rollout` wins over `--num-epoch`; training needs one of them."""
+    a: Given = s.args
+    if a.num_rollout is not None:
+        return
+    if a.num_epoch is not None and not (a.rollout_global_dataset and (a.prompt_data or a.data_source_path)):
+        raise ConfigError(f"{s.cite('num_epoch')} needs --prompt-data; without it give --num-rollout N.")
+    if a.num_epoch is None and s.command in ("train", "sft"):
+        raise ConfigError("--num-rollout N or --num-epoch N is required.")
+    if a.num_epoch is None and s.command == "rollout":
+        s.derive("num_rollout", 1, "slime rollout")
+
+
+RULES: tuple[Rule, ...] = (
+    _of_sft,
+    _prompts,
+    _batch_sizes,
+    Refused(
+        lambda a: a.use_dynamic_batch_size and a.max_tokens_per_gpu is None,
+        "{use_dynamic_batch_size} needs --max-tokens-per-gpu N.",
+    ),
+    Refused(
+        lambda a: a.max_tokens_per_gpu and not a.use_dynamic_batch_size,
+        "{max_tokens_per_gpu} needs --use-dynamic-batch-size.",
+    ),
+    Refused(
+        lambda a: a.balance_by_flops and not a.use_dynamic_batch_size,
+        "{balance_by_flops} needs --use-dynamic-batch-size.",
+    ),
+    NoEffect("micro_batch_size", lambda a: a.use_dynamic_batch_size, "with {use_dynamic_batch_size}"),
+    NoEffect("num_epoch", lambda a: a.num_rollout is not None, "with {num_rollout}"),
+    _length_of_run,
+)

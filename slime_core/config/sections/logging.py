@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import os.path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import FILE, Flag, Section
+from slime_core.config.sections.base import FILE, Flag, NoEffect, Refused, Rule, Section
+from slime_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
+
 
 ProfileTarget = Literal["train_overall", "train_actor", "train_log_probs"]
 
@@ -28,6 +34,10 @@ class LoggingArgs(Section):
     """Count samples by this entry of the reward mapping."""
     log_correct_samples: bool = False
     """Metrics of the correct samples alone; reward 1 is correct."""
+    log_samples: Annotated[str, Field(pattern="^(all|none|[1-9][0-9]*)$")] = "all"
+    """Samples that a run keeps in its directory, per rollout and evaluation: all, none, or so many."""
+    log_samples_budget: Annotated[int, Field(gt=0)] = 10_000_000_000
+    """Bytes of kept samples; above it old rollouts keep their best, worst, failed and a few others, then none."""
     use_tensorboard: bool | None = None
     """Write TensorBoard event files; where tensorboard is installed when not given."""
     tb_project_name: Annotated[str | None, FILE] = None
@@ -97,3 +107,76 @@ class DebugArgs(Section):
     """File for gradient norms; {role}, {rollout_id} and {step_id} are filled in."""
     ci_load_grad_norm: Annotated[str | None, FILE] = None
     """File of gradient norms to compare with."""
+
+
+_DUMPS = ("save_debug_rollout_data", "save_debug_train_data")
+_TEMPLATES = ("load_debug_rollout_data", *_DUMPS, "save_hf")
+
+
+def _half_a_loop(s: Settings) -> None:
+    """Only generating, or only training on saved samples, which `--load-debug-rollout-data` alone means."""
+    a = s.args
+    loads = a.load_debug_rollout_data is not None
+    if loads and s.command not in ("train", "sft", "show"):
+        raise ConfigError(f"{s.cite('load_debug_rollout_data')}: slime {s.command} does not train; use slime train.")
+    if a.debug_rollout_only and s.command not in ("train", "rollout", "show"):
+        raise ConfigError(f"{s.cite('debug_rollout_only')}: slime {s.command} has no rollouts; use slime train.")
+    if loads and not a.debug_train_only:
+        s.derive("debug_train_only", True, "load_debug_rollout_data")
+    if loads:
+        s.warnings.append(
+            f"{s.cite('load_debug_rollout_data')}: nothing is generated, so settings of data, engine, rewards, filters,"
+            " hooks of the rollout and evaluation have no effect."
+        )
+
+
+def _dumps(s: Settings) -> None:
+    """Where samples and train batches are written; no file may replace another one, or what is read."""
+    a = s.args
+    if a.dump_details is not None:
+        for name, folder in zip(_DUMPS, ("rollout_data", "train_data")):
+            if getattr(a, name) is None:
+                s.derive(name, os.path.join(a.dump_details, folder, "{rollout_id}.jsonl"), "dump_details")
+    if (s.command == "rollout" or a.debug_rollout_only) and a.save_debug_rollout_data is None:
+        path = os.path.join(a.run_dir or "", "rollouts", "rollout_{rollout_id:07d}.jsonl")
+        s.derive("save_debug_rollout_data", path, "run_dir")
+    seen: dict[str, str] = {}
+    for name in _TEMPLATES:
+        template = getattr(a, name)
+        if template is None:
+            continue
+        try:
+            paths = {os.path.abspath(template.format(rollout_id=number)) for number in (0, 1)}
+        except (KeyError, IndexError, ValueError):
+            raise ConfigError(f"{s.cite(name)}: the only placeholder is {{rollout_id}}") from None
+        if name in _DUMPS and len(paths) == 1:
+            raise ConfigError(f"{s.cite(name)}: rollouts would overwrite each other; put {{rollout_id}} into it")
+        if name in _DUMPS and template.endswith(".pt"):
+            s.warnings.append(f"{s.cite(name)}: the files hold JSON lines, whatever they are called.")
+        if other := next((seen[path] for path in paths if path in seen), None):
+            raise ConfigError(f"{s.cite(name)} and {s.cite(other)} are the same file; choose another name.")
+        seen |= dict.fromkeys(paths, name)
+
+
+RULES: tuple[Rule, ...] = (
+    Refused(
+        lambda a: a.debug_train_only and a.load_debug_rollout_data is None and a.rollout_function_path is None,
+        "{debug_train_only} needs --load-debug-rollout-data FILE, or a rollout function that needs no engine, such as"
+        " --rollout-function-path sft: nothing is generated.",
+    ),
+    Refused(
+        lambda a: a.load_debug_rollout_data_subsample is not None and a.load_debug_rollout_data is None,
+        "{load_debug_rollout_data_subsample} needs --load-debug-rollout-data FILE.",
+    ),
+    Refused(
+        lambda a: a.debug_rollout_only and a.load_debug_rollout_data is not None,
+        "{debug_rollout_only} contradicts {load_debug_rollout_data}.",
+    ),
+    _half_a_loop,
+    NoEffect(
+        "load save_interval keep_checkpoints save_hf save_debug_train_data",
+        lambda a: a.debug_rollout_only,
+        "with --debug-rollout-only: nothing is trained",
+    ),
+    _dumps,
+)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from slime_core.config.sections.base import SPEC, Section
+from slime_core.config.sections.base import SPEC, Rule, Section
+from slime_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
 
 
 class RewardArgs(Section):
@@ -35,3 +39,20 @@ class RewardArgs(Section):
     """GiB of address space of each reward process."""
     custom_reward_post_process_path: str | None = None
     """fn(args, samples) that returns (raw_rewards, rewards); the estimator's group statistics when not given."""
+
+
+def _reward_is_named(s: Settings) -> None:
+    """Something must score, unless the user's own generation does."""
+    a = s.args
+    if a.rm_type and a.custom_rm_path and s.origins["rm_type"].kind == s.origins["custom_rm_path"].kind:
+        s.warnings.append(f"{s.cite('rm_type')} has no effect with {s.cite('custom_rm_path')}.")
+    scores_itself = a.custom_generate_function_path or a.rollout_function_path or a.eval_function_path
+    needs_none = s.command not in ("train", "eval", "rollout") or scores_itself or a.debug_train_only
+    if needs_none or a.rm_type or a.custom_rm_path:
+        return
+    if s.command == "eval" and all(d.rm_type or d.custom_rm_path for d in a.eval_datasets):
+        return
+    raise ConfigError("no reward: give --rm-type NAME or --custom-rm-path PATH; `slime plugins list` shows the names.")
+
+
+RULES: tuple[Rule, ...] = (_reward_is_named,)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import FILE, Flag, Section, Seed, TopK
+from slime_core.config.sections.base import FILE, Flag, Refused, Rule, Section, Seed, TopK
+from slime_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_core.config.schema import Given
+    from slime_core.config.settings import Settings
 
 
 class ModelArgs(Section):
@@ -128,3 +135,107 @@ class EngineArgs(Section):
     """So many engines only prefill, and the others only decode."""
     rollout_external_engine_addrs: list[str] | None = None
     """Addresses of engines that are already running."""
+
+
+def model_is_named(s: Settings) -> None:
+    """Every command but `show` needs a checkpoint."""
+    if s.command != "show" and not s.args.hf_checkpoint:
+        where = "scripts/models/*.sh take it from HF_CHECKPOINT"
+        raise ConfigError(f"--hf-checkpoint is required: a directory in Hugging Face layout ({where}).")
+
+
+def _over_sampling(s: Settings) -> None:
+    """At least one rollout's prompts are started at a time."""
+    a: Given = s.args
+    if a.rollout_batch_size is None:
+        return
+    if a.over_sampling_batch_size is None:
+        s.derive("over_sampling_batch_size", a.rollout_batch_size, "rollout_batch_size")
+    elif a.over_sampling_batch_size < a.rollout_batch_size:
+        raise ConfigError(f"{s.cite('over_sampling_batch_size')} must be at least {s.cite('rollout_batch_size')}.")
+
+
+def _cannot_shrink(a: Given) -> bool:
+    """A smaller rollout is made of whole optimizer steps."""
+    asked = a.dynamic_sampling_on_exhausted == "shrink" and a.rollout_batch_size is not None
+    per_step = a.global_batch_size or 0  # filled in by now
+    return asked and (a.num_steps_per_rollout == 1 or per_step % a.n_samples_per_prompt != 0)
+
+
+def _context_of_model(s: Settings) -> None:
+    """Where no length is given, the model's context, which may be very long, bounds prompt and response together."""
+    a = s.args
+    given = [a.rollout_max_response_len, a.rollout_max_context_len]
+    given += [a.eval_max_response_len, a.eval_max_context_len] if s.command == "eval" else []
+    generates = s.command in ("train", "eval", "rollout", "show")
+    if not generates or given != [None] * len(given) or a.debug_train_only:
+        return
+    context = context_of(a.hf_checkpoint)
+    if context is not None:
+        s.derive("rollout_max_context_len", context, "the model's context")
+        s.warnings.append(
+            f"no --rollout-max-response-len: it may take what the prompt leaves of the model's {context} tokens."
+        )
+
+
+def context_of(checkpoint: str | None) -> int | None:
+    """`max_position_embeddings` of the checkpoint's configuration; None where there is none to read."""
+    path = Path(checkpoint or "", "config.json")
+    if not checkpoint or not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        found = config.get("text_config", config).get("max_position_embeddings")
+    except (ValueError, AttributeError):
+        return None  # the preflight says what is wrong with it
+    return found if isinstance(found, int) and found > 1 else None
+
+
+def _context_lengths(s: Settings) -> None:
+    """A prompt, of training and of evaluation, must leave room for at least one token."""
+    a = s.args
+    if a.eval_max_context_len is None and a.rollout_max_context_len is not None:
+        s.derive("eval_max_context_len", a.rollout_max_context_len, "rollout_max_context_len")
+    for kind in ("rollout", "eval"):
+        context, prompt = f"{kind}_max_context_len", f"{kind}_max_prompt_len"
+        limit = getattr(a, context)
+        if limit is None:
+            continue
+        if getattr(a, prompt) is None:
+            s.derive(prompt, limit - 1, f"{context} - 1")
+        elif getattr(a, prompt) > limit - 1:
+            raise ConfigError(f"{s.cite(prompt)} must be smaller than {s.cite(context)}.")
+    if a.engine_max_context_len is None and a.rollout_max_context_len and a.eval_max_context_len:
+        longest = max(a.rollout_max_context_len, a.eval_max_context_len)
+        s.derive("engine_max_context_len", longest, "the longer of rollout_max_context_len and eval_max_context_len")
+
+
+def response_is_bounded(s: Settings) -> None:
+    """Without a limit an untrained model may never stop; the context is one, too. After evaluation's data sets."""
+    a: Given = s.args
+    if a.rollout_max_response_len is None and a.rollout_max_context_len is not None:
+        s.derive("rollout_max_response_len", a.rollout_max_context_len - 1, "rollout_max_context_len - 1")
+    if s.command not in ("train", "rollout") or a.rollout_function_path or a.debug_train_only:
+        return
+    if a.rollout_max_response_len is None:
+        raise ConfigError(
+            "--rollout-max-response-len N or --rollout-max-context-len N is required, since"
+            f" {s.cite('hf_checkpoint')} has no config.json yet that says how long the model's context is."
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    _over_sampling,
+    Refused(
+        _cannot_shrink,
+        "{dynamic_sampling_on_exhausted} trains on fewer optimizer steps of whole groups, so it needs several steps per"
+        " rollout and {global_batch_size} a multiple of {n_samples_per_prompt}; set --num-steps-per-rollout, or choose"
+        " stop or keep.",
+    ),
+    _context_of_model,
+    _context_lengths,
+    Refused(
+        lambda a: a.mask_offpolicy_in_partial_rollout and not a.partial_rollout,
+        "{mask_offpolicy_in_partial_rollout} needs --partial-rollout.",
+    ),
+)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import os.path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import FILE, SPEC, Flag, Section, Seed
+from slime_core.config.sections.base import FILE, SPEC, Exclusive, Flag, Refused, Rule, Section, Seed
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
 
 
 class RunArgs(Section):
@@ -60,3 +64,35 @@ class RunArgs(Section):
     """CPU threads of this process; torch's choice when not given."""
     seed: Seed = 1234
     """Seed of initialisation, dropout and the trainer."""
+
+
+def _dtype(s: Settings) -> None:
+    """`--bf16` is `--dtype bfloat16`; log-probs that are equal bit for bit are float32."""
+    if s.args.bf16 and not s.is_given("dtype"):
+        s.derive("dtype", "bfloat16", "bf16")
+    if s.args.true_on_policy_mode and s.args.dtype == "auto":
+        s.derive("dtype", "float32", "true_on_policy_mode")
+
+
+def _run_directory(s: Settings) -> None:
+    """Metrics and summary go beside the checkpoints."""
+    if s.args.run_dir is None and s.args.save is not None:
+        s.derive("run_dir", s.args.save, "save")
+    elif s.args.run_dir is None and s.command not in ("show", "serve"):
+        s.derive("run_dir", os.path.join("outputs", s.command), f"slime {s.command}")
+
+
+RULES: tuple[Rule, ...] = (
+    Refused(lambda a: a.bf16 and a.dtype == "float32", "{bf16} contradicts {dtype}; remove one."),
+    _dtype,
+    Refused(
+        lambda a: a.true_on_policy_mode and a.dtype == "bfloat16",
+        "{true_on_policy_mode} needs float32: remove {dtype}.",
+    ),
+    Exclusive(
+        "true_on_policy_mode",
+        "partial_rollout use_tis",
+        "exclude each other: one says that all tokens come from the weights being trained, the other that some do not",
+    ),
+    _run_directory,
+)

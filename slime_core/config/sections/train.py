@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.sections.base import FILE, Section
+from slime_core.config.sections.base import FILE, Exclusive, NoEffect, Refused, Rule, Section
+from slime_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
+
 
 NamePatterns = Annotated[list[str] | None, Field(min_length=1)]
 
@@ -191,3 +196,46 @@ class CheckpointArgs(Section):
     """Number of the rollout whose commit --ref-load takes; the newest when not given."""
     ref_update_interval: Annotated[int | None, Field(gt=0)] = None
     """Rollouts between copies of the policy into the reference."""
+
+
+def _adapters(s: Settings) -> None:
+    """LoRA is asked for by its rank."""
+    a = s.args
+    changed = {
+        "lora_alpha": a.lora_alpha is not None,
+        "lora_dropout": a.lora_dropout,
+        "lora_target_modules": a.lora_target_modules != ["all-linear"],
+    }
+    cited = [s.cite(name) for name, differs in changed.items() if differs]
+    if cited and a.lora_rank is None:
+        raise ConfigError(f"{', '.join(cited)}: without --lora-rank N there are no adapters.")
+
+
+_BY_FILES = ("auto", "nccl", "disk")
+"""Transports beside which a mode may be named: files, or nothing that says otherwise."""
+
+
+def _weight_transport(s: Settings) -> None:
+    """`--update-weight-mode` other than full is the transport of that name."""
+    mode, transport = s.args.update_weight_mode, s.args.update_weight_transport
+    if mode == "full":
+        return
+    if transport not in (*_BY_FILES, mode):
+        raise ConfigError(
+            f"{s.cite('update_weight_mode')} goes by files, not by {s.cite('update_weight_transport')}; remove that, or"
+            " type --update-weight-transport disk."
+        )
+    s.derive("update_weight_transport", mode, "update_weight_mode")
+
+
+_NOTHING_DECAYS = "with {lr_decay_style}: nothing decays"
+RULES: tuple[Rule, ...] = (
+    Exclusive("lr_warmup_iters", "lr_warmup_fraction"),
+    Refused(lambda a: a.min_lr > a.lr, "{min_lr} must not exceed {lr}."),
+    NoEffect("min_lr", lambda a: a.min_lr and a.lr_decay_style == "constant", _NOTHING_DECAYS),
+    NoEffect("lr_decay_iters", lambda a: a.lr_decay_style == "constant" and not a.lr_warmup_fraction, _NOTHING_DECAYS),
+    Exclusive("only_train_params_name_list", "freeze_params_name_list"),
+    _adapters,
+    Refused(lambda a: a.lora_dropout, "{lora_dropout}: log-probs of two passes over a sample must be equal; only 0."),
+    _weight_transport,
+)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from slime_core.distributions import BUNDLE, allowed_words, entry_points, is_allowed
+from slime_core.distributions import BUNDLE, AllowList, entry_points
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.errors import ConfigError, EngineError
 from slime_core.models.config import ModelConfig, load_model_config
@@ -118,9 +117,9 @@ def require_checkpoint(args: Args) -> Path:
 
 def http_server() -> ServeFn:
     """What an installed distribution serves an engine with. Raises EngineError where there is none."""
-    words = allowed_words((), os.environ)
+    allow = AllowList.of()
     for name, entry, distribution in entry_points("slime.http_servers"):
-        if is_allowed(words, name, distribution):
+        if allow.allows(name, distribution):
             serve: ServeFn = entry.load()
             return serve
     raise EngineError(

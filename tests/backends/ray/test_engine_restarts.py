@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_runs.run import read_lines
 
-from slime_core.observability.events import read_events
 from tests.backends.ray.actors import begun, files, metrics, struck, verified
 from tests.backends.ray.conftest import ROLLOUTS
 from tests.conftest import TinyRun
@@ -27,7 +27,7 @@ def test_it_is_brought_back(mode: str, tiny: TinyRun, inline: Path, cluster: str
     assert {name for name in before if before[name] != after[name]} == {"engine"}
     assert "engine on " in run.said()
     assert "restart 1 of 10, with the weights that were served" in run.said()
-    assert [event["event"] for event in read_events(tmp_path / "run")] == ["engine_restart"]
+    assert [event["event"] for event in read_lines(tmp_path / "run" / "events.jsonl")] == ["engine_restart"]
     verified(tmp_path / "run", slime, ROLLOUTS)
     assert list((tmp_path / "run" / "waits").iterdir()) == []
     if mode == "synchronous":

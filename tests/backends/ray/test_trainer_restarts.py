@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_runs.run import read_lines
 
-from slime_core.observability.events import read_events
 from tests.backends.ray.actors import actors, begun, ended, files, metrics, struck, verified
 from tests.backends.ray.conftest import ROLLOUTS
 from tests.conftest import TinyRun
@@ -31,7 +31,7 @@ def test_the_run_ends_as_if_nothing_had_been(
     assert {name for name in before if before[name] != after[name]} == {"trainer-rank-0"}
     assert "trainer rank 0 on " in run.said()
     assert "restart 1 of 2 from rollout_" in run.said()
-    assert [event["event"] for event in read_events(tmp_path / "run")] == ["trainer_restart"]
+    assert [event["event"] for event in read_lines(tmp_path / "run" / "events.jsonl")] == ["trainer_restart"]
     verified(tmp_path / "run", slime, ROLLOUTS)
     assert metrics(tmp_path / "run") == metrics(inline)
     assert files(tmp_path / "run") == files(inline)

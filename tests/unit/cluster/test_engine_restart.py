@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from slime_launcher_ray.engine_restart import EngineRestart
 from slime_launcher_ray.wait import EngineGone, Member
+from slime_runs.run import read_lines
 
 from slime_core.config import Args
 from slime_core.errors import EngineError
-from slime_core.observability.events import read_events
 
 
 async def test_no_more(tmp_path: Path) -> None:
@@ -22,4 +22,4 @@ async def test_no_more(tmp_path: Path) -> None:
         EngineError, match=r"(?s)engine died.*given up after 0 restarts.*--rollout-max-engine-restarts 0"
     ):
         await restarter.again(EngineGone("engine died in generate: killed"))
-    assert read_events(tmp_path) == []
+    assert list(read_lines(tmp_path / "events.jsonl")) == []

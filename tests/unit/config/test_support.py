@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.config import load_settings
+from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import BY_COMPONENT, REFUSED_VALUES, UNSUPPORTED, check_component_support
 from slime_core.errors import ConfigError
@@ -21,11 +22,14 @@ FOR_USERS_FUNCTIONS = {"rm_url"}
 
 def _words() -> set[str]:
     config = ROOT / "slime_core" / "config"
-    silent = {*(config / "sections").glob("*.py"), config / "support.py"}
     read = [ROOT / "slime_core", *LOCKSTEP]
-    files = [f for folder in read for f in folder.rglob("*.py") if f not in silent]
+    texts = {f: f.read_text() for folder in read for f in folder.rglob("*.py") if f != config / "support.py"}
+    for file in (config / "sections").glob("*.py"):  # the rules read, the declarations do not
+        texts[file] = "".join(re.split(r"^(?:def |RULES)", texts[file], maxsplit=1, flags=re.MULTILINE)[1:])
     of_hooks = {row.setting for row in hook_flags().values()}
-    return of_hooks | {word for f in files for word in re.findall(r"[a-z_][a-z_0-9]*", f.read_text())}
+    of_evaluation = {f"eval_{name}" for name in EvalDataset.model_fields}  # `eval_config` makes the names up
+    words = {word for text in texts.values() for word in re.findall(r"[a-z_][a-z_0-9]*", text)}
+    return of_hooks | of_evaluation | words
 
 
 def test_every_setting_is_read_or_said_to_be_without_effect() -> None:

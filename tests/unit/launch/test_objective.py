@@ -33,8 +33,9 @@ def policy_loss(*flags: Any) -> PolicyLoss:
     return loss
 
 
-def names(parts: Components) -> set[tuple[str, str]]:
-    return {(p["kind"], p["name"]) for p in parts.provenance()}
+def names(*flags: Any) -> set[tuple[str, str]]:
+    _, resolver = resolve_components(load_settings([*BASE, *map(str, flags)], env={}))
+    return {(p["kind"], p["name"]) for p in resolver.provenance()}
 
 
 def test_without_flags_nothing_is_corrected() -> None:
@@ -53,7 +54,7 @@ def test_without_flags_nothing_is_corrected() -> None:
     ],
 )
 def test_corrections_by_name(flags: list[str], chosen: str) -> None:
-    assert ("corrections", chosen) in names(resolved(*flags))
+    assert ("corrections", chosen) in names(*flags)
     loss = policy_loss(*flags)
     assert isinstance(loss.corrector, Corrector)
     assert loss.corrector.applies
@@ -82,8 +83,8 @@ def test_a_users_yaml_for_thudm_slimes_example_is_read(tmp_path: Path) -> None:
     settings = load_settings([*BASE, "--custom-config-path", str(path), "--custom-tis-function-path", "mis"], env={})
     assert settings.args.use_tis
     assert settings.args.rs_veto_threshold == 1e-4
-    parts, _ = resolve_components(settings)
-    assert ("corrections", "mis") in names(parts)
+    _, resolver = resolve_components(settings)
+    assert ("corrections", "mis") in {(p["kind"], p["name"]) for p in resolver.provenance()}
 
 
 def test_files_with_functions(tmp_path: Path) -> None:

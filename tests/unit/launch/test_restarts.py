@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_runs.run import read_lines
 
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import CheckpointError, TrainError
 from slime_core.launch.journal import Journal
 from slime_core.launch.restarts import Restart, Restarts, rewind
-from slime_core.observability.events import EventLog, read_events
+from slime_core.observability.events import EventLog
 from slime_core.observability.trackers.jsonl import JsonlTracker
 
 DEATH = TrainError("rank 1 of 2 (process 7) was killed by SIGKILL")
@@ -49,7 +50,7 @@ def test_each_restart_is_from_the_last_commit_and_recorded(store: CheckpointStor
     assert granted.commit == second
     with pytest.raises(TrainError, match=r"by SIGKILL; given up after 2 restarts \(--max-trainer-restarts 2\)"):
         restarts.after(DEATH, 6)
-    told = [{k: v for k, v in event.items() if k != "time"} for event in read_events(tmp_path)]
+    told = [{k: v for k, v in event.items() if k != "time"} for event in read_lines(tmp_path / "events.jsonl")]
     assert [event["rollout_id"] for event in told] == [1, 5]
     assert told[0] == {
         "event": "trainer_restart", "error": str(DEATH), "rollout_id": 1, "commit": first.name, "restart": 1,

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slime_runs.run import read_lines
 
 from slime_core.config import Args
-from slime_core.observability.timeline import FILE, Timeline, open_timeline, read_timeline, timed_stages
+from slime_core.observability.timeline import FILE, Timeline, open_timeline, timed_stages
 from slime_core.types import Sample, SampleStatus
 
 
@@ -36,7 +37,7 @@ def test_a_sample_is_one_line(tmp_path: Path) -> None:
     write(timeline, answered(5, index=7))
     write(timeline, answered(4), ev=True)
     timeline.flush()
-    first, second = read_timeline(tmp_path)
+    first, second = read_lines(tmp_path / "trace.jsonl")
     assert {k: first[k] for k in ("e", "r", "g", "i", "p", "k", "n", "turns", "s", "v")} == {
         "e": "sample", "r": 0, "g": 3, "i": 7, "p": 3, "k": 0, "n": 5, "turns": 1, "s": "completed", "v": 1,
     }  # fmt: skip
@@ -51,7 +52,7 @@ def test_siblings_and_tokens_from_before(tmp_path: Path) -> None:
     timeline.sample([answered(5), answered(6)], (now, now, now), 4, rollout_id=1, ev=False)
     timeline.scored([answered(5)], now)
     timeline.flush()
-    sample, scored = read_timeline(tmp_path)
+    sample, scored = read_lines(tmp_path / "trace.jsonl")
     assert (sample["k"], sample["n"], sample["fan"]) == (4, 7, 2)
     assert (scored["e"], scored["g"]) == ("scored", 0)
 
@@ -98,7 +99,7 @@ def test_verbs_of_the_loop_are_recorded(tmp_path: Path) -> None:
     stages.weights.push()
     with pytest.raises(OSError, match="no space"):
         stages.journal.save(5)
-    run, rollout, train, push = read_timeline(tmp_path)
+    run, rollout, train, push = read_lines(tmp_path / "trace.jsonl")
     assert run["settings"]["rollout_batch_size"] == 4
     assert {k: rollout[k] for k in ("e", "r", "samples", "tokens", "groups_drawn")} == {
         "e": "rollout", "r": 5, "samples": 2, "tokens": 3, "groups_drawn": 3.0,
@@ -115,7 +116,7 @@ def test_coroutines_are_recorded_when_they_end(tmp_path: Path) -> None:
     slow = Slow()
     stages = timed_stages(Stages(slow, slow, slow, slow), run_args(tmp_path), 0)
     assert asyncio.run(stages.learner.train(1, None)) == "done"
-    _, train = read_timeline(tmp_path)
+    _, train = read_lines(tmp_path / "trace.jsonl")
     assert train["t"][1] - train["t"][0] >= 0.019
 
 
@@ -129,7 +130,7 @@ def test_no_trace_leaves_everything_as_it_is(tmp_path: Path) -> None:
 def test_lines_torn_by_a_kill_are_left_out(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"e":"push","t":[0,1]}\n{"e":"tra')
     Timeline(tmp_path / FILE).begin(run_args(tmp_path), 3)
-    events = list(read_timeline(tmp_path))
+    events = list(read_lines(tmp_path / "trace.jsonl"))
     assert [e["e"] for e in events] == ["push", "run"]
     assert events[1]["start"] == 3
 
@@ -139,7 +140,7 @@ def test_samples_stop_at_the_limit_and_steps_go_on(tmp_path: Path) -> None:
     for _ in range(20):
         write(timeline, answered(2))
     timeline.span("train", timeline.now(), r=0)
-    events = [e["e"] for e in read_timeline(tmp_path)]
+    events = [e["e"] for e in read_lines(tmp_path / "trace.jsonl")]
     assert 1 <= events.count("sample") <= 4
     assert events[-1] == "train"
 

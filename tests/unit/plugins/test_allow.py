@@ -1,23 +1,23 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from slime_core import distributions
-from slime_core.config import Args
-from slime_core.distributions import own_distributions
+from slime_core.config import Args, foreign
+from slime_core.config.foreign import find_owners
+from slime_core.distributions import AllowList, own_distributions, safe_mode
 from slime_core.errors import PluginNotFoundError
-from slime_core.plugins.allow import AllowList, safe_mode
 from slime_core.plugins.manager import build_manager, current_registry
-from slime_core.plugins.registry import ComponentRef
 from slime_core.plugins.resolve import resolve
 
 REWARD = "def reward(args, sample):\n    return 1.0\n"
-NEAR = ComponentRef("rewards", "near", "x:y", distribution="Acme_Near", version="1")
-OWN = ComponentRef("rewards", "exact", "x:y", distribution="slime-rl", version="1")
-FILE = ComponentRef("rewards", "my_rm.py", "my_rm.py:reward")
+NEAR = ("near", "Acme_Near")
+OWN = ("exact", "slime-rl")
+FILE = ("my_rm.py", "")
 
 
 @pytest.mark.parametrize(
@@ -40,21 +40,28 @@ def test_words_are_names_and_distributions(
         monkeypatch.delenv("SLIME_PLUGINS", raising=False)
     else:
         monkeypatch.setenv("SLIME_PLUGINS", allowed)
-    allow = AllowList.from_environment()
-    assert allow.allows(NEAR) is expected
-    assert allow.allows(OWN)
-    assert allow.allows(FILE)
+    allow = AllowList.of()
+    assert allow.allows(*NEAR) is expected
+    assert allow.allows(*OWN)
+    assert allow.allows(*FILE)
 
 
 def test_safe_mode_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIME_PLUGINS", "near")
     monkeypatch.setenv("SLIME_NO_PLUGINS", "1")
     assert safe_mode()
-    assert not AllowList.from_environment().allows(NEAR)
-    assert AllowList.from_environment().allows(OWN)
+    assert not AllowList.of().allows(*NEAR)
+    assert AllowList.of().allows(*OWN)
     for off in ("", "0", "false"):
         monkeypatch.setenv("SLIME_NO_PLUGINS", off)
         assert not safe_mode()
+
+
+@pytest.mark.parametrize("spelled", ["1", "y", "T", "2"])
+def test_whoever_reads_the_switch_reads_it_alike(spelled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIME_NO_PLUGINS", spelled)
+    monkeypatch.setattr(foreign, "entry_points", lambda group: [("near", SimpleNamespace(load=None), "Acme_Near")])
+    assert find_owners([], os.environ) == ((), [])
 
 
 def test_a_name_that_is_not_found_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

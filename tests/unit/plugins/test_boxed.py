@@ -67,7 +67,7 @@ def test_every_form_of_reward_is_told_the_box(obj: Any) -> None:
     registry = Registry()
     registry.add_object("rewards", "length", obj)
     resolved = resolve("rewards", "boxed_length", registry=registry)
-    assert (resolved.ref.name, resolved.provenance()["name"]) == ("length", "boxed_length")
+    assert (resolved.ref.name, resolved.ref.provenance()["name"]) == ("length", "boxed_length")
     samples = [Sample(response=text) for text in (r"well, \boxed{four} it is", "no box", r"\boxed{open", r"\boxed{}")]
     assert asyncio.run(RewardCaller(resolved, ARGS).score(samples)) == [4.0, 0.0, 0.0, 0.0]
     assert samples[0].response == r"well, \boxed{four} it is"

@@ -6,11 +6,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from slime_command_plugins.checking import missing_requirements
 
 import slime_core
 from slime_core.errors import PluginIncompatibleError
 from slime_core.plugins import kinds
-from slime_core.plugins.compat import check_api, missing_requirements
+from slime_core.plugins.compat import check_api
 from slime_core.plugins.registry import ComponentRef
 from slime_core.plugins.resolve import resolve
 

@@ -13,8 +13,7 @@ import pytest
 from slime_core.config import Args
 from slime_core.errors import PluginError, PluginLoadError, PluginNotFoundError, PluginSignatureError
 from slime_core.plugins.hooks import Hooks, hook_flags, hook_specs, hooks_of, implement
-from slime_core.plugins.kinds import FORMER_KINDS, KINDS, kind_of
-from slime_core.plugins.manager import build_manager, current_registry
+from slime_core.plugins.manager import build_manager
 from slime_core.plugins.resolve import resolve
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.types import Sample, SampleStatus
@@ -154,17 +153,3 @@ def test_a_flag_takes_a_path_and_no_name(tmp_path: Path) -> None:
     file.write_text("def log_eval(rollout_id, args, data): ...\n")
     with pytest.raises(PluginSignatureError, match=r"eval log .*\(rollout_id, args, data, extra_metrics\) -> bool"):
         hooks_of(Args(custom_eval_rollout_log_function_path=str(file)))
-
-
-@pytest.mark.parametrize("former", FORMER_KINDS)
-def test_what_was_a_kind_says_what_to_write(former: str, write_plugin, plugin_dir: Path) -> None:
-    hook = FORMER_KINDS[former]
-    assert former not in KINDS
-    way_out = rf"write a hook {hook} in a module of the group 'slime\.plugins'.* {hook_flags()[hook].flags[0]}$"
-    with pytest.raises(PluginNotFoundError, match=way_out):
-        kind_of(former)
-    write_plugin("thing-old", {f"slime.{former}": {"mine": "x:y"}}, "")
-    write_plugin("thing-fine", {"slime.rewards": {"fine": "x:y"}}, "")
-    build_manager(Args(plugin_dir=[str(plugin_dir)]))
-    (problem,) = current_registry().problems
-    assert problem.message.startswith(f"entry-point group 'slime.{former}' is not read: write a hook {hook}")

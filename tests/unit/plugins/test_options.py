@@ -12,8 +12,8 @@ from slime_core import PluginOptions, options
 from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.plugins.kinds import HOOK_GROUP
-from slime_core.plugins.options import Used, check_plugin_options, option_name, option_rows, options_model
-from slime_core.plugins.registry import ComponentRef, Registry
+from slime_core.plugins.options import check_plugin_options, option_name, option_rows, options_model
+from slime_core.plugins.registry import ComponentRef, Registry, Resolved
 from slime_core.plugins.resolve import resolve
 
 
@@ -76,7 +76,7 @@ ENGINE = ComponentRef("engines", "math", "x:y", distribution="b", version="1")
 
 
 def check(given: dict[str, Any], *objects: Any) -> None:
-    used = [Used(ref, obj) for ref, obj in zip((MATH, ENGINE), objects)]
+    used = [Resolved(obj, ref) for ref, obj in zip((MATH, ENGINE), objects)]
     check_plugin_options(Args(plugins=given), registry(), "run.yaml:3", used)
 
 
@@ -150,11 +150,11 @@ def test_a_file_is_named_by_its_stem(tmp_path: Path) -> None:
     found = resolve("rewards", str(file))
     assert option_name(found.ref) == "my_rm"
     args = Args(plugins={"my_rm": {"scale": 3}})
-    check_plugin_options(args, registry(), "", [Used(found.ref, found.obj)])
+    check_plugin_options(args, registry(), "", [found])
     assert found.obj(args, None) == 3.0
     assert option_name(ComponentRef("rewards", "pkg.near:reward", "pkg.near:reward")) == "near"
     with pytest.raises(ConfigError, match=r"Did you mean plugins\.my_rm\?"):
-        check_plugin_options(Args(plugins={"myrm": {}}), registry(), "", [Used(found.ref, found.obj)])
+        check_plugin_options(Args(plugins={"myrm": {}}), registry(), "", [found])
 
 
 def test_rows_for_tables() -> None:

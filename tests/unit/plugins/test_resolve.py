@@ -282,9 +282,9 @@ def test_absolute_spec(tmp_path: Path) -> None:
 def test_provenance(tmp_path: Path) -> None:
     file = tmp_path / "rm.py"
     file.write_text(REWARD)
-    facts = resolve("rewards", str(file)).provenance()
+    facts = resolve("rewards", str(file)).ref.provenance()
     assert facts["sha256"] == hashlib.sha256(REWARD.encode()).hexdigest()
     assert facts["source_file"] == str(file)
     assert facts["kind"] == "rewards"
-    named = resolve("rewards", "exact").provenance()
+    named = resolve("rewards", "exact").ref.provenance()
     assert (named["name"], named["distribution"], named["version"]) == ("exact", "slime-rl", "0.1.0")

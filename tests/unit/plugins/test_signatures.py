@@ -90,17 +90,17 @@ def test_reward_forms(obj: Any) -> None:
         (lambda sample: 0.0, r"(args, sample[, evaluation], **kwargs) -> float", "<lambda>(sample)"),
         (lambda args, samples, extra: 0, "(args, samples[, evaluation], **kwargs) -> list", "(args, samples, extra)"),
         (lambda args, sample, *, weight: 0, "(args, sample", "(args, sample, *, weight)"),
-        (3, "a class with compute_reward(self, prompts, responses)", "found int 3"),
+        (3, "a class with compute_reward(self, prompts, responses[, evaluation])", "found int 3"),
         (pytest, "expected a function", "module pytest; name the function in it"),
         (type("Empty", (), {}), "a class with compute_reward", "class Empty without compute_reward"),
         (
             type("Wrong", (), {"compute_reward": lambda self, prompts: []}),
-            "Wrong.compute_reward: expected (self, prompts, responses)",
+            "Wrong.compute_reward: expected (self, prompts, responses[, evaluation])",
             "found <lambda>(prompts)",
         ),
         (
             type("Static", (), {"compute_reward": staticmethod(lambda self, prompts, responses: [])}),
-            "Static.compute_reward: expected (self, prompts, responses)",
+            "Static.compute_reward: expected (self, prompts, responses[, evaluation])",
             "found <lambda>(self, prompts, responses)",
         ),
         (

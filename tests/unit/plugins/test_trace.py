@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slime_command_plugins.tracing import report
+from slime_command_plugins.tracing import Trace, report, watched
 
 from slime_core.config import Args
 from slime_core.errors import PluginError
-from slime_core.plugins import trace
 from slime_core.plugins.manager import build_manager
 from slime_core.plugins.resolve import resolve
 
@@ -27,12 +26,12 @@ def slime_weights_updated(weight_version):
 
 
 @pytest.fixture
-def seen() -> Iterator[trace.Trace]:
-    yield trace.start()
-    trace.stop()
+def seen() -> Iterator[Trace]:
+    with watched() as trace:
+        yield trace
 
 
-def test_hooks_are_timed_per_plugin(write_plugin, plugin_dir: Path, seen: trace.Trace) -> None:
+def test_hooks_are_timed_per_plugin(write_plugin, plugin_dir: Path, seen: Trace) -> None:
     write_plugin("thing-hooks", {"slime.plugins": {"watch": "plug_thing_hooks"}}, HOOKS)
     manager = build_manager(Args(plugin_dir=[str(plugin_dir)]))
     manager.hook.slime_weights_updated(weight_version=1)
@@ -46,7 +45,7 @@ def test_hooks_are_timed_per_plugin(write_plugin, plugin_dir: Path, seen: trace.
     assert (row[0], row[2], row[-1]) == ("slime_weights_updated", "2", "1")
 
 
-def test_answers_say_who_and_where(tmp_path: Path, seen: trace.Trace) -> None:
+def test_answers_say_who_and_where(tmp_path: Path, seen: Trace) -> None:
     file = tmp_path / "my_rm.py"
     file.write_text("\n\ndef reward(args, sample):\n    return 1.0\n")
     resolve("rewards", str(file), origin="--custom-rm-path (flag)")
@@ -62,8 +61,8 @@ def test_answers_say_who_and_where(tmp_path: Path, seen: trace.Trace) -> None:
 
 
 def test_nothing_is_kept_while_no_trace_is_on() -> None:
-    stopped = trace.start()
-    trace.stop()
+    with watched() as stopped:
+        pass
     resolve("rewards", "exact")
     assert not stopped.answers
     assert "none was resolved" in report(stopped)

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import glob
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_command_inspect.saved_files import saved_files
 from slime_core.data.dumps import grouped, read_samples
 from slime_core.errors import DataError
 from slime_core.rollout.reward import RewardStage, Scorer
@@ -59,13 +59,7 @@ class Outcome:
 
 def read_saved(patterns: Iterable[str]) -> list[Saved]:
     """The files of paths and glob patterns, in order. Raises DataError."""
-    found = []
-    for pattern in patterns:
-        paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
-        if not paths:
-            raise DataError(f"{pattern}: no such file")
-        found += [_read(Path(path)) for path in paths]
-    return found
+    return [_read(path) for path in saved_files(patterns)]
 
 
 def _read(path: Path) -> Saved:

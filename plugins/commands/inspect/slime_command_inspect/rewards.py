@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         help="score samples of files again",
         description="Score samples of rollout dumps or failures/*.json again. Settings of slime train may follow.",
     )
-    replay.add_argument("files", nargs="+", metavar="DUMP", help="rollout dump, failures/*.json, or a glob pattern")
+    replay.add_argument("files", nargs="+", metavar="DUMP", help="run, saved samples, failures/*.json, or a pattern")
     replay.add_argument(
         "--with", dest="specs", action="append", metavar="SPEC",
         help="reward, by name or path; repeat to compare. Default for failures/*.json: the one that failed",

@@ -1,6 +1,6 @@
-"""`slime samples`: keep the best of saved samples as data for slime sft.
+"""`slime samples`: read what the model wrote in a run, and keep the best of saved samples as data for slime sft.
 
-What `slime rollout` saved -> rows of the sampled tokens themselves.
+`filter`: what `slime rollout` saved -> rows of the sampled tokens themselves.
 Exit status: 0 a file was written, 1 nothing was left to write.
 """
 
@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 from slime_core.protocols import Command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from slime_command_inspect.selection import Selection
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define `slime samples` and its sub-command."""
-    text = "saved samples as data for supervised fine-tuning"
+    from slime_command_inspect import samples_show
+
+    text = "what the model wrote in a run; the best of it as data for supervised fine-tuning"
     parser = subparsers.add_parser("samples", help=text, description=text)
     commands = parser.add_subparsers(dest="samples_command", required=True, metavar="COMMAND")
+    samples_show.add_parser(commands)
     chosen = commands.add_parser(
         "filter",
         help="keep the best and write them as rows for slime sft",
@@ -45,9 +46,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Read, choose, write, tell. Raises DataError and ConfigError for what cannot be read."""
+    """Show, or choose and write. Raises RunError, DataError and ConfigError for what cannot be read."""
+    if namespace.samples_command == "show":
+        from slime_command_inspect import samples_show
+
+        return samples_show.run(namespace)
     from slime_command_sft.sampled_rows import to_row
 
+    from slime_command_inspect.saved_files import saved_files
     from slime_command_inspect.selection import Wanted, select
     from slime_core.data.dumps import read_samples, to_json, write_lines
     from slime_core.data.tokenizer import load_tokenizer
@@ -61,7 +67,7 @@ def run(namespace: argparse.Namespace) -> int:
         dedupe=namespace.dedupe,
     )
     tokenizer = load_tokenizer(namespace.hf_checkpoint)
-    found = select(((path, read_samples(path)) for path in _paths(namespace.sources)), wanted)
+    found = select(((path, read_samples(path)) for path in saved_files(namespace.sources)), wanted)
     _check_ids(found, tokenizer, namespace.hf_checkpoint)
     output = Path(namespace.output)
     if found.kept:
@@ -75,24 +81,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
     return value
-
-
-def _paths(sources: Sequence[str]) -> Iterator[Path]:
-    """The files of samples, in order. Raises DataError where a source has none."""
-    import glob
-
-    from slime_core.errors import DataError
-
-    for source in sources:
-        path = Path(source)
-        if path.is_dir():
-            folder = path / "rollouts" if (path / "rollouts").is_dir() else path
-            files = sorted(folder.glob("rollout_[0-9]*.jsonl"))
-        else:
-            files = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(source, recursive=True))]
-        if not files:
-            raise DataError(f"{source}: no samples there; slime rollout writes RUN/rollouts/rollout_<id>.jsonl")
-        yield from files
 
 
 def _check_ids(found: Selection, tokenizer: Any, directory: str) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from slime_runs.run import read_lines
 
 from slime_core.errors import ConfigError
-from slime_core.observability.timeline import FILE, read_timeline
+from slime_core.observability.timeline import FILE
 
 _FINISHED = ("completed", "truncated")
 
@@ -101,7 +102,7 @@ def read_workload(run: Path) -> tuple[Workload, Recorded]:
         raise ConfigError(f"{path}: no such file; a run writes it unless it was started with --no-trace")
     events: list[dict[str, Any]] = []
     settings: Mapping[str, Any] = {}
-    for event in read_timeline(path):
+    for event in read_lines(path):
         if event["e"] == "run":
             events, settings = [], event["settings"]
         else:

@@ -12,9 +12,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import slime_core
 from slime_command_plugins.contracts import Outcome, run_contracts
 from slime_command_plugins.naming import kind_word, split
-from slime_core.distributions import normalized
+from slime_core.distributions import CORE, normalized
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.registry import ComponentRef, Registry
@@ -116,7 +117,6 @@ def _shown(kind: str, spec: str, ref: ComponentRef | None) -> str:
 
 def _checked(kind: str, spec: str, ref: ComponentRef | None) -> Line:
     """API version, load, signature, requirements and options."""
-    from slime_core.plugins.compat import missing_requirements
     from slime_core.plugins.manager import load_hook_module
     from slime_core.plugins.options import option_rows, options_model
     from slime_core.plugins.resolve import resolve
@@ -125,7 +125,7 @@ def _checked(kind: str, spec: str, ref: ComponentRef | None) -> Line:
     try:
         if kind == HOOK_GROUP:
             assert ref is not None, "hook plugins have no path"
-            _, obj = load_hook_module(ref)
+            obj = load_hook_module(ref).obj
         else:
             obj = resolve(kind, spec).obj
     except PluginError as error:
@@ -152,3 +152,31 @@ def _merged(specs: list[Spec], lines: list[Line], outcomes: dict[Spec, Outcome])
         else:
             merged.append(Line(True, line.plugin, f"{line.message}; contract: {outcome.note}"))
     return merged
+
+
+def missing_requirements(ref: ComponentRef) -> list[tuple[str, str]]:
+    """What the plugin's distribution requires and this environment lacks: (requirement, found).
+
+    `found` is the installed version that does not do, or empty.
+    """
+    from importlib import metadata
+
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    missing = []
+    for text in ref.requires:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            # The core may run from a checkout that is not installed.
+            core = normalized(requirement.name) == CORE
+            found = slime_core.__version__ if core else metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            found = ""
+        if not found or not requirement.specifier.contains(found, prereleases=True):
+            missing.append((f"{requirement.name}{requirement.specifier}", found))
+    return missing

@@ -46,7 +46,7 @@ def add_command(subparsers: Any, name: str) -> argparse.ArgumentParser:
 
 def run(namespace: argparse.Namespace) -> int:
     """Run the sub-command; its exit status."""
-    from slime_core.plugins.allow import enter_safe_mode
+    from slime_core.distributions import enter_safe_mode
     from slime_core.plugins.discovery import add_plugin_directories
 
     if namespace.no_plugins:

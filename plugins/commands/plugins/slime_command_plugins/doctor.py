@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlparse
 
-from slime_core.distributions import BUNDLE, CORE, installed
+from slime_command_plugins.checking import missing_requirements
+from slime_core.distributions import ALLOW_VARIABLE, BUNDLE, CORE, installed, safe_mode
 from slime_core.errors import PluginError, PluginIncompatibleError, PluginLoadError, PluginSignatureError
-from slime_core.plugins.allow import ALLOW_VARIABLE, AllowList, install_hint, safe_mode
-from slime_core.plugins.compat import missing_requirements
 from slime_core.plugins.discovery import GROUP_PREFIX, PLUGIN_DIR_VARIABLE, DirectoryComponents
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.manager import load_hook_module
@@ -65,9 +64,7 @@ def examine(registry: Registry) -> list[Finding]:
 
 
 def _allow_list(registry: Registry) -> Iterator[Finding]:
-    allow = AllowList.from_environment()
-    unknown = allow.unknown([*registry, *registry.left_out])
-    if unknown:
+    if unknown := registry.not_found():
         yield Finding(
             "error",
             "allow-list",
@@ -146,7 +143,7 @@ def _loading(registry: Registry) -> Iterator[Finding]:
 
 
 def _way_out(ref: ComponentRef) -> str:
-    remedy = f"edit {ref.folder}" if ref.folder else f"{install_hint(ref)}, or pip uninstall {ref.distribution}"
+    remedy = f"edit {ref.folder}" if ref.folder else f"{ref.install_hint}, or pip uninstall {ref.distribution}"
     return f"{remedy}; then: slime plugins check {ref.folder or ref.distribution}"
 
 
@@ -163,7 +160,7 @@ def _requirements(registry: Registry) -> Iterator[Finding]:
                 "error",
                 "requirement",
                 f"{distribution} {ref.version} needs {requirement}, but {has}",
-                install_hint(ref),
+                ref.install_hint,
                 f"runs that select a plugin of {distribution}",
             )
 

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Print the table; what is wrong goes to standard error."""
+    from slime_core.cli.plugin_help import table
     from slime_core.plugins.manager import current_registry
-    from slime_core.plugins.trace import table
 
     registry = current_registry()
     wanted = registered_kind(namespace.kind) if namespace.kind else None
@@ -39,7 +39,7 @@ def run(namespace: argparse.Namespace) -> int:
         print("\n".join(table([_HEADER, *rows])))
     left_out = sorted({ref.distribution for ref in registry.left_out})
     if left_out:
-        print(f"left out by {registry.left_out_by}: {', '.join(left_out)}", file=sys.stderr)
+        print(f"left out by {registry.allow.set_by}: {', '.join(left_out)}", file=sys.stderr)
     for problem in registry.problems:
         print(f"not usable: {problem.where}: {problem.message}", file=sys.stderr)
     for message in wrong:

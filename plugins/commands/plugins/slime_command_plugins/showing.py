@@ -8,7 +8,8 @@ from typing import Any
 
 from slime_command_plugins.naming import kind_word, origin, split
 from slime_core.errors import name_of
-from slime_core.plugins.kinds import HOOK_GROUP, KINDS, Kind, kind_of
+from slime_core.plugins.kind import Kind
+from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 from slime_core.plugins.registry import ComponentRef
 
 
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Print its facts, options and documentation."""
-    from slime_core.plugins.trace import table
+    from slime_core.cli.plugin_help import table
 
     kind, spec = split(namespace.component, "slime plugins show")
     ref, obj = _load(kind, spec)
@@ -39,14 +40,15 @@ def _load(kind: str, spec: str) -> tuple[ComponentRef, Any]:
     from slime_core.plugins.resolve import resolve
 
     if kind == HOOK_GROUP:
-        return load_hook_module(current_registry().get(HOOK_GROUP, spec))
+        found = load_hook_module(current_registry().get(HOOK_GROUP, spec))
+        return found.ref, found.obj
     resolved = resolve(kind, spec, origin="slime plugins show")
     row = KINDS.get(resolved.ref.kind)  # none for the function of a hook's flag
     return resolved.ref, resolved.obj.run if row is not None and row.instance else resolved.obj
 
 
 def _facts(key: str, ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:
-    from slime_core.plugins.trace import place_of
+    from slime_command_plugins.tracing import place_of
 
     facts = ref.provenance()
     rows = [("kind", kind_word(ref)), ("name", ref.name), ("from", origin(ref)), ("target", ref.target)]

@@ -1,14 +1,87 @@
-"""`slime plugins trace -- train ...`: run a command, then say who answered for each setting and who was called."""
+"""`slime plugins trace -- train ...`: run a command, then say who answered for each setting and who was called.
+
+One process is watched, not those it starts.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import pluggy
+
+from slime_core.cli.plugin_help import table
 from slime_core.errors import ConfigError
-from slime_core.plugins.trace import Trace, start, stop, table
+from slime_core.plugins.manager import OBSERVERS
+from slime_core.plugins.registry import ComponentRef, Resolved
 
 RUNS = ("train", "sft", "eval", "rollout")
 """Commands that use plugins and end by themselves."""
+
+
+@dataclass
+class Answer:
+    """One component that a setting named."""
+
+    origin: str
+    """Setting and place, e.g. "--rm-type (run.yaml:3)"."""
+    ref: ComponentRef
+    place: str
+    """`file:line`."""
+    times: int = 0
+
+
+@dataclass
+class Calls:
+    """The calls of one hook in one plugin."""
+
+    times: int = 0
+    seconds: float = 0.0
+    slowest: float = 0.0
+    errors: int = 0
+
+
+@dataclass
+class Trace:
+    """What has been seen so far."""
+
+    answers: dict[tuple[str, str, str], Answer] = field(default_factory=dict)
+    calls: dict[tuple[str, str], Calls] = field(default_factory=dict)
+    """(hook, plugin) -> its calls."""
+
+    def resolved(self, found: Resolved) -> None:
+        """Count who answered for a setting."""
+        key = (found.origin, found.ref.kind, found.ref.name)
+        known = self.answers.get(key) or Answer(found.origin, found.ref, place_of(found.obj, found.ref))
+        self.answers[key] = replace(known, times=known.times + 1)
+
+    def built(self, manager: pluggy.PluginManager) -> None:
+        """Time every implementation registered so far; collecting names is over by then."""
+        for name, plugin in manager.list_name_plugin():
+            for caller in manager.get_hookcallers(plugin) or () if plugin is not None else ():
+                if caller.name == "slime_register_components":
+                    continue
+                for implementation in caller.get_hookimpls():
+                    if implementation.plugin is plugin:
+                        calls = self.calls.setdefault((caller.name, name), Calls())
+                        implementation.function = _timed(implementation.function, calls)  # type: ignore[misc]
+
+
+@contextmanager
+def watched() -> Iterator[Trace]:
+    """Collect inside, in this process."""
+    trace = Trace()
+    OBSERVERS.append(trace)
+    try:
+        yield trace
+    finally:
+        OBSERVERS.remove(trace)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +103,11 @@ def run(namespace: argparse.Namespace) -> int:
             f"slime plugins trace: name the command to run ({', '.join(RUNS)}), e.g."
             " slime plugins trace -- train --config run.yaml --num-rollout 1"
         )
-    seen = start()
-    try:
-        return main(arguments)
-    finally:
-        stop()
-        print(report(seen), flush=True)
+    with watched() as seen:
+        try:
+            return main(arguments)
+        finally:
+            print(report(seen), flush=True)
 
 
 def report(trace: Trace) -> str:
@@ -53,3 +125,31 @@ def report(trace: Trace) -> str:
         rows.append((hook, plugin, str(calls.times), *times, str(calls.errors)))
     lines += table(rows) if len(rows) > 1 else ["no hook plugin is loaded"]
     return "\n".join(lines)
+
+
+def place_of(obj: Any, ref: ComponentRef) -> str:
+    """`file:line` of an object, as far as it can be known."""
+    try:
+        found = inspect.unwrap(obj) if callable(obj) else obj
+        target = found if inspect.isfunction(found) or inspect.isclass(found) else type(found)
+        return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]}"
+    except (OSError, TypeError, ValueError):
+        return str(ref.source_file or ref.target)
+
+
+def _timed(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return function(*args)
+        except BaseException:
+            calls.errors += 1
+            raise
+        finally:
+            took = time.perf_counter() - begun
+            calls.times += 1
+            calls.seconds += took
+            calls.slowest = max(calls.slowest, took)
+
+    return call

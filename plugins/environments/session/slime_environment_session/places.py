@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.resolve import Resolved
+from slime_core.plugins.registry import Resolved
 from slime_core.plugins.signatures import construct
 from slime_core.plugins.workers.calls import apply, pack_args, sample_state
 from slime_core.procs.worker import HEADER, Worker

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from slime_core.errors import ConfigError, EnvironmentTimeoutError, PluginError, SlimeError
 from slime_core.plugins.boundary import raised_at
-from slime_core.plugins.resolve import Resolved, absolute_spec, resolve
+from slime_core.plugins.registry import Resolved
+from slime_core.plugins.resolve import absolute_spec, resolve
 from slime_core.plugins.signatures import declared, is_async
 from slime_core.protocols import Args, Observation, Reward, Step, Turn
 from slime_core.types import Sample

@@ -42,43 +42,33 @@ def slime_megatron_before_train_step(
 FLAGS = (
     FunctionFlag(
         name="megatron_model_providers",
-        singular="megatron_model_provider",
         flags=("--custom-model-provider-path",),
         canonical=("model_provider", "custom_model_provider"),
-        calls=(
-            Call(
-                (),
-                "(pre_process, post_process[, vp_stage]) -> GPTModel",
-                keywords=("vp_stage",),
-                named=("pre_process", "post_process"),
-                plain=True,
-            ),
-        ),
+        calls=(Call("(*, pre_process, post_process[, vp_stage]) -> GPTModel", plain=True),),
     ),
     HookFlag(
         name="slime_megatron_init",
-        singular="megatron_init",
+        word="megatron_init",
         flags=("--custom-megatron-init-path",),
         canonical=("megatron_init", "custom_megatron_init"),
-        calls=(Call(("args",), "(args) -> None", plain=True),),
+        calls=(Call("(args) -> None", plain=True),),
         trains=True,
     ),
     HookFlag(
         name="slime_megatron_before_log_prob",
-        singular="megatron_before_log_prob",
+        word="megatron_before_log_prob",
         flags=("--custom-megatron-before-log-prob-hook-path",),
         canonical=("before_log_prob", "megatron_before_log_prob"),
-        calls=(Call(("args", "model", "store_prefix"), "(args, model, store_prefix) -> None", plain=True),),
+        calls=(Call("(args, model, store_prefix) -> None", plain=True),),
         trains=True,
     ),
     HookFlag(
         name="slime_megatron_before_train_step",
-        singular="megatron_before_train_step",
+        word="megatron_before_train_step",
         flags=("--custom-megatron-before-train-step-hook-path",),
         canonical=("before_train_step", "megatron_before_train_step"),
         calls=(
             Call(
-                ("args", "rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler"),
                 "(args, rollout_id, step_id, model, optimizer, opt_param_scheduler) -> None",
                 plain=True,
             ),

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from slime_engine_sglang.incidents import Incidents
+from slime_runs.run import read_lines
 
-from slime_core.observability.events import EventLog, read_events
+from slime_core.observability.events import EventLog
 
 
 def test_told_three_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -23,7 +24,7 @@ def test_told_three_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
         "server 0 (http://h:1) restarted after 2.5 s",
     ]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
-    first, second, _ = read_events(tmp_path / "run")
+    first, second, _ = list(read_lines(tmp_path / "run" / "events.jsonl"))
     assert first.pop("time") <= second.pop("time")
     assert first == {
         "event": "quarantined", "engine": "server 0", "url": "http://h:1", "reason": "exited with status 1:\n  its log",
@@ -55,8 +56,8 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     log.write("restarted", engine="a")
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(b'{"time": 1, "eve')
-    assert [line["event"] for line in read_events(tmp_path)] == ["restarted"]
-    assert read_events(tmp_path / "nowhere") == []
+    assert [line["event"] for line in read_lines(tmp_path / "events.jsonl")] == ["restarted"]
+    assert list(read_lines(tmp_path / "nowhere" / "events.jsonl")) == []
 
 
 def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,14 @@ from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.heartbeat import HEALTHY, Finding
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.supervised import Supervised
+from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.supervisor import Supervisor
+from slime_runs.run import read_lines
+from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config import Args
 from slime_core.errors import EngineError
-from slime_core.observability.events import EventLog, read_events
-from slime_core.testing.tiny import tiny_model
+from slime_core.observability.events import EventLog
 from tests.engine_processes import EmbeddedServer, SmallRouter
 
 READY, OUT = WorkerState.READY, WorkerState.QUARANTINED
@@ -82,7 +83,7 @@ class Fleet:
         """What `events.jsonl` says of one server, or of the router."""
         process = self.router if number is None else self.servers[number]
         assert process is not None
-        return [line for line in read_events(self.directory) if line["url"] == process.url]
+        return [line for line in read_lines(self.directory / "events.jsonl") if line["url"] == process.url]
 
     def events(self, number: int | None = 0) -> list[str]:
         return [line["event"] for line in self.records(number)]
@@ -378,7 +379,10 @@ def test_a_dead_router_comes_back_at_its_address_and_knows_every_ready_server(fl
     assert it.supervisor.take_metrics()["engine/router_restarts"] == 1
     assert it.router.url == url
     assert it.router.workers() == everybody
-    assert [line["event"] for line in read_events(it.directory)] == ["router_failed", "router_restarted"]
+    assert [line["event"] for line in read_lines(it.directory / "events.jsonl")] == [
+        "router_failed",
+        "router_restarted",
+    ]
     assert it.pool.ready == it.workers
 
 

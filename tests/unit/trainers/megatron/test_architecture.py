@@ -12,8 +12,8 @@ from slime_trainer_megatron.arguments.architecture import check_architecture
 from slime_trainer_megatron.families import Architecture
 
 from slime_core.config import Args
-from slime_core.config.foreign import Given, Lists, find_foreign, find_owners
-from slime_core.config.origins import FLAG
+from slime_core.config.foreign import Lists, find_foreign, find_owners
+from slime_core.config.origins import FLAG, Entry
 from slime_core.errors import ConfigError
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import resolve as resolve_plugin
@@ -32,8 +32,8 @@ def architecture_of(hf: Mapping[str, Any]) -> Architecture:
 
 
 def flags_of(preset: ModelPreset) -> dict[str, Any]:
-    given = [Given(flag.replace("-", "_"), value, FLAG) for flag, value in megatron_flags(preset).items()]
-    assert all(find_foreign(OWNERS, item.name) for item in given)
+    given = [(flag.replace("-", "_"), Entry(value, FLAG)) for flag, value in megatron_flags(preset).items()]
+    assert all(find_foreign(OWNERS, name) for name, _ in given)
     return {name: entry.value for name, entry in Lists(OWNERS, {}).read(given).items()}
 
 

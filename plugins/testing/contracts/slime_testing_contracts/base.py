@@ -1,7 +1,6 @@
 """What all contract suites share: the component under test, its settings, and a guard on the suite itself.
 
-The suites of slime's kinds are the distribution slime-rl's (`slime_testing_contracts`); `suite_of` finds them, and
-those of anybody else, by entry point.
+`suite_of` finds the suite of a kind, slime's own and those of anybody else, by entry point.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from slime_core.errors import PluginConflictError, SlimeError
 from slime_core.plugins.discovery import CONTRACTS_GROUP
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.manager import current_registry
-from slime_core.plugins.options import Used, check_plugin_options, option_rows, options_model
-from slime_core.plugins.resolve import Resolved, resolve
+from slime_core.plugins.options import check_plugin_options, option_rows, options_model
+from slime_core.plugins.registry import Resolved
+from slime_core.plugins.resolve import resolve
 
 
 class Contract:
@@ -82,7 +82,7 @@ class Contract:
     def check_options(self) -> None:
         """The options in `args`, and their documentation. Raises ConfigError."""
         found, settings = self.resolved, self.settings
-        check_plugin_options(settings, current_registry(), f"{type(self).__name__}.args", [Used(found.ref, found.obj)])
+        check_plugin_options(settings, current_registry(), f"{type(self).__name__}.args", [found])
         model = options_model(found.obj)
         undocumented = [row.name for row in option_rows(model) if not row.help] if model else []
         assert not undocumented, f"options need documentation, since --help shows it: {', '.join(undocumented)}"

@@ -1,0 +1,57 @@
+"""`slime samples show`: what the model wrote in a run, sample by sample."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Define the sub-command."""
+    text = "read what the model wrote in a run: best, worst, failed, one group, or a text"
+    parser = commands.add_parser("show", help=text, description=text)
+    parser.add_argument("run", metavar="RUN", help="run directory; the run may be going on")
+    parser.add_argument("--rollout", type=int, metavar="N", help="of this rollout (counted from 0)")
+    parser.add_argument("--group", type=int, metavar="ID", help="all answers to one prompt")
+    parser.add_argument("--eval", metavar="NAME", dest="data_set", help="of an evaluation's data set")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--best", action="store_true", help="highest reward first")
+    chosen.add_argument("--worst", action="store_true", help="lowest reward first")
+    chosen.add_argument("--failed", action="store_true", help="those that failed, with the reason")
+    parser.add_argument("--dropped", action="store_true", help="of groups that were not trained on")
+    parser.add_argument("--grep", metavar="TEXT", help="with this text in prompt or response, in any case")
+    parser.add_argument("-n", type=int, default=5, metavar="N", help="so many (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per sample, as it is stored")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Print; exit status 1 where none is found. Raises RunError."""
+    from slime_runs import Run
+    from slime_runs.index import Filter
+    from slime_runs.reading import lines
+
+    found_run = Run(namespace.run)
+    wanted = Filter(
+        rollout=namespace.rollout,
+        group_index=namespace.group,
+        data_set=namespace.data_set or "",
+        fate="dropped" if namespace.dropped else None,
+        failed=namespace.failed,
+    )
+    count = 0
+    for sample in found_run.samples(
+        wanted,
+        order="best" if namespace.best else "worst" if namespace.worst else "rollout",
+        limit=namespace.n,
+        text=namespace.grep,
+    ):
+        count += 1
+        if namespace.json:
+            print(json.dumps(sample.row))
+        else:
+            print("\n".join(lines(found_run, sample, colour=sys.stdout.isatty())))
+    if not count:
+        print("no sample of the run is like that", file=sys.stderr)
+    return int(not count)

@@ -1,0 +1,12 @@
+"""What a run leaves in its directory, for programs and notebooks: `Run(path)`.
+
+>>> from slime_runs import Run                                                                      # doctest: +SKIP
+>>> run = Run("outputs/demo")                                                                       # doctest: +SKIP
+>>> [sample.text for sample in run.samples(rollout=3, order="best", limit=2)]                       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from slime_runs.run import Run, RunError, StoredSample, find_runs
+
+__all__ = ["Run", "RunError", "StoredSample", "find_runs"]

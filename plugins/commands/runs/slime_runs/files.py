@@ -1,0 +1,100 @@
+"""Files of samples: JSON lines in zstd frames, one frame for each prompt's group, so that a group is read alone.
+
+A file is written whole under another name and moved into place, so a kill leaves none that is torn; one that was cut by
+something else is read up to its last whole frame. `zstdcat` shows a file, and `data.dumps.read_samples` reads it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import zstandard
+
+FOLDER = "samples"
+INDEX = "index.sqlite"
+_NAME = re.compile(r"(rollout|eval)_(\d+)\.jsonl\.zst")
+_LEVEL = 3
+
+Row = dict[str, Any]
+"""A sample as `Sample.to_dict` has it, and under "kept" what the run did with it."""
+
+
+class Frame(NamedTuple):
+    """Where a group lies in its file, in bytes."""
+
+    offset: int
+    size: int
+
+
+def file_name(rollout_id: int, *, evaluation: bool = False) -> str:
+    """`rollout_0000012.jsonl.zst`, or `eval_...` for the evaluations after so many rollouts."""
+    return f"{'eval' if evaluation else 'rollout'}_{rollout_id:07}.jsonl.zst"
+
+
+def trained_name(rollout_id: int) -> str:
+    """`trained_0000012.jsonl.zst`: what the optimizer was given of the rollout's samples."""
+    return f"trained_{rollout_id:07}.jsonl.zst"
+
+
+def parse_name(name: str) -> tuple[int, bool] | None:
+    """(rollout, whether it is an evaluation) of a name that `file_name` made."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else (int(found[2]), found[1] == "eval")
+
+
+def sample_files(folder: Path) -> list[Path]:
+    """Those in the folder, in the order of rollouts."""
+    named = [(parse_name(path.name), path) for path in folder.glob("*.jsonl.zst")]
+    return [path for found, path in sorted((found, path) for found, path in named if found is not None)]
+
+
+def write_file(path: Path, groups: Iterable[Sequence[bytes]]) -> list[Frame]:
+    """Write each group's lines as a frame. Raises OSError; then the file is as it was."""
+    compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    frames = [compressor.compress(b"".join(line + b"\n" for line in lines)) for lines in groups]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(b"".join(frames))
+    os.replace(partial, path)
+    ends = [0]
+    for frame in frames:
+        ends.append(ends[-1] + len(frame))
+    return [Frame(offset, len(frame)) for offset, frame in zip(ends, frames)]
+
+
+def read_frame(path: Path, frame: Frame) -> list[Row]:
+    """The samples of one group. Raises OSError, ValueError where something else lies there."""
+    with path.open("rb") as file:
+        file.seek(frame.offset)
+        return _rows(file.read(frame.size))
+
+
+def read_frames(path: Path) -> Iterator[tuple[Frame, list[Row]]]:
+    """Every whole frame of a file, first one first."""
+    content = memoryview(path.read_bytes())
+    offset = 0
+    while offset < len(content):
+        reader = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            lines = reader.decompress(content[offset:])
+        except zstandard.ZstdError:
+            return
+        if not reader.eof:
+            return
+        size = len(content) - offset - len(reader.unused_data)
+        yield Frame(offset, size), [orjson.loads(line) for line in io.BytesIO(lines)]
+        offset += size
+
+
+def _rows(frame: bytes) -> list[Row]:
+    try:
+        lines = zstandard.ZstdDecompressor().decompress(frame)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+    return [orjson.loads(line) for line in io.BytesIO(lines)]

@@ -1,0 +1,158 @@
+"""What one looks at first: curves, rollouts, evaluations, where time goes, what was dropped, incidents.
+
+`overview` makes plain values, which `slime show --json` prints; `lines` makes text of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from slime_runs.index import Filter
+from slime_runs.run import Run, StoredSample
+from slime_runs.text import number, one_line, sparkline, table
+
+CURVES = {
+    "reward": "rollout/raw_reward",
+    "loss": "train/loss",
+    "length": "rollout/response_len/mean",
+    "truncated": "rollout/truncated_ratio",
+    "entropy": "train/entropy_loss",
+    "gradient": "train/grad_norm",
+    "KL": "train/kl_loss",
+    "log-prob gap": "train/train_rollout_logprob_abs_diff",
+    "tokens/s": "perf/tokens_per_sec",
+}
+"""Name on the page -> metric."""
+_DROPS = "rollout/dynamic_filter/drop_"
+_LAST = 5
+
+
+def overview(run: Run) -> dict[str, Any]:
+    """Everything `slime show` knows, as JSON values."""
+    metrics, settings = run.metrics(), run.settings()
+    index = run.index()
+    try:
+        rollouts = [
+            {"rollout": n, "samples": count, "score": score, "dropped": dropped, "failed": failed}
+            for n, count, score, dropped, failed in index.rollouts()
+        ]
+        stored = {"samples": index.count(Filter()), "bytes": index.total_bytes()}
+    finally:
+        index.close()
+    wanted = settings.get("num_rollout", (None, ""))[0]
+    done = max((line["step"] for line in metrics), default=0)
+    return {
+        "run": str(run.path),
+        "state": run.state(),
+        "rollouts": {"done": done, "of": wanted},
+        "model": settings.get("hf_checkpoint", (None, ""))[0],
+        "curves": {name: run_curve for name, metric in CURVES.items() if (run_curve := _curve(metrics, metric))},
+        "evaluations": evaluations(metrics),
+        "last_rollouts": rollouts[-_LAST:],
+        "seconds": _seconds(metrics[-20:]),
+        "dropped": _dropped(metrics),
+        "stored": stored,
+        "stalls": [str(path) for path in run.stalls()],
+        "engine_events": dict(Counter(event["event"] for event in run.events())),
+        "best": _short(next(run.samples(Filter(data_set=""), order="best", limit=1), None)),
+        "worst": _short(next(run.samples(Filter(data_set=""), order="worst", limit=1), None)),
+    }
+
+
+def _curve(metrics: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    return [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
+
+
+def evaluations(metrics: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Data set -> (step, score)."""
+    names = sorted(
+        {n for line in metrics for n in line if n.startswith("eval/") and "/" not in n[5:] and "-" not in n[5:]}
+    )
+    return {name[5:]: _curve(metrics, name) for name in names}
+
+
+def _seconds(metrics: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean seconds per rollout of each stage, the longest first."""
+    total: Counter[str] = Counter()
+    for line in metrics:
+        total.update({n[5:-5]: v for n, v in line.items() if n.startswith("perf/") and n.endswith("_time")})
+    steps = max(sum("rollout/raw_reward" in line for line in metrics), 1)
+    return {name: seconds / steps for name, seconds in total.most_common()}
+
+
+def _dropped(metrics: list[dict[str, Any]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for line in metrics:
+        total.update({n.removeprefix(_DROPS): v for n, v in line.items() if n.startswith(_DROPS)})
+    return dict(total.most_common())
+
+
+def _short(found: StoredSample | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    entry = found.entry
+    prompt = found.messages[-1].get("content")
+    return {
+        "rollout": entry.rollout, "group": entry.group_index, "sample": entry.sample_index, "score": entry.score,
+        "prompt": prompt if isinstance(prompt, str) else str(prompt), "response": found.text,
+    }  # fmt: skip
+
+
+def interval(score: float, samples: int) -> float:
+    """Half of the 95% interval of a share of `samples` (normal approximation)."""
+    return 1.96 * math.sqrt(max(score * (1 - score), 0.0) / samples) if samples else math.inf
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """`overview` as text."""
+    done, of = found["rollouts"]["done"], found["rollouts"]["of"]
+    text = [f"{found['run']}: {found['state']}, {done} of {of or '?'} rollouts, model {found['model']}"]
+    if found["curves"]:
+        rows = [
+            (name, sparkline([v for _, v in curve]), number(curve[0][1]), "->", number(curve[-1][1]))
+            for name, curve in found["curves"].items()
+        ]
+        text += ["", *table(rows)]
+    for name, scores in found["evaluations"].items():
+        if scores:
+            text.append(f"{name}: " + ", ".join(f"{number(v)} after {step}" for step, v in _few(scores)))
+    if found["last_rollouts"]:
+        rows = [("rollout", "reward", "samples", "dropped", "failed")] + [
+            (str(r["rollout"]), number(r["score"]), str(r["samples"]), str(r["dropped"]), str(r["failed"]))
+            for r in found["last_rollouts"]
+        ]
+        text += ["", *table(rows)]
+    if found["dropped"]:
+        text += ["", "groups dropped: " + ", ".join(f"{n:.0f} {reason}" for reason, n in found["dropped"].items())]
+    if found["seconds"]:
+        longest = list(found["seconds"].items())[:5]
+        text += ["", "seconds per rollout: " + ", ".join(f"{name} {number(s)}" for name, s in longest)]
+    for name in ("best", "worst"):
+        if (sample := found[name]) is not None:
+            text += [
+                "",
+                f"{name}: rollout {sample['rollout']}, group {sample['group']}, reward {number(sample['score'])}",
+            ]
+            text += [f"  {one_line(sample['prompt'], 200)}", f"  -> {one_line(sample['response'], 300)}"]
+    text += _incidents(found)
+    if found["stored"]["samples"]:
+        stored = found["stored"]
+        text += [
+            "",
+            f"{stored['samples']:,} samples kept ({stored['bytes'] / 1e6:.1f} MB): slime samples show {found['run']}",
+        ]
+    return text
+
+
+def _few(scores: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    return scores if len(scores) <= 4 else [scores[0], *scores[-3:]]
+
+
+def _incidents(found: Mapping[str, Any]) -> list[str]:
+    text = [f"waited too long: {path}" for path in found["stalls"]]
+    if found["engine_events"]:
+        text.append("engines: " + ", ".join(f"{n} {event}" for event, n in found["engine_events"].items()))
+    return ["", *text] if text else []

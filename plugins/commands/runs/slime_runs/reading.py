@@ -1,0 +1,111 @@
+"""A stored sample as one reads it: what it was paid, and the conversation in pieces by who wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core.provenance import Source
+from slime_runs.run import Run, StoredSample
+from slime_runs.text import number, one_line, plain
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+COLOURS = {
+    Source.SYSTEM: "35",
+    Source.USER: "36",
+    Source.TEMPLATE: "2",
+    Source.TOOL: "33",
+    Source.SAMPLED: "32",
+    Source.DEMONSTRATION: "34",
+    Source.TEXT: "34",
+}
+"""Of the terminal, by who wrote a piece."""
+
+
+def pieces(run: Run, found: StoredSample) -> Iterator[tuple[Source, bool, str]]:
+    """(who wrote it, whether it is trained on, its text) in order; by the tokens where their tokenizer is at hand."""
+    tokenizer, sample = tokenizer_of(run), found.sample
+    if tokenizer is None or not sample.tokens:
+        for message in found.messages:
+            role = str(message.get("role"))
+            source = {"system": Source.SYSTEM, "tool": Source.TOOL}.get(role, Source.USER)
+            yield source, False, f"{message.get('content')}\n"
+        yield Source.SAMPLED, not sample.remove_sample, found.text
+        return
+    start = 0
+    for span in sample.known_spans():
+        ids = sample.tokens[start : start + span.length]
+        start += span.length
+        yield span.source, span.trained and not sample.remove_sample, tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def tokenizer_of(run: Run) -> Tokenizer | None:
+    """The one of its newest commit, or of the model it began with; None where both are gone."""
+    commits = sorted((run.path / "checkpoints").glob("rollout_*/tokenizer.json"), reverse=True)
+    begun = run.settings().get("hf_checkpoint", (None, ""))[0]
+    for path in [*commits, *([Path(begun) / "tokenizer.json"] if begun else [])]:
+        if path.is_file():
+            return _tokenizer(str(path))
+    return None
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(path: str) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(path)
+
+
+def header(found: StoredSample) -> str:
+    """One line: where it is from, what it was paid, what became of it."""
+    entry = found.entry
+    place = (
+        f"evaluation of {entry.data_set} after {entry.rollout} rollouts"
+        if entry.data_set
+        else f"rollout {entry.rollout}"
+    )
+    versions = {entry.oldest_version, entry.newest_version} - {None}
+    parts = [
+        f"{place}, group {entry.group_index}, sample {entry.sample_index}",
+        f"reward {number(entry.score)}",
+        f"{entry.status}, {entry.fate}",
+        f"{entry.prompt_tokens} + {entry.response_tokens} tokens, {entry.trained_tokens} trained",
+        f"weights {'-'.join(str(v) for v in sorted(versions, key=str))}" if versions else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def lines(run: Run, found: StoredSample, *, colour: bool, limit: int | None = None) -> list[str]:
+    """The sample on a terminal; `limit` characters of each piece."""
+    label = found.row.get("label")
+    text = [_painted(header(found), "1", colour)]
+    if label is not None:
+        text.append(f"label: {one_line(str(label), 500)}")
+    if isinstance(found.row.get("reward"), dict):
+        text.append("reward: " + ", ".join(f"{key} {_value(value)}" for key, value in found.row["reward"].items()))
+    if found.entry.fate == "trained" and (row := run.trained(found.entry.rollout).get(found.entry.sample_index or 0)):
+        text.append(f"advantage {_mean(row.get('advantages'))}")
+    if found.entry.failure:
+        text.append(f"failed in {one_line(found.entry.failure, 500)}")
+    shown = [(source, plain(piece, limit)) for source, _, piece in pieces(run, found)]
+    if colour:
+        return [*text, "".join(_painted(piece, COLOURS[source], colour) for source, piece in shown), ""]
+    return [*text, *(f"[{source.value}] {piece.rstrip()}" for source, piece in shown), ""]
+
+
+def _mean(values: Any) -> str:
+    if isinstance(values, list):
+        return f"{number(sum(values) / len(values))} on average" if values else "-"
+    return number(values)
+
+
+def _value(value: Any) -> str:
+    return number(value) if isinstance(value, (int, float)) else one_line(str(value), 200)
+
+
+def _painted(text: str, code: str, colour: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if colour else text

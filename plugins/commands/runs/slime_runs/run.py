@@ -1,0 +1,213 @@
+"""`Run(path)`: what a run has written so far, read and never written to; the run may be going on, killed or copied.
+
+Every part is read when it is asked for, so a second question sees what was added meanwhile. What is missing (a run
+without samples, one that has not come to its first rollout) is empty, not an error; a torn last line is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+import yaml
+
+from slime_core.errors import SlimeError
+from slime_core.types import Sample
+from slime_core.waits.board import alive
+from slime_runs.files import FOLDER, Row, read_frame, read_frames, trained_name
+from slime_runs.index import Entry, Filter, Index
+
+Order = Literal["rollout", "best", "worst"]
+_SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
+_ROLLOUT_OF_NAME = re.compile(r"rollout_(\d+)")
+
+
+class RunError(SlimeError):
+    """There is no run, or not what was asked for."""
+
+
+@dataclass(frozen=True)
+class StoredSample:
+    """A sample of a run, and where it comes from."""
+
+    entry: Entry
+    row: Row
+    """As it is stored; `sample` is made of it."""
+
+    @property
+    def sample(self) -> Sample:
+        """The sample itself."""
+        return Sample.from_dict({name: value for name, value in self.row.items() if name != "kept"})
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The prompt as messages; a plain prompt is one of the user."""
+        prompt = self.row["prompt"]
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+    @property
+    def text(self) -> str:
+        """The response."""
+        return str(self.row.get("response") or "")
+
+
+class Run:
+    """One run directory."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises RunError where no run has written."""
+        self.path = Path(path)
+        if not is_run(self.path):
+            raise RunError(f"{self.path}: no run has written there; name a --run-dir, such as outputs/train")
+
+    @property
+    def name(self) -> str:
+        """The directory's."""
+        return self.path.resolve().name
+
+    # -- what it is ----------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any] | None:
+        """`summary.json` of a run that has ended by itself."""
+        return _json(self.path / "summary.json")
+
+    def state(self) -> str:
+        """ "running", "ended" (by itself), "drained" (asked to end early) or "stopped" (killed, or by an error)."""
+        boards = [_json(path) for path in sorted((self.path / "waits").glob("*.json"))]
+        if any(board is not None and alive(board) for board in boards):
+            return "running"
+        summary = self.summary()
+        return "stopped" if summary is None else "drained" if summary.get("drained") else "ended"
+
+    def settings(self) -> dict[str, tuple[Any, str]]:
+        """Name -> (value, where it came from), as `config.yaml` has them."""
+        path = self.path / "config.yaml"
+        found = {}
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            if match := _SETTING.fullmatch(line):
+                found[match[1]] = (yaml.safe_load(match[2]), match[3])
+        return found
+
+    def plugins(self) -> list[dict[str, Any]]:
+        """What took part, with distribution, version and digest of its source: of the end, or the newest commit."""
+        summary = self.summary() or self._newest_state() or {}
+        return list(summary.get("plugins") or ())
+
+    def _newest_state(self) -> dict[str, Any] | None:
+        commits = sorted((self.path / "checkpoints").glob("rollout_*/state.json"))
+        return _json(commits[-1]) if commits else None
+
+    # -- numbers -------------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One mapping per step (finished rollouts); the evaluation before the first is step 0."""
+        merged: dict[int, dict[str, Any]] = {}
+        for line in read_lines(self.path / "metrics.jsonl"):
+            merged.setdefault(line["step"], {}).update(line)
+        return [merged[step] for step in sorted(merged)]
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of one metric."""
+        return [(line["step"], line[name]) for line in self.metrics() if line.get(name) is not None]
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to engines."""
+        return list(read_lines(self.path / "events.jsonl"))
+
+    def trace(self) -> Iterator[dict[str, Any]]:
+        """The timeline, as `slime_core.observability.timeline` writes it."""
+        return read_lines(self.path / "trace.jsonl")
+
+    def stalls(self) -> list[Path]:
+        """Reports of waits that were overdue."""
+        return sorted((self.path / "stalls").glob("*.txt"))
+
+    # -- samples -------------------------------------------------------------------------------------------
+
+    def index(self) -> Index:
+        """The index of its samples, as it is now; close it."""
+        return Index.to_read(self.path / FOLDER)
+
+    def samples(
+        self,
+        wanted: Filter | None = None,
+        *,
+        order: Order = "rollout",
+        limit: int | None = None,
+        text: str | None = None,
+    ) -> Iterator[StoredSample]:
+        """Stored samples, newest rollout first; with `text` those whose prompt or response has it, in any case."""
+        index = self.index()
+        try:
+            entries = index.find(wanted or Filter(), order=order, limit=-1 if limit is None or text else limit)
+        finally:
+            index.close()
+        count, frame, rows = 0, None, list[Row]()
+        for entry in entries:
+            if frame != (entry.file, entry.frame):
+                frame, rows = (entry.file, entry.frame), self._group(entry)
+            found = StoredSample(entry, rows[entry.place])
+            if text is not None and text.lower() not in f"{found.row['prompt']}\n{found.text}".lower():
+                continue
+            yield found
+            count += 1
+            if count == limit:
+                return
+
+    def trained(self, rollout: int) -> dict[int, Row]:
+        """Sample index -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
+
+        A list has one number per response token; a number is the same for all of them.
+        """
+        path = self.path / FOLDER / trained_name(rollout)
+        if not path.is_file():
+            return {}
+        return {row["index"]: row for _, frame in read_frames(path) for row in frame}
+
+    def _group(self, entry: Entry) -> list[Row]:
+        path = self.path / FOLDER / entry.file
+        try:
+            return read_frame(path, entry.frame)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path}: cannot be read: {error}; the run may have replaced it just now") from error
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run has written into the directory."""
+    return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", FOLDER, "summary.json"))
+
+
+def find_runs(folder: str | Path) -> list[Run]:
+    """The runs in a directory, at any depth, or the one that it is; newest last. Raises RunError."""
+    top = Path(folder)
+    if is_run(top):
+        return [Run(top)]
+    found = [Run(path.parent) for path in top.glob("**/config.yaml") if is_run(path.parent)]
+    if not found:
+        raise RunError(f"{top}: no runs there; name a directory that has some, such as outputs")
+    return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime)
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not written yet, or being replaced
+        return None
+    return found if isinstance(found, Mapping) else None  # type: ignore[return-value]
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file of JSON lines that may be growing; none where there is no file."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield orjson.loads(line)
+            except orjson.JSONDecodeError:  # torn by a kill, or not written to its end yet
+                continue

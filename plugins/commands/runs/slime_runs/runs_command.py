@@ -1,0 +1,71 @@
+"""`slime runs DIR`: the runs in a directory, a line each, with the settings in which they differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime_core.protocols import Command
+
+if TYPE_CHECKING:
+    from slime_runs.run import Run
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define `slime runs`."""
+    text = "the runs in a directory, and the settings in which they differ"
+    parser = subparsers.add_parser("runs", help=text, description=text)
+    parser.add_argument("folder", nargs="?", default="outputs", metavar="DIR", help="where runs lie (default: outputs)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Print. Raises RunError."""
+    from slime_runs.run import find_runs
+    from slime_runs.text import number, table
+
+    runs = find_runs(namespace.folder)
+    facts = [_facts(run) for run in runs]
+    if namespace.json:
+        print("\n".join(json.dumps(fact) for fact in facts))
+        return 0
+    rows = [("run", "state", "rollouts", "reward", "evaluations")]
+    for fact in facts:
+        scores = ", ".join(
+            f"{name} {number(first)} -> {number(last)}" for name, (first, last) in fact["scores"].items()
+        )
+        rows.append((fact["run"], fact["state"], str(fact["rollouts"]), number(fact["reward"]), scores))
+    print("\n".join(table(rows)))
+    differing = differences(runs)
+    if differing:
+        print("\nsettings that differ")
+        print("\n".join(table([(name, *map(str, values)) for name, values in differing.items()])))
+    return 0
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    from slime_runs.overview import evaluations
+
+    metrics = run.metrics()
+    rewards = run.series("rollout/raw_reward")
+    scores = {name: (found[0][1], found[-1][1]) for name, found in evaluations(metrics).items() if found}
+    done = max((line["step"] for line in metrics), default=0)
+    reward = rewards[-1][1] if rewards else None
+    return {"run": str(run.path), "state": run.state(), "rollouts": done, "reward": reward, "scores": scores}
+
+
+_ANYWHERE = ("run_dir", "save", "config", "tb_project_name", "overwrite", "load", "ref_load")
+"""Where a run lies says nothing of what it does."""
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Setting -> its value in each run, for those that are not the same in all."""
+    found = [run.settings() for run in runs]
+    names = sorted({name for settings in found for name in settings} - {*_ANYWHERE})
+    values = {name: [settings.get(name, (None, ""))[0] for settings in found] for name in names}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
+
+
+command = Command(run, add_parser)

@@ -1,0 +1,280 @@
+"""Keeps every sample of a run in its directory, by the hooks that any plugin has; on unless `--log-samples none`.
+
+One file for each rollout and evaluation: `files.py` writes it, `index.py` knows what is in it. What a run generates
+again after a resume replaces what it had generated before, since a file has its rollout's number.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from slime_core import hookimpl
+from slime_core.data.dumps import to_json
+from slime_core.errors import SlimeError
+from slime_core.protocols import Args
+from slime_core.types import Group, Sample, SampleStatus
+from slime_runs.files import FOLDER, Row, file_name, parse_name, read_frames, sample_files, trained_name, write_file
+from slime_runs.index import Index
+
+logger = logging.getLogger(__name__)
+
+_KEPT_OF_OLD = 16
+"""Samples that a thinned rollout keeps."""
+_PER_FRAME = 32
+_STATE = "slime-runs"
+
+
+class SampleStore:
+    """The hooks. It writes on a thread of its own, at most one file behind."""
+
+    def __init__(self) -> None:
+        self._all_groups: list[Group] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[Any] | None = None
+        self._writer: _Writer | None = None
+        self._run_dir: Path | None = None
+        self._trained = -1
+        self._seen_rollout = False
+        self._stopped = False
+
+    # -- the run -------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def slime_run_start(self, args: Args, run_dir: Path) -> None:
+        """Where the run's files are, for a resume."""
+        self._run_dir = run_dir
+
+    @hookimpl
+    def slime_step_end(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        """What a checkpoint that is written next has been trained on."""
+        self._trained = rollout_id
+
+    @hookimpl
+    def slime_save_state(self) -> dict[str, Any]:
+        """Up to where stored samples belong to the run that a checkpoint is of."""
+        return {_STATE: {"trained": self._trained}}
+
+    @hookimpl
+    def slime_load_state(self, state: Mapping[str, Any]) -> None:
+        """Files of rollouts that the resumed run will generate again are of no run any more."""
+        own = state.get(_STATE)
+        if own is None or self._run_dir is None:
+            return
+        self._trained = int(own["trained"])
+        for path in sample_files(self._run_dir / FOLDER):
+            found = parse_name(path.name)
+            if found is not None and found[0] > self._trained + found[1]:
+                path.unlink()
+                (path.parent / trained_name(found[0])).unlink(missing_ok=True)
+
+    @hookimpl
+    def slime_run_end(self, error: BaseException | None) -> None:
+        """The last file is written."""
+        if self._thread is not None:
+            if self._writer is not None:
+                self._thread.submit(self._writer.close)
+            self._thread.shutdown(wait=True)
+            self._thread = None
+
+    # -- samples -------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def slime_process_all_samples(self, args: Args, all_groups: list[Group]) -> None:
+        """Dropped and failed groups are known here alone."""
+        self._all_groups = all_groups
+
+    @hookimpl
+    def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
+        """A rollout is done."""
+        self._seen_rollout = True
+        groups, self._all_groups = self._all_groups or _by_group(samples), None
+        trained = {id(sample) for sample in samples}
+        kept = [[_row(args, sample, _fate(sample, trained), None) for sample in group] for group in groups]
+        self._store(args, file_name(rollout_id), kept, rollout_id)
+
+    @hookimpl
+    def slime_log_eval(self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]]) -> None:
+        """An evaluation is done."""
+        groups = [(name, group) for name, found in data.items() for group in _by_group(found.get("samples") or [])]
+        kept = [[_row(args, sample, "evaluated", name) for sample in group] for name, group in groups]
+        # The evaluation before the first rollout has the number of the one after it.
+        first = rollout_id == 0 and not self._seen_rollout
+        self._store(args, file_name(0 if first else rollout_id + 1, evaluation=True), kept, rollout_id)
+
+    @hookimpl
+    def slime_rollout_trained(self, args: Args, rollout_id: int, rows: list[dict[str, Any]]) -> None:
+        """The trainer's side of a rollout, in the process of its rank 0."""
+        if args.log_samples == "none" or self._stopped or not args.run_dir:
+            return
+        lines = [to_json(_trained_row(row), f"sample {row['sample_indices']}") for row in rows]
+        path = Path(args.run_dir) / FOLDER / trained_name(rollout_id)
+        self._later(lambda: write_file(path, [lines[i : i + _PER_FRAME] for i in range(0, len(lines), _PER_FRAME)]))
+
+    def _store(self, args: Args, name: str, groups: list[list[Row]], seed: int) -> None:
+        if not groups or args.log_samples == "none" or self._stopped or not args.run_dir:
+            return
+        if self._writer is None:
+            self._writer = _Writer(Path(args.run_dir) / FOLDER, args.log_samples_budget)
+        if args.log_samples != "all":
+            groups = thinned(groups, int(args.log_samples), seed=seed)
+        frames = _frames(groups)
+        try:
+            lines = [[to_json(row, f"sample {row.get('index')}") for row in frame] for frame in frames]
+        except SlimeError as error:  # what a user's function put into metadata
+            self._stop(error)
+            return
+        writer = self._writer
+        self._later(lambda: writer.write(name, frames, lines))
+
+    def _later(self, write: Callable[[], Any]) -> None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="slime-samples")
+        if self._writing is not None:
+            try:
+                self._writing.result()
+            except (OSError, sqlite3.Error) as error:
+                self._stop(error)
+                return
+        self._writing = self._thread.submit(write)
+
+    def _stop(self, error: BaseException) -> None:
+        """The run goes on without: no training is worth less for want of its record."""
+        self._stopped = True
+        logger.warning("samples are no longer stored in this run: %s: %s", type(error).__name__, error)
+
+
+class _Writer:
+    """Files, index and budget of one run; used by one thread."""
+
+    def __init__(self, folder: Path, budget: int) -> None:
+        self._folder = folder
+        self._budget = budget
+        self._index: Index | None = None
+
+    def write(self, name: str, rows: list[list[Row]], lines: list[list[bytes]]) -> None:
+        """One file, and its place in the index. Raises OSError, sqlite3.Error."""
+        if self._index is None:
+            self._index = Index.to_write(self._folder)
+        path = self._folder / name
+        frames = write_file(path, lines)
+        self._index.add_file(path, list(zip(frames, rows)))
+        while sum(path.stat().st_size for path in self._folder.glob("*.zst")) > self._budget and self._make_room(
+            self._index
+        ):
+            pass
+
+    def close(self) -> None:
+        """The index is one file again."""
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+
+    def _make_room(self, index: Index) -> bool:
+        """Thin the oldest file that is whole, or remove the oldest; False where only the newest is left."""
+        *whole, _ = index.whole_files()
+        if whole:
+            path = self._folder / whole[0]
+            groups = thinned([list(rows) for _, rows in read_frames(path)], _KEPT_OF_OLD, seed=0)
+            frames = write_file(path, [[to_json(row, path.name) for row in group] for group in groups])
+            index.add_file(path, list(zip(frames, groups)), thinned=True)
+            self._thin_trained(path, {row["index"] for group in groups for row in group})
+            return True
+        *old, _ = sample_files(self._folder)
+        if not old:
+            return False
+        old[0].unlink()
+        index.drop(old[0].name)
+        self._thin_trained(old[0], set())
+        return True
+
+    def _thin_trained(self, path: Path, kept: set[int]) -> None:
+        """Of a rollout's trainer side, what its samples still need."""
+        rollout, evaluation = parse_name(path.name) or (0, True)
+        trained = self._folder / trained_name(rollout)
+        if evaluation or not trained.is_file():
+            return
+        rows = [row for _, frame in read_frames(trained) for row in frame if row["index"] in kept]
+        if rows:
+            write_file(trained, [[to_json(row, trained.name) for row in rows]])
+        else:
+            trained.unlink()
+
+
+def thinned(groups: Sequence[Sequence[Row]], count: int, *, seed: int) -> list[list[Row]]:
+    """At most `count` samples: best, worst, failed and random ones in turn; groups and order stay."""
+    rows = [row for group in groups for row in group]
+    shuffled = random.Random(seed).sample(rows, len(rows))
+    scored = sorted((r for r in shuffled if _score(r) is not None), key=lambda r: -float(r["kept"]["score"]))
+    failed = [row for row in shuffled if row["status"] == SampleStatus.FAILED.value]
+    chosen: dict[int, None] = {}
+    kinds = [iter(kind) for kind in (scored, scored[::-1], failed, shuffled)]
+    while kinds and len(chosen) < min(count, len(rows)):
+        for kind in list(kinds):
+            row = next((r for r in kind if id(r) not in chosen), None)
+            if row is None:
+                kinds.remove(kind)
+            elif len(chosen) < count:
+                chosen[id(row)] = None
+    kept = [[row for row in group if id(row) in chosen] for group in groups]
+    return [group for group in kept if group]
+
+
+def _score(row: Row) -> float | None:
+    score: float | None = (row.get("kept") or {}).get("score")
+    return score
+
+
+_TRAINER_COLUMNS = ("advantages", "log_probs", "ref_log_probs", "teacher_log_probs", "values", "returns")
+
+
+def _trained_row(row: Mapping[str, Any]) -> Row:
+    """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
+    found = {name: row[name] for name in _TRAINER_COLUMNS if name in row}
+    short = {name: v[0] if len(v) and (v == v[0]).all() else v for name, v in found.items()}
+    return {"index": row["sample_indices"], **short}
+
+
+def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:
+    """Groups put together until they are worth compressing."""
+    frames: list[list[Row]] = []
+    for group in groups:
+        if frames and len(frames[-1]) + len(group) <= _PER_FRAME:
+            frames[-1] += group
+        else:
+            frames.append(list(group))
+    return frames
+
+
+def _row(args: Args, sample: Sample, fate: str, data_set: str | None) -> Row:
+    plain = {name: value for name, value in sample.to_dict().items() if value is not None}
+    return {**plain, "kept": {"fate": fate, "data_set": data_set, "score": _number(args, sample)}}
+
+
+def _fate(sample: Sample, trained: set[int]) -> str:
+    if id(sample) in trained:
+        return "trained"
+    return "failed" if sample.status == SampleStatus.FAILED else "dropped"
+
+
+def _number(args: Args, sample: Sample) -> float | None:
+    """The scalar reward, where there is one."""
+    value: Any = sample.reward
+    if isinstance(value, Mapping):
+        value = value.get(args.reward_key) if args.reward_key else None
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def _by_group(samples: Iterable[Sample]) -> list[Group]:
+    groups: dict[Any, Group] = {}
+    for place, sample in enumerate(samples):
+        groups.setdefault(("alone", place) if sample.group_index is None else sample.group_index, []).append(sample)
+    return list(groups.values())

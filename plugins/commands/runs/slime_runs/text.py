@@ -1,0 +1,55 @@
+"""What a model wrote, on a terminal: what would move the cursor, ring or reorder is spelled out."""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+from collections.abc import Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+_HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
+"""Control, format (bidi among them), private, surrogate, separators of lines."""
+
+
+def plain(text: str, limit: int | None = None) -> str:
+    """The text with control and format characters escaped, newlines and tabs left; cut after `limit` characters."""
+    cut = text if limit is None or len(text) <= limit else text[:limit]
+    shown = "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else _spelled(c) for c in cut)
+    return shown if len(cut) == len(text) else f"{shown} ... ({len(text) - len(cut):,} characters more)"
+
+
+def one_line(text: str, limit: int) -> str:
+    """As `plain`, on one line."""
+    return plain(" ".join(text.split()), limit)
+
+
+def _spelled(character: str) -> str:
+    return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """A curve of at most `width` characters, each the mean of its share of the values."""
+    finite = [v for v in values if v == v and abs(v) != float("inf")]
+    if not finite:
+        return ""
+    count = min(width, len(finite))
+    edges = [i * len(finite) // count for i in range(count + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    step = (high - low) / (len(_BARS) - 1)
+    return "".join(_BARS[round((v - low) / step) if step else 0] for v in means)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of columns as wide as their widest cell; numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(_cell(cell, width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def _cell(cell: str, width: int) -> str:
+    return cell.rjust(width) if cell[:1].isdigit() or cell[:1] in "-+" else cell.ljust(width)
+
+
+def number(value: float | None) -> str:
+    """Four digits, or a dash."""
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,163 @@
+"""What a run keeps of what its model wrote, seen by the commands that a user types."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_runs import Run
+from slime_runs.files import sample_files
+from slime_runs.index import Filter
+
+from slime_core.data.dumps import read_samples
+from tests.conftest import TinyRun
+
+NASTY = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>\u202egnp.exe\r\nnext"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    save = tmp_path_factory.mktemp("kept") / "run"
+    slime("train", *tiny.argv(save, eval_interval=1))
+    return save
+
+
+def test_every_sample_is_kept_with_what_it_was_paid(run_dir: Path) -> None:
+    run = Run(run_dir)
+    stored = list(run.samples(Filter(data_set="")))
+    assert len(stored) == 4 * 4 * 4
+    assert {found.entry.fate for found in stored} == {"trained"}
+    sample = stored[0].sample
+    sample.validate()
+    assert sample.reward == stored[0].entry.score
+    assert sample.rollout_log_probs is not None
+    assert len(sample.rollout_log_probs) == stored[0].entry.response_tokens
+    means = dict(run.series("rollout/raw_reward"))
+    given = run.trained(3)[stored[0].entry.sample_index or 0]
+    assert len(given["log_probs"]) == len(sample.rollout_log_probs)
+    assert given["log_probs"] == pytest.approx(sample.rollout_log_probs, abs=1e-4)
+    rollouts = {found.entry.rollout for found in stored}
+    assert rollouts == {0, 1, 2, 3}
+    for rollout in rollouts:
+        scores = [found.entry.score or 0.0 for found in stored if found.entry.rollout == rollout]
+        assert sum(scores) / len(scores) == pytest.approx(means[rollout + 1])
+
+
+def test_evaluations_before_and_after_the_first_rollout_are_two(run_dir: Path) -> None:
+    names = [path.name for path in sample_files(run_dir / "samples") if path.name.startswith("eval")]
+    assert names == [f"eval_{n:07}.jsonl.zst" for n in range(5)]
+
+
+def test_what_is_typed_shows_it(run_dir: Path, slime: Any) -> None:
+    text = slime("show", run_dir).stdout
+    assert "ended, 4 of 4 rollouts" in text
+    assert "held: " in text
+    assert "samples kept" in text
+    best = json.loads(slime("samples", "show", run_dir, "--best", "-n", "1", "--json").stdout)
+    scores = [found.entry.score or 0.0 for found in Run(run_dir).samples(Filter(data_set=""))]
+    assert best["kept"]["score"] == max(scores)
+    group = slime("samples", "show", run_dir, "--group", str(best["group_index"]), "-n", "9").stdout
+    assert group.count("rollout ") == group.count("label: ") == 4
+    listed = slime("runs", run_dir.parent).stdout
+    assert "ended" in listed
+    assert str(run_dir) in listed
+
+
+def test_a_file_is_read_as_saved_rollouts_are(run_dir: Path) -> None:
+    first = sample_files(run_dir / "samples")[0]
+    assert all(sample.tokens for sample in read_samples(first))
+
+
+def test_what_was_kept_trains_another_run(run_dir: Path, tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
+    """The form is that of --save-debug-rollout-data."""
+    kept = f"{run_dir}/samples/rollout_{{rollout_id:07}}.jsonl.zst"
+    slime(
+        "train", *tiny.argv(tmp_path / "run", load_debug_rollout_data=kept, eval_interval=None, eval_prompt_data=None)
+    )
+    again, first = Run(tmp_path / "run"), Run(run_dir)
+    assert [v for _, v in again.series("rollout/raw_reward")] == [v for _, v in first.series("rollout/raw_reward")]
+    assert [v for _, v in again.series("train/loss")] == pytest.approx([v for _, v in first.series("train/loss")])
+
+
+def test_rewards_are_scored_again_from_what_was_kept(run_dir: Path, tiny: TinyRun, slime: Any) -> None:
+    done = slime("rewards", "replay", run_dir, "--with", tiny.root / "rm.py", check=False)
+    assert "64" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("damage", ["no index", "index of garbage", "torn file", "file gone"])
+def test_a_damaged_run_is_read_as_far_as_it_goes_and_not_written_to(run_dir: Path, tmp_path: Path, damage: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy)
+    index, newest = copy / "samples" / "index.sqlite", copy / "samples" / "rollout_0000003.jsonl.zst"
+    if damage == "no index":
+        index.unlink()
+    elif damage == "index of garbage":
+        index.write_bytes(b"garbage" * 1000)
+    elif damage == "torn file":
+        newest.write_bytes(newest.read_bytes()[:-3])
+    else:
+        newest.unlink()
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    found = list(Run(copy).samples(Filter(data_set="")))
+    assert len(found) == (64 if "index" in damage else 48)
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_killed_and_resumed_keeps_each_sample_once(tiny: TinyRun, slime: Any, tmp_path: Path, run_dir: Path) -> None:
+    save = tmp_path / "run"
+    slime("train", *tiny.argv(save, eval_interval=1, num_rollout=4))
+    # As a kill after the second commit leaves it: files of rollouts that no checkpoint knows.
+    for commit in ("rollout_0000002", "rollout_0000003"):
+        shutil.rmtree(save / "checkpoints" / commit)
+    (save / "checkpoints" / "latest").write_text((run_dir / "checkpoints" / "latest").read_text().replace("3", "1"))
+    slime("train", *tiny.argv(save, eval_interval=1, num_rollout=4, load=save))
+    texts = [(s.entry.rollout, s.entry.sample_index, s.text) for s in Run(save).samples(Filter(data_set=""))]
+    assert texts == [(s.entry.rollout, s.entry.sample_index, s.text) for s in Run(run_dir).samples(Filter(data_set=""))]
+
+
+def test_none_and_so_many(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
+    slime("train", *tiny.argv(tmp_path / "none", num_rollout=1, log_samples="none"))
+    assert not (tmp_path / "none" / "samples").exists()
+    slime("train", *tiny.argv(tmp_path / "some", num_rollout=2, log_samples=3))
+    assert len(list(Run(tmp_path / "some").samples(Filter(data_set="")))) == 6
+    refused = slime("train", *tiny.argv(tmp_path / "no", log_samples="some"), check=False)
+    assert refused.returncode == 2
+    assert "--log-samples" in refused.stderr
+
+
+def test_old_rollouts_make_room(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
+    save = tmp_path / "run"
+    slime("train", *tiny.argv(save, num_rollout=6, rollout_batch_size=8, log_samples_budget=30_000))
+    folder = save / "samples"
+    files = sample_files(folder)
+    assert sum(path.stat().st_size for path in files) <= 30_000
+    with sqlite3.connect(folder / "index.sqlite") as index:
+        counts = dict(index.execute("SELECT name, thinned FROM files"))
+    assert counts[files[-1].name] == 0
+    assert any(counts.values()) or len(files) < 9
+
+
+def test_overwriting_a_run_takes_its_samples_along(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
+    save = tmp_path / "run"
+    slime("train", *tiny.argv(save, num_rollout=3))
+    slime("train", *tiny.argv(save, num_rollout=1, overwrite=True))
+    assert {s.entry.rollout for s in Run(save).samples(Filter(data_set=""))} == {0}
+
+
+def test_what_a_model_wrote_cannot_move_the_terminal(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
+    (tmp_path / "generate.py").write_text(
+        "async def generate(args, sample, sampling_params):\n"
+        f"    sample.prompt, sample.response = {'ask ' + NASTY!r}, {NASTY!r}\n"
+        "    return sample\n"
+    )
+    save = tmp_path / "run"
+    slime("train", *tiny.argv(save, num_rollout=1, eval_interval=None, eval_prompt_data=None,
+                              custom_generate_function_path=tmp_path / "generate.py"))  # fmt: skip
+    for command in (("show",), ("samples", "show")):
+        text = slime(*command, save).stdout
+        assert "owned" in text
+        assert not set("\x1b\x07\u202e\r") & set(text)
