@@ -80,7 +80,6 @@ ALLOWED = {
     "rollout/flights.py:wait": "named by who waits for the bell",
     "rollout/deadlines.py:first": "the group's clock is one of the two; named by run_group",
     "rollout/evaluations.py:run": "`within` inside keeps --eval-timeout",
-    "rollout/gate.py:part": "a sample's run: its own deadlines",
     "rollout/generate.py:_then": "a sample's run: its own deadlines",
     "rollout/schedule.py:until_interrupted": "the rollout as a whole: --rollout-stall-timeout in it",
     "rollout/stage.py:keep_result": "named by its callers; the parts of a rollout or evaluation have deadlines",
