@@ -107,9 +107,9 @@ class Measured:
 def write_inputs(work: Path, num_prompts: int) -> tuple[Path, Path, Path]:
     """The quick start's model with random weights, its prompts as text, and the reward function."""
     from slime_command_init import task
+    from slime_command_init.tiny_model import write_random_model
 
     from slime_core.data.tokenizer import load_tokenizer, render_prompt
-    from slime_core.models.tiny import write_random_model
 
     model, prompts, reward = work / "model", work / "prompts.jsonl", work / "bench_reward.py"
     write_random_model(model, seed=0)

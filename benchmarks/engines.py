@@ -27,12 +27,12 @@ from typing import Any
 import psutil
 import torch
 from _table import spread, table
+from slime_command_init.tiny_model import write_random_model
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.engine import SglangEngine
 
 from slime_core.config import load_settings
 from slime_core.engines.embedded.engine import EmbeddedEngine
-from slime_core.models.tiny import write_random_model
 
 HEADER = (
     "engine",

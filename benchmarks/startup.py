@@ -122,8 +122,7 @@ def compare(others: dict[str, list[str]], repeats: int) -> None:
 def write_inputs(directory: Path) -> list[str]:
     """Model and problems of the quick start, without its warm-up; the flags that name them."""
     from slime_command_init import task
-
-    from slime_core.models.tiny import write_random_model
+    from slime_command_init.tiny_model import write_random_model
 
     train, held_out = task.split_problems()
     flags = ["--hf-checkpoint", str(directory / "model")]

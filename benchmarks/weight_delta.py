@@ -24,10 +24,9 @@ import torch
 from _table import spread, table
 from safetensors.torch import save_file
 from slime_command_init import task
+from slime_command_init.tiny_model import write_random_model
 from slime_weight_transport_delta.apply import apply
 from slime_weight_transport_delta.writer import DeltaWriter
-
-from slime_core.models.tiny import write_random_model
 
 RATES = (1e-6, 1e-5, 1e-4)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from _measure import wait_for
 from _table import spread, table
+from slime_command_init.tiny_model import write_random_model
 
 from slime_core.config import load_settings
 from slime_core.models.hf_io import copy_assets, write_weights
-from slime_core.models.tiny import write_random_model
 
 Weights = dict[str, torch.Tensor]
 Update = Callable[[Weights, int], Awaitable[object]]

@@ -113,7 +113,10 @@ def _array(words: Sequence[str]) -> str:
 
 
 def _table(group: str, entries: Mapping[str, Any]) -> str:
-    lines = "".join(f"{name} = {json.dumps(target)}\n" for name, target in sorted(entries.items()))
+    lines = "".join(
+        f"{json.dumps(name) if '.' in name else name} = {json.dumps(target)}\n"
+        for name, target in sorted(entries.items())
+    )
     return f'\n[project.entry-points."{group}"]\n{lines}'
 
 

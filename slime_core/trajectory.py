@@ -141,12 +141,6 @@ class Trajectory:
         if self._routed is not None:
             self._routed = self._routed.extended(max(0, len(self._tokens) - 1))
 
-    def add_demonstration(self, ids: Sequence[int], text: str = "") -> None:
-        """Append an assistant's text given by the data, which supervised fine-tuning trains on."""
-        self._extend(ids, Source.DEMONSTRATION, "", text)
-        self._log_probs += [0.0] * len(ids)
-        self._versions += [NOT_SAMPLED] * len(ids)
-
     def add_sampled(
         self,
         output: GenerationOutput | Sequence[int],

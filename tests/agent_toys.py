@@ -6,8 +6,9 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from slime_testing_contracts import CharTokenizer, ScriptedEngine
+
 from slime_core import GenerationOutput
-from slime_core.testing import CharTokenizer, ScriptedEngine
 
 
 class ToyTokenizer(CharTokenizer):

@@ -134,8 +134,7 @@ class TinyRun:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     """A random 330k-parameter model, 200 sums, and a reward in a file."""
     from slime_command_init import task
-
-    from slime_core.models.tiny import write_random_model
+    from slime_command_init.tiny_model import write_random_model
 
     root = tmp_path_factory.mktemp("tiny")
     write_random_model(root / "model", seed=0)
@@ -150,7 +149,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
 @pytest.fixture(scope="session")
 def tiny_moe(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     """`tiny` with a mixture of experts for a model."""
-    from slime_core.testing.tiny import tiny_moe_model
+    from slime_testing_contracts.tiny import tiny_moe_model
 
     root = tmp_path_factory.mktemp("tiny-moe")
     for path in tiny.root.iterdir():

@@ -14,8 +14,9 @@ import json
 import sys
 from pathlib import Path
 
+from slime_command_init.tiny_model import write_random_model
+
 from slime_core.cli.main import main as slime
-from slime_core.models.tiny import write_random_model
 
 HERE = Path(__file__).resolve().parent
 PROMPTS = [f"Write digits, task {n}." for n in range(32)]

@@ -140,8 +140,7 @@ def _torch_rows(path: Path) -> list[Any]:
         ) from error
     if not isinstance(stored, dict) or not isinstance(stored.get("samples"), list):
         raise DataError(f"{path}: expected {{'rollout_id', 'samples': [...]}}; found {type(stored).__name__}")
-    rows: list[Any] = stored["samples"]
-    return rows
+    return list(stored["samples"])
 
 
 def grouped(samples: Iterable[Sample], group_size: int) -> list[Group]:

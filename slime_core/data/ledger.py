@@ -202,10 +202,6 @@ class Ledger:
 
     # -- commits -------------------------------------------------------------------------------------
 
-    def state_of(self, group_index: int) -> str | None:
-        """The state of an open group that has not been taken; None for any other."""
-        return self._states.get(group_index)
-
     def snapshot(self) -> LedgerSnapshot:
         """Events since the last commit, and the open groups. The events stay until `forget`."""
         with self._lock:

@@ -51,8 +51,7 @@ class Columns:
     @classmethod
     def of_run(cls, args: Args) -> Columns:
         """The training data's."""
-        demonstrates = not args.compute_advantages_and_returns
-        return cls._of(args, args, args.rollout_max_prompt_len, demonstrates=demonstrates)
+        return cls._of(args, args, args.rollout_max_prompt_len, demonstrates=not args.compute_advantages_and_returns)
 
     @classmethod
     def of_eval(cls, dataset: EvalDataset, args: Args) -> Columns:

@@ -206,6 +206,7 @@ def build_learner(run: Prepared, trainers: Trainers) -> Any:
         loss,
         critic=trainers.critic,
         postprocess=run.hooks.caller("slime_train_data"),
+        on_trained=run.hooks.caller("slime_rollout_trained"),
     )
 
 

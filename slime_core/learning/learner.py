@@ -20,7 +20,7 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
 from slime_core.learning.passes import Clock, DataPostprocess, Passes
-from slime_core.learning.report import log_prob_gap, rollout_report
+from slime_core.learning.report import log_prob_gap, report_trained, rollout_report
 from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
@@ -38,6 +38,7 @@ class Learner:
         loss: The objective of the actor.
         critic: This rank's trainer of the critic, where the estimator `needs_values`.
         postprocess: Tells the hook `slime_train_data`.
+        on_trained: Tells the hook `slime_rollout_trained`.
 
     Raises:
         ConfigError: The loss needs advantages but nothing may compute them.
@@ -52,6 +53,7 @@ class Learner:
         *,
         critic: Trainer | None = None,
         postprocess: DataPostprocess | None = None,
+        on_trained: DataPostprocess | None = None,
     ) -> None:
         if loss.needs_advantages and (estimator is None or not args.compute_advantages_and_returns):
             raise ConfigError(
@@ -62,6 +64,7 @@ class Learner:
         self.trainer = trainer
         self.loss = loss
         self.critic = critic
+        self._on_trained = on_trained
         self._passes = Passes(args, trainer, loss, estimator, critic, postprocess)
         self._cost = _sample_cost(args, trainer)
 
@@ -184,10 +187,8 @@ class Learner:
         metrics = rollout_report(batch, local, tensors, column, self.trainer)
         if tensors.rollout_log_probs is not None and known:
             metrics |= log_prob_gap(tensors, known, self.trainer)
-        if self.args.save_debug_train_data:
-            from slime_core.learning.train_dump import write_train_data
-
-            write_train_data(self.args.save_debug_train_data, batch, share.indices, tensors, column, self.trainer)
+        if self.args.save_debug_train_data or self._on_trained is not None:
+            report_trained(self.args, self._on_trained, batch, share.indices, tensors, column, self.trainer)
         return metrics
 
 

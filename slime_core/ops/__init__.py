@@ -13,7 +13,7 @@ from slime_core.ops.corrections import (
     veto,
 )
 from slime_core.ops.groups import group_members, group_normalize
-from slime_core.ops.kl import KL_KINDS, kl_estimate
+from slime_core.ops.kl import kl_estimate
 from slime_core.ops.logprobs import log_probs_from_logits, response_log_probs, token_log_probs
 from slime_core.ops.masking import (
     expand_to_tokens,
@@ -47,7 +47,6 @@ from slime_core.ops.returns import (
 from slime_core.ops.surrogate import cispo_surrogate, clipped_surrogate, clipped_value_loss
 
 __all__ = [
-    "KL_KINDS",
     "bounded_weights",
     "cispo_surrogate",
     "clipped_surrogate",

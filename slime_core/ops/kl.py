@@ -12,7 +12,7 @@ import torch
 
 from slime_core.errors import ConfigError
 
-KL_KINDS = ("k1", "k2", "k3", "low_var_kl")
+_KINDS = ("k1", "k2", "k3", "low_var_kl")
 
 _EXPONENT_LIMIT = 80.0
 """Keeps exp() finite in float32, so a clamped estimate has gradient 0 and not NaN."""
@@ -49,7 +49,7 @@ def kl_estimate(
     elif kind in ("k3", "low_var_kl"):
         kl = torch.exp((-r).clamp(max=_EXPONENT_LIMIT)) - 1 + r
     else:
-        raise ConfigError(f"--kl-loss-type {kind!r}: allowed: {', '.join(KL_KINDS)}")
+        raise ConfigError(f"--kl-loss-type {kind!r}: allowed: {', '.join(_KINDS)}")
     if importance_log_ratio is not None:
         kl = kl * torch.exp(importance_log_ratio.to(dtype).clamp(max=_EXPONENT_LIMIT))
     return kl.clamp(-10.0, 10.0) if kind == "low_var_kl" else kl

@@ -35,7 +35,7 @@ PLUGIN_DIR_VARIABLE = "SLIME_PLUGIN_DIR"
 
 GROUP_PREFIX = "slime."
 CONTRACTS_GROUP = f"{GROUP_PREFIX}contracts"
-"""Kind -> contract suite, read by `slime_core.testing`."""
+"""Kind -> contract suite, read by `slime_testing_contracts.base`."""
 _READ_BY_OTHERS = ("foreign_flags", "named_models", "http_servers")
 _ELSEWHERE = (*(GROUP_PREFIX + name for name in _READ_BY_OTHERS), HOOKSPECS_GROUP, CONTRACTS_GROUP)
 """Groups of installed distributions that hold no component: `config`, engines and `plugins/hooks.py` read them."""

@@ -161,6 +161,15 @@ def slime_train_data(args: Args, rollout_id: int, rollout_data: dict[str, Any]) 
 
 
 @hookspec
+def slime_rollout_trained(args: Args, rollout_id: int, rows: list[dict[str, Any]]) -> None:
+    """The rollout's steps are taken; `rows` is what the optimizer was given, one mapping per sample.
+
+    In the trainer's rank 0, with the samples of all ranks by `sample_indices`; columns as in `slime_train_data`, with
+    the trainer's `log_probs` and `advantages` where they were computed. Read them: they are not used any more.
+    """
+
+
+@hookspec
 def slime_weights_written(args: Args, version_dir: str, rollout_engines: list[Any]) -> None:
     """The files of a weight version are complete, and no engine reads them yet (`disk` and `delta`).
 

@@ -103,17 +103,9 @@ def test_core_never_branches_on_a_component_name() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        ("slime_core", "slime_environment_session", "Dialogue"),
-        ("slime_core.testing", "slime_testing_contracts", "RewardContract"),
-    ],
-)
-def test_a_name_that_a_plugin_has_says_where(wanted: tuple[str, str, str]) -> None:
-    old, new, name = wanted
-    with pytest.raises(ImportError, match=rf"type: from {new} import {name}$"):
-        exec(f"from {old} import {name}")
+def test_a_name_that_a_plugin_has_says_where() -> None:
+    with pytest.raises(ImportError, match=r"type: from slime_environment_session import Dialogue$"):
+        exec("from slime_core import Dialogue")
 
 
 def test_core_imports_no_plugin_package() -> None:

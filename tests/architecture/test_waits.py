@@ -60,6 +60,7 @@ ALLOWED = {
     "procs/guard.py:_watch": "lives as long as its parent, and waits for its end",
     "slime_engine_sglang/supervisor.py:_watch_all": "looks at servers while the run lasts; each look has a deadline",
     "slime_engine_sglang/api/client.py:_acquire": "looks at the pool; what it waits for meanwhile has a deadline",
+    "slime_engine_sglang/api/flights.py:_until": "a try has its request's deadline, a stream --rollout-timeout",
     "slime_engine_sglang/weights/delta.py:outcome": "a request with --update-weight-timeout",
     "slime_engine_sglang/weights/distributed.py:_in_thread": _COLLECTIVE,
     "slime_engine_sglang/weights/distributed.py:_together": "requests with a deadline, and a collective",
@@ -165,7 +166,7 @@ def _waits(parsed: ast.Module) -> Iterator[tuple[str, int, str]]:
 def _found() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for file, name in files():
-        if name.startswith(("testing/", "slime_testing_")):  # suites for tests, which have pytest's deadline
+        if name.startswith("slime_testing_"):  # suites for tests, which have pytest's deadline
             continue
         for function, line, kind in _waits(tree(file)):
             place = f"{name}:{function}"

@@ -19,7 +19,7 @@ import torch
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.api.router import FORWARDED, HARMLESS, Router
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import WorkerPool
+from slime_engine_sglang.api.worker import Worker, WorkerPool
 from slime_engine_sglang.environment import installed_versions
 from slime_engine_sglang.router_process import RouterProcess
 
@@ -213,7 +213,7 @@ async def test_which_fields_the_router_drops(sglang_python: Path, tmp_path: Path
         await process.launch()
         async with servers(echo) as (worker,):
             router = Router(http, process.url, version)
-            await router.add_worker(worker.url)
+            await router.add_worker(Worker(worker.url))
             assert await router.list_workers() == [worker.url]
             arrived_fields, arrived_params = set(), set()
             async with aiohttp.ClientSession() as session:

@@ -11,6 +11,7 @@ import openai
 import pytest
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
+from slime_engine_sglang.api.worker import Worker
 from slime_engine_sglang.environment import installed_versions
 from slime_engine_sglang.router_process import RouterProcess
 
@@ -33,7 +34,7 @@ async def test_a_router_in_front_of_two_servers_of_slime(
         with in_thread(serve) as first, in_thread(serve) as second:
             router = Router(http, process.url, installed_versions(sglang_python)["sglang-router"])
             for url in (first, second):
-                await router.add_worker(url)
+                await router.add_worker(Worker(url))
             async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as api:
                 for _ in range(4):
                     body = {"text": "hi", "sampling_params": {"max_new_tokens": 3}}

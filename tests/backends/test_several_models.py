@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from slime_command_init.tiny_model import write_random_model
 
-from slime_core.models.tiny import write_random_model
 from tests.backends.whole_runs import Run, hold, metrics, release, running, samples
 from tests.conftest import SLIME, TinyRun
 

@@ -107,7 +107,7 @@ def test_every_field_survives_the_command_line(sglang_python: Path, parse: Parse
     flags = installed_flags(sglang_python)
     server = {flag.dest.removeprefix("sglang_"): example(flag) for flag in flags.server.flags}
     router = {flag.dest.removeprefix("router_"): example(flag) for flag in flags.router.flags}
-    # These have a form of their own in RouterArgs; the one below is for them.
+    # These have a form of their own in RouterArgs.
     special = ("prefill", "decode", "selector", "prefill_selector", "decode_selector", "control_plane_api_keys")
     router = {name: value for name, value in router.items() if name not in (*special, "jwt_role_mapping")}
     parsed, routed = parse(to_argv(server, sglang_python), router_argv(router, sglang_python))
@@ -126,13 +126,10 @@ def test_settings_and_disaggregation_survive_it(sglang_python: Path, parse: Pars
     args = load_settings([*argv.split(), "--engine-python", str(sglang_python)], command="show", env={}).args
     fields = server_arguments(args, device="cpu", gpus=2, rank=1, forced={"disaggregation_mode": "decode"})
     routing = router_arguments(args) | {"pd_disaggregation": True, "port": 3001, "prometheus_port": 3002}
-    urls = {"prefill_urls": [("http://a:1", 9000), ("http://b:1", None)], "decode_urls": ["http://c:1"]}
-    server, router = parse(to_argv(fields, sglang_python), router_argv(routing | urls, sglang_python))
+    server, router = parse(to_argv(fields, sglang_python), router_argv(routing, sglang_python))
     assert {name: server[name] for name in fields} == fields
     assert (server["random_seed"], server["tp_size"], server["max_total_tokens"]) == (1234 + 2, 2, 16384)
     assert (server["cuda_graph_bs_decode"], server["dllm_fdfo"], server["device"]) == ([1, 2], False, "cpu")
     assert router["selector"] == {"a": "1"}
     del routing["selector"]
     assert {name: router[name] for name in routing} == routing
-    assert router["prefill_urls"] == [["http://a:1", 9000], ["http://b:1", None]]
-    assert router["decode_urls"] == ["http://c:1"]

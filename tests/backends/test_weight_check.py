@@ -14,10 +14,10 @@ import torch
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.api.worker import WorkerState
 from slime_engine_sglang.engine import SglangEngine
+from slime_testing_contracts.tiny import tiny_moe_model
 
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
-from slime_core.testing.tiny import tiny_moe_model
 from tests.backends.conftest import Running
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import pytest
 from slime_testing_contracts import EngineContract
+from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config.schema import Args
 from slime_core.engines.embedded.engine import EmbeddedEngine
-from slime_core.testing.tiny import tiny_model
 
 
 class Server(threading.Thread):

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_testing_contracts import Contract, suite_of
 
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, function_flags
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.registry import ComponentRef
 from slime_core.plugins.resolve import resolve
-from slime_core.testing import Contract, suite_of
 from tests.architecture.trees import LOCKSTEP
 
 PLUGINS = Path(__file__).parents[2] / "plugins"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_testing_contracts import LoopRun
 
-from slime_core.testing import LoopRun
 from slime_core.types import Sample
 from tests.conftest import TinyRun
 

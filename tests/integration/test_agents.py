@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from slime_sandbox_local import isolation_here
-
-from slime_core.testing.loop import run_loop
+from slime_testing_contracts.loop import run_loop
 
 pytest.importorskip("openai")
 pytest.importorskip("anthropic")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_testing_contracts.loop import LoopRun, run_loop
+from slime_testing_contracts.tiny import write_rows
 
 from slime_core.errors import ConfigError
-from slime_core.testing.loop import LoopRun, run_loop
-from slime_core.testing.tiny import write_rows
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_testing_contracts import LoopRun
 
-from slime_core.testing import LoopRun
 from tests.conftest import TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]

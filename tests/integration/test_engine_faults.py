@@ -27,7 +27,7 @@ from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.supervised import Supervised
+from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 from slime_engine_sglang.weights.update import WeightUpdates
 from slime_runs.run import read_lines

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from slime_command_inspect.ledger_history import read_history
 from slime_command_inspect.ledger_verify import verify
+from slime_testing_contracts.loop import LoopRun, run_loop
+from slime_testing_contracts.tiny import write_rows
 
 from slime_core.fan_out import executions
 from slime_core.learning.report import GAP
-from slime_core.testing.loop import LoopRun, run_loop
-from slime_core.testing.tiny import write_rows
 
 STEPS = 3
 FIXTURE = """

@@ -37,6 +37,9 @@ def test_every_sample_is_kept_with_what_it_was_paid(run_dir: Path) -> None:
     assert sample.rollout_log_probs is not None
     assert len(sample.rollout_log_probs) == stored[0].entry.response_tokens
     means = dict(run.series("rollout/raw_reward"))
+    given = run.trained(3)[stored[0].entry.sample_index or 0]
+    assert len(given["log_probs"]) == len(sample.rollout_log_probs)
+    assert given["log_probs"] == pytest.approx(sample.rollout_log_probs, abs=1e-4)
     rollouts = {found.entry.rollout for found in stored}
     assert rollouts == {0, 1, 2, 3}
     for rollout in rollouts:

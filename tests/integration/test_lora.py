@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from slime_testing_contracts.loop import LoopRun
 
-from slime_core.testing.loop import LoopRun
 from tests.conftest import TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]
@@ -52,7 +52,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path
 
 
 def test_it_learns(run_loop: Callable[..., LoopRun]) -> None:
-    run = run_loop(12, lr="3e-2", custom_rm_path="slime_core.testing.tiny.digits", lora_rank=8)
+    run = run_loop(12, lr="3e-2", custom_rm_path="slime_testing_contracts.tiny.digits", lora_rank=8)
     rewards = run.metric("rollout/raw_reward")
     assert sum(rewards[:2]) / 2 < 0.1
     assert sum(rewards[-2:]) / 2 > 0.2

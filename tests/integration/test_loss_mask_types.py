@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_init.tiny_model import hf_config
 
 from slime_core.config import load_settings
 from slime_core.data.dumps import read_samples
@@ -15,7 +16,6 @@ from slime_core.launch import run
 from slime_core.models.config import load_model_config
 from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import write_config, write_weights
-from slime_core.models.tiny import hf_config
 from tests.chat_tokenizers import chat_tokenizer, save
 
 ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}

@@ -341,7 +341,7 @@ def test_the_kit_is_in_the_wheel(outside: Outside, tmp_path: Path) -> None:
     (tmp_path / "my_rm.py").write_text(KIT_REWARDS)
     (tmp_path / "test_kit.py").write_text(KIT)
     pytest_run = (outside.bin / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    bare = (*pytest_run, "--pyargs", "slime_core.testing", "--slime-component")
+    bare = (*pytest_run, "--pyargs", "slime_testing_contracts.components", "--slime-component")
     assert " passed" in run(*bare, "rewards:./my_rm.py:good", cwd=tmp_path).stdout
     bad = run(*bare, "rewards:./my_rm.py:bad", cwd=tmp_path, check=False)
     assert bad.returncode == 1

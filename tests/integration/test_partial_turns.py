@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from slime_testing_contracts.loop import run_loop
+from slime_testing_contracts.tiny import write_rows
+
 from slime_core.data.dumps import read_samples
 from slime_core.provenance import Source, Span
-from slime_core.testing.loop import run_loop
-from slime_core.testing.tiny import write_rows
 from slime_core.types import Sample
 
 WORLD = '''

@@ -16,12 +16,12 @@ from typing import Any
 import orjson
 import psutil
 import pytest
+from slime_testing_contracts.tiny import tiny_model
 
 from slime_core import Sample
 from slime_core.config import load_settings
 from slime_core.launch.prepare import prepare
 from slime_core.rollout.stage import RolloutStage
-from slime_core.testing.tiny import tiny_model
 from tests.integration import loaded
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def settings(folder: Path) -> Any:
         "rollout_batch_size": GROUPS, "n_samples_per_prompt": GROUP_SIZE, "num_rollout": 1,
         "sglang_server_concurrency": GROUPS * GROUP_SIZE, "rollout_max_response_len": 200,
         "tool_call_parser": f"{HERE}:EveryTurn", "environment_step_timeout": DEADLINE,
-        "custom_rm_path": "slime_core.testing.tiny:digits",
+        "custom_rm_path": "slime_testing_contracts.tiny:digits",
         "max_consecutive_failures": GROUPS * GROUP_SIZE, "num_threads": 1, "run_dir": folder / "run",
         "group_timeout": 400, "rollout_timeout": 400,
     }  # fmt: skip

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_init.tiny_model import write_tokenizer
 
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.models.tiny import write_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -143,15 +143,6 @@ def test_a_sampled_token_that_stands_for_an_image() -> None:
     assert reason.startswith("error: response token 3 was sampled and is 6, the token of images")
 
 
-def test_a_demonstration_trains_without_a_policy() -> None:
-    trajectory = Trajectory.of(Sample(tokens=[1, 2], prompt="p"))
-    trajectory.add_demonstration([3, 4])
-    trajectory.add([5], Source.TEMPLATE)
-    sample = trajectory.write(by_hand())
-    assert admission.admit([sample]) == []
-    assert sample.loss_mask == [1, 1, 0]
-
-
 # -- what a generate function returns --------------------------------------------------------------------
 
 

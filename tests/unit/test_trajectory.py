@@ -211,8 +211,6 @@ def test_only_the_engine_makes_sampled_tokens() -> None:
         trajectory.add([2], Source.SAMPLED)
     trajectory.add([3, 4], Source.DEMONSTRATION)
     assert trajectory.loss_mask == [0, 0, 0]
-    trajectory.add_demonstration([5])
-    assert trajectory.loss_mask == [0, 0, 0, 1]
 
 
 def test_routed_experts_go_along_and_are_forgotten_with_their_tokens() -> None:

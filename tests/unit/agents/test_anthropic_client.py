@@ -8,8 +8,8 @@ from typing import Any
 import anthropic
 import pytest
 from slime_agent_base_url import SessionLimits
+from slime_testing_contracts import Reply
 
-from slime_core.testing import Reply
 from tests.agent_toys import ToyTokenizer, call_text
 
 TOOLS: Any = [{"name": "add", "description": "sum", "input_schema": {

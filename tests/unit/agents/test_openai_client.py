@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 from slime_agent_base_url import SessionLimits
+from slime_testing_contracts import Reply
 
 from slime_core.errors import EngineError
-from slime_core.testing import Reply
 from tests.agent_toys import PARAMS, ToyTokenizer, call_text
 
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "description": "sum", "parameters": {

@@ -5,9 +5,9 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
+from slime_testing_contracts import CharTokenizer, Reply, Request, ScriptedEngine
 
 from slime_core.errors import EngineError
-from slime_core.testing import CharTokenizer, Reply, Request, ScriptedEngine
 from slime_core.types import GenerationOutput
 from tests.virtual_time import in_virtual_time
 

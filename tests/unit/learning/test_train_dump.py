@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from slime_core.learning.report import report_trained
 from slime_core.learning.tensors import TrainTensors, to_column
-from slime_core.learning.train_dump import write_train_data
 from slime_core.types import TrainBatch
+from tests.toy_trainer import make_args
 
 LENGTHS = [2, 1, 3, 2]
 
@@ -59,7 +60,8 @@ def _write(template: str, shares: list[list[int]]) -> None:
             loss_masks=_column(share, 0), advantages=_column(share, 100), old_log_probs=[torch.zeros(0)] * len(share)
         )
         trainer: Any = Trainer(rank, ranks)
-        write_train_data(template, _batch(), share, tensors, _column(share, -50), trainer)
+        args = make_args(save_debug_train_data=template)
+        report_trained(args, None, _batch(), share, tensors, _column(share, -50), trainer)
 
     with ThreadPoolExecutor(len(shares)) as pool:
         list(pool.map(one, range(len(shares))))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from slime_testing_contracts.tiny import tiny_model, tiny_moe_model
 from torch import nn
 from torch.nn import functional
 
@@ -19,7 +20,6 @@ from slime_core.models.decoder import Decoder
 from slime_core.models.lora import LoraSettings, first_adapter, merged
 from slime_core.models.lora_files import read_adapter, write_adapter
 from slime_core.models.lora_linear import LoraLinear, adapter_weights, add_adapters, base_weights, merged_weights
-from slime_core.testing.tiny import tiny_model, tiny_moe_model
 
 
 def settings(**flags: Any) -> LoraSettings:

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load, load_file
 from slime_command_init import prepare as recipe
 from slime_command_init import task, warmup
+from slime_command_init.tiny_model import write_random_model
 
 from slime_core.config import load_settings
-from slime_core.models.tiny import write_random_model
 
 DEMO = Path(__file__).parents[3] / "plugins/commands/init/slime_command_init/templates/demo.yaml"
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slime_command_init.tiny_model import SPECIAL_TOKENS, write_tokenizer
 
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.models.tiny import SPECIAL_TOKENS, write_tokenizer
 
 
 @pytest.fixture(scope="module")

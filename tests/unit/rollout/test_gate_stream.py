@@ -6,8 +6,9 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
+from slime_testing_contracts import ScriptedEngine
+
 from slime_core.rollout.gate import GatedEngine
-from slime_core.testing import ScriptedEngine
 from tests.agent_toys import StreamingEngine, ToyTokenizer
 
 

@@ -25,10 +25,10 @@ from slime_testing_contracts import (
     ToolContract,
     ToolParserContract,
     WeightTransportContract,
+    suite_of,
 )
 
 from slime_core.errors import PluginConflictError
-from slime_core.testing import suite_of
 from tests.conftest import Slime
 
 SOURCE = """
@@ -395,7 +395,7 @@ def test_every_suite_has_bad_components() -> None:
 
 def test_a_strangers_suite_is_found_and_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "their_suites.py").write_text(
-        "from slime_core.testing import Contract\n"
+        "from slime_testing_contracts import Contract\n"
         "class TheirContract(Contract):\n    kind = 'functions'\n    def test_theirs(self): ...\n"
     )
     facts = tmp_path / "theirs-1.0.dist-info"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from slime_testing_contracts import LoopRun
 
 from slime_core.errors import ConfigError, PluginError
-from slime_core.testing import LoopRun
 
 REWARD = "def reward(args, sample):\n    return 1.0 if '7' in sample.response else 0.0\n"
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_testing_contracts import pytest_plugin
 
 from slime_core.engines.scripted import ScriptedEngine
-from slime_core.testing import pytest_plugin
 
 REWARDS = """
 def good(args, sample):
@@ -30,7 +30,7 @@ def contracts(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["--pyargs", "slime_core.testing", *words]
+        command += ["--pyargs", "slime_testing_contracts.components", *words]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     return run
@@ -111,12 +111,13 @@ def test_without_components_there_is_a_hint(contracts: Callable[..., subprocess.
 def test_other_peoples_runs_load_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(
         "import sys\n\ndef test_light(request):\n"
-        "    assert request.config.pluginmanager.hasplugin('slime_core.testing.pytest_plugin')\n"
+        "    assert request.config.pluginmanager.hasplugin('slime_testing_contracts.pytest_plugin')\n"
         "    heavy = {'torch', 'numpy', 'transformers', 'pydantic', 'yaml', 'slime_core.plugins.resolve'}\n"
         "    assert not heavy & sys.modules.keys()\n"
     )
     # Other plugins of this environment, hypothesis among them, may load numpy; slime's is under test.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "slime_core.testing.pytest_plugin", "-p", "no:cacheprovider"]
+    plugins = ("-p", "slime_testing_contracts.pytest_plugin", "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", "-q", *plugins]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=60,
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": ""},

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime_command_init import task
+from slime_command_init.tiny_model import write_random_model
 from slime_command_init.warmup import PHASES, Recipe, make_missing_model, say, write_missing
-from slime_core.models.tiny import write_random_model
 from slime_core.protocols import Args
 
 _RECIPE = Recipe("addition", version=2)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_command_init.tiny_model import write_random_model
 from slime_core.config import load_settings
 from slime_core.data.dataset import split_path
 from slime_core.launch import run
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
-from slime_core.models.tiny import write_random_model
 from slime_core.protocols import Args
 
 STAMP = "slime_quickstart.json"

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.registry import ComponentRef
 
-_BARE = ("-p", "slime_core.testing.pytest_plugin", "--pyargs", "slime_core.testing")
+_BARE = ("-p", "slime_testing_contracts.pytest_plugin", "--pyargs", "slime_testing_contracts.components")
 
 DEADLINE_S = 600.0
 """For all suites of one folder, and for all bare suites together."""

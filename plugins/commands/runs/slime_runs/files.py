@@ -37,6 +37,11 @@ def file_name(rollout_id: int, *, evaluation: bool = False) -> str:
     return f"{'eval' if evaluation else 'rollout'}_{rollout_id:07}.jsonl.zst"
 
 
+def trained_name(rollout_id: int) -> str:
+    """`trained_0000012.jsonl.zst`: what the optimizer was given of the rollout's samples."""
+    return f"trained_{rollout_id:07}.jsonl.zst"
+
+
 def parse_name(name: str) -> tuple[int, bool] | None:
     """(rollout, whether it is an evaluation) of a name that `file_name` made."""
     found = _NAME.fullmatch(name)

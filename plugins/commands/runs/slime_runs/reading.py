@@ -87,12 +87,20 @@ def lines(run: Run, found: StoredSample, *, colour: bool, limit: int | None = No
         text.append(f"label: {one_line(str(label), 500)}")
     if isinstance(found.row.get("reward"), dict):
         text.append("reward: " + ", ".join(f"{key} {_value(value)}" for key, value in found.row["reward"].items()))
+    if found.entry.fate == "trained" and (row := run.trained(found.entry.rollout).get(found.entry.sample_index or 0)):
+        text.append(f"advantage {_mean(row.get('advantages'))}")
     if found.entry.failure:
         text.append(f"failed in {one_line(found.entry.failure, 500)}")
     shown = [(source, plain(piece, limit)) for source, _, piece in pieces(run, found)]
     if colour:
         return [*text, "".join(_painted(piece, COLOURS[source], colour) for source, piece in shown), ""]
     return [*text, *(f"[{source.value}] {piece.rstrip()}" for source, piece in shown), ""]
+
+
+def _mean(values: Any) -> str:
+    if isinstance(values, list):
+        return f"{number(sum(values) / len(values))} on average" if values else "-"
+    return number(values)
 
 
 def _value(value: Any) -> str:

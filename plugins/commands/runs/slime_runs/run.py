@@ -19,7 +19,7 @@ import yaml
 from slime_core.errors import SlimeError
 from slime_core.types import Sample
 from slime_core.waits.board import alive
-from slime_runs.files import FOLDER, Row, read_frame
+from slime_runs.files import FOLDER, Row, read_frame, read_frames, trained_name
 from slime_runs.index import Entry, Filter, Index
 
 Order = Literal["rollout", "best", "worst"]
@@ -158,6 +158,16 @@ class Run:
             count += 1
             if count == limit:
                 return
+
+    def trained(self, rollout: int) -> dict[int, Row]:
+        """Sample index -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
+
+        A list has one number per response token; a number is the same for all of them.
+        """
+        path = self.path / FOLDER / trained_name(rollout)
+        if not path.is_file():
+            return {}
+        return {row["index"]: row for _, frame in read_frames(path) for row in frame}
 
     def _group(self, entry: Entry) -> list[Row]:
         path = self.path / FOLDER / entry.file

@@ -10,7 +10,7 @@ import logging
 import math
 import random
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from slime_core.data.dumps import to_json
 from slime_core.errors import SlimeError
 from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
-from slime_runs.files import FOLDER, Row, file_name, parse_name, read_frames, sample_files, write_file
+from slime_runs.files import FOLDER, Row, file_name, parse_name, read_frames, sample_files, trained_name, write_file
 from slime_runs.index import Index
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class SampleStore:
     def __init__(self) -> None:
         self._all_groups: list[Group] | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._writing: Future[None] | None = None
+        self._writing: Future[Any] | None = None
         self._writer: _Writer | None = None
         self._run_dir: Path | None = None
         self._trained = -1
@@ -72,12 +72,14 @@ class SampleStore:
             found = parse_name(path.name)
             if found is not None and found[0] > self._trained + found[1]:
                 path.unlink()
+                (path.parent / trained_name(found[0])).unlink(missing_ok=True)
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
         """The last file is written."""
-        if self._thread is not None and self._writer is not None:
-            self._thread.submit(self._writer.close)
+        if self._thread is not None:
+            if self._writer is not None:
+                self._thread.submit(self._writer.close)
             self._thread.shutdown(wait=True)
             self._thread = None
 
@@ -106,8 +108,17 @@ class SampleStore:
         first = rollout_id == 0 and not self._seen_rollout
         self._store(args, file_name(0 if first else rollout_id + 1, evaluation=True), kept, rollout_id)
 
-    def _store(self, args: Args, name: str, groups: list[list[Row]], seed: int) -> None:
+    @hookimpl
+    def slime_rollout_trained(self, args: Args, rollout_id: int, rows: list[dict[str, Any]]) -> None:
+        """The trainer's side of a rollout, in the process of its rank 0."""
         if args.log_samples == "none" or self._stopped or not args.run_dir:
+            return
+        lines = [to_json(_trained_row(row), f"sample {row['sample_indices']}") for row in rows]
+        path = Path(args.run_dir) / FOLDER / trained_name(rollout_id)
+        self._later(lambda: write_file(path, [lines[i : i + _PER_FRAME] for i in range(0, len(lines), _PER_FRAME)]))
+
+    def _store(self, args: Args, name: str, groups: list[list[Row]], seed: int) -> None:
+        if not groups or args.log_samples == "none" or self._stopped or not args.run_dir:
             return
         if self._writer is None:
             self._writer = _Writer(Path(args.run_dir) / FOLDER, args.log_samples_budget)
@@ -119,9 +130,10 @@ class SampleStore:
         except SlimeError as error:  # what a user's function put into metadata
             self._stop(error)
             return
-        self._later(name, frames, lines)
+        writer = self._writer
+        self._later(lambda: writer.write(name, frames, lines))
 
-    def _later(self, name: str, rows: list[list[Row]], lines: list[list[bytes]]) -> None:
+    def _later(self, write: Callable[[], Any]) -> None:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="slime-samples")
         if self._writing is not None:
@@ -130,8 +142,7 @@ class SampleStore:
             except (OSError, sqlite3.Error) as error:
                 self._stop(error)
                 return
-        assert self._writer is not None
-        self._writing = self._thread.submit(self._writer.write, name, rows, lines)
+        self._writing = self._thread.submit(write)
 
     def _stop(self, error: BaseException) -> None:
         """The run goes on without: no training is worth less for want of its record."""
@@ -154,7 +165,9 @@ class _Writer:
         path = self._folder / name
         frames = write_file(path, lines)
         self._index.add_file(path, list(zip(frames, rows)))
-        while self._index.total_bytes() > self._budget and self._make_room(self._index):
+        while sum(path.stat().st_size for path in self._folder.glob("*.zst")) > self._budget and self._make_room(
+            self._index
+        ):
             pass
 
     def close(self) -> None:
@@ -171,13 +184,27 @@ class _Writer:
             groups = thinned([list(rows) for _, rows in read_frames(path)], _KEPT_OF_OLD, seed=0)
             frames = write_file(path, [[to_json(row, path.name) for row in group] for group in groups])
             index.add_file(path, list(zip(frames, groups)), thinned=True)
+            self._thin_trained(path, {row["index"] for group in groups for row in group})
             return True
         *old, _ = sample_files(self._folder)
         if not old:
             return False
         old[0].unlink()
         index.drop(old[0].name)
+        self._thin_trained(old[0], set())
         return True
+
+    def _thin_trained(self, path: Path, kept: set[int]) -> None:
+        """Of a rollout's trainer side, what its samples still need."""
+        rollout, evaluation = parse_name(path.name) or (0, True)
+        trained = self._folder / trained_name(rollout)
+        if evaluation or not trained.is_file():
+            return
+        rows = [row for _, frame in read_frames(trained) for row in frame if row["index"] in kept]
+        if rows:
+            write_file(trained, [[to_json(row, trained.name) for row in rows]])
+        else:
+            trained.unlink()
 
 
 def thinned(groups: Sequence[Sequence[Row]], count: int, *, seed: int) -> list[list[Row]]:
@@ -202,6 +229,16 @@ def thinned(groups: Sequence[Sequence[Row]], count: int, *, seed: int) -> list[l
 def _score(row: Row) -> float | None:
     score: float | None = (row.get("kept") or {}).get("score")
     return score
+
+
+_TRAINER_COLUMNS = ("advantages", "log_probs", "ref_log_probs", "teacher_log_probs", "values", "returns")
+
+
+def _trained_row(row: Mapping[str, Any]) -> Row:
+    """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
+    found = {name: row[name] for name in _TRAINER_COLUMNS if name in row}
+    short = {name: v[0] if len(v) and (v == v[0]).all() else v for name, v in found.items()}
+    return {"index": row["sample_indices"], **short}
 
 
 def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:

@@ -196,27 +196,8 @@ def router_arguments(args: Args) -> dict[str, Any]:
 
 
 def router_argv(fields: Mapping[str, Any], python: Path | None = None) -> list[str]:
-    """The arguments of `python -m sglang_router.launch_router` for `RouterArgs` fields.
-
-    Args:
-        fields: As `router_arguments` returns them, and host, ports and workers. `prefill_urls` are (URL, bootstrap port
-            or None) pairs and `decode_urls` URLs, as RouterArgs has them; selectors are mappings or KEY=VALUE lists.
-        python: Interpreter of SGLang's environment, whose version's spelling is used.
-
-    Raises:
-        ConfigError: A value cannot be said on that version's command line.
-    """
-    plain = dict(fields)
-    prefill, decode = plain.pop("prefill_urls", None) or (), plain.pop("decode_urls", None) or ()
-    pairs: list[str] = []
-    for url, port in prefill:
-        pairs += ["--prefill", str(url), *([] if port is None else [str(port)])]
-    for url in decode:
-        pairs += ["--decode", str(url)]
-    for name, value in plain.items():
-        if isinstance(value, Mapping):
-            plain[name] = [f"{key}={part}" for key, part in value.items()]
-    return _argv(ROUTER, plain, _flags_of(python)) + pairs
+    """The same of `python -m sglang_router.launch_router` for `RouterArgs` fields; selectors are KEY=VALUE lists."""
+    return _argv(ROUTER, fields, _flags_of(python))
 
 
 def _flags_of(python: Path | None) -> EngineFlags:

@@ -36,7 +36,7 @@ from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
 from slime_engine_sglang.known_defects import check_model
 from slime_engine_sglang.planner import USES, Planned, find_device, make_plan
 from slime_engine_sglang.puller_process import PullerProcess
-from slime_engine_sglang.supervised import Supervised
+from slime_engine_sglang.servers import Supervised
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class SglangEngine(Planned, HttpEngine):
                 await asyncio.to_thread(supervisor.stop)
             for router, worker in joined:
                 try:
-                    await router.remove_worker(worker, timeout=_LEAVE_S)
+                    await router.remove_worker(worker.url, timeout=_LEAVE_S)
                 except EngineError as error:  # it is not ours; the run's end must not fail with it
                     logger.warning("the router at %s still lists %s: %s", router.url, worker.url, error)
         finally:

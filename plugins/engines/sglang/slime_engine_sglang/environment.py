@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -111,26 +110,20 @@ def _has(python: Path, package: str) -> bool:
 
 
 def _this() -> dict[str, str]:
-    found = {}
-    for name in (SERVER_DISTRIBUTION, ROUTER_DISTRIBUTION):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return _in(sys.path)
 
 
 def _in_directories(python: Path) -> dict[str, str]:
-    """Read off the names of .dist-info directories; only a virtual environment says for certain where they are."""
+    """Read in its directories; only a virtual environment says for certain where they are."""
     prefix = python.parent.parent
-    if not (prefix / "pyvenv.cfg").is_file():
-        return {}
-    found = {}
-    for info in prefix.glob("lib*/python3*/site-packages/sglang*.dist-info"):
-        match = re.fullmatch(r"(sglang(?:[-_.]router)?)-([^-]+)\.dist-info", info.name)
-        if match:
-            found[re.sub(r"[-_.]", "-", match[1])] = match[2]
-    return found
+    known = (prefix / "pyvenv.cfg").is_file()
+    return _in([str(path) for path in prefix.glob("lib*/python3*/site-packages")] if known else [])
+
+
+def _in(places: list[str]) -> dict[str, str]:
+    names = (SERVER_DISTRIBUTION, ROUTER_DISTRIBUTION)
+    found = {name: next(iter(metadata.distributions(name=name, path=places)), None) for name in names}
+    return {name: distribution.version for name, distribution in found.items() if distribution is not None}
 
 
 def _asked(python: Path) -> dict[str, str]:

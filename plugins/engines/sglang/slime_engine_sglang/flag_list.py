@@ -8,16 +8,14 @@ the shipped list stands in, so that settings are checked on a machine that only 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import logging
 import os
 import re
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, cached_property
@@ -112,7 +110,14 @@ def installed_flags(python: Path) -> EngineFlags:
     file = cache_file(versions)
     found = _read(file, versions)
     if found is None:
-        with _only_one(file):
+        from filelock import FileLock
+
+        with ExitStack() as stack:
+            # Of the ranks of one machine the first makes the list and the others wait. A directory that cannot be
+            # written to, or a lock that is held too long, only means that it is made more than once.
+            with suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(file.with_suffix(".lock"), timeout=_DEADLINE_S))
             found = _read(file, versions) or _make(python, file)
     if not found["router"]:
         found = found | {"router": _shipped()["router"]}
@@ -182,31 +187,6 @@ def _make(python: Path, file: Path) -> dict[str, Any]:
     except OSError as error:
         logger.warning("the list of SGLang's flags cannot be kept in %s, so every start makes it: %s", file, error)
     return found
-
-
-@contextmanager
-def _only_one(file: Path) -> Iterator[None]:
-    """Of the ranks of one machine, the first makes the list and the others wait for it.
-
-    A directory that cannot be written to, or a lock that is held too long, only means that it is made more than once.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(file.with_suffix(".lock"), "w")  # noqa: SIM115 - closed below; opening may fail where the work may not
-    except OSError:
-        yield
-        return
-    with lock:
-        until = time.monotonic() + _DEADLINE_S
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.1)
-            except OSError:  # a file system without locks
-                break
-        yield
 
 
 def _engine_flags(found: Mapping[str, Any], note: str) -> EngineFlags:

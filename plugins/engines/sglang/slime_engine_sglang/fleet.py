@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slime_core.errors import EngineError
+from slime_engine_sglang.api.transport import address_towards
 from slime_engine_sglang.api.worker import Worker, WorkerState
 from slime_engine_sglang.plan import LaunchPlan, ModelPlan
 from slime_engine_sglang.router_process import RouterProcess
@@ -153,9 +153,6 @@ def own_address(toward: str | None) -> str:
     if toward is None:
         return "127.0.0.1"
     try:
-        family, kind, _, _, address = socket.getaddrinfo(toward, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing: the kernel only looks for the way
-            return str(probe.getsockname()[0])
+        return address_towards(toward)
     except OSError as error:
         raise EngineError(f"--sglang-router-ip {toward!r} cannot be reached from this machine: {error}") from error

@@ -8,7 +8,6 @@ things, and then it ends in a warning. dp_size, pp_size, ep_size and dtype are t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.origins import Entry
@@ -84,13 +83,6 @@ ROUTER_OWNED: Mapping[str, str] = {
 """Field of the router's parser -> what to do instead."""
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What slime is going to set, where that is known from the settings alone."""
-
-    value: Any
-
-
 def check_server_flags(args: Args, given: Mapping[str, Entry]) -> list[str]:
     """Warnings for owned --sglang-* flags that repeat slime's value. Raises ConfigError for the others."""
     return _check(SERVER, SERVER_OWNED, _server_values(args), given)
@@ -98,26 +90,27 @@ def check_server_flags(args: Args, given: Mapping[str, Entry]) -> list[str]:
 
 def check_router_flags(args: Args, given: Mapping[str, Entry]) -> list[str]:
     """Warnings for owned --router-* flags that repeat slime's value. Raises ConfigError for the others."""
-    timeout = _Known(args.sglang_router_request_timeout_secs)
-    return _check(ROUTER, ROUTER_OWNED, {"request_timeout_secs": timeout}, given)
+    known = {"request_timeout_secs": args.sglang_router_request_timeout_secs}
+    return _check(ROUTER, ROUTER_OWNED, known, given)
 
 
-def _server_values(args: Args) -> dict[str, _Known]:
+def _server_values(args: Args) -> dict[str, Any]:
+    """Field -> what slime is going to set, where that is known from the settings alone."""
     known = {
-        "model_path": _Known(args.hf_checkpoint),
-        "trust_remote_code": _Known(True),
-        "skip_server_warmup": _Known(True),
-        "enable_memory_saver": _Known(bool(args.offload_rollout)),
-        "enable_return_routed_experts": _Known(bool(args.use_rollout_routing_replay)),
+        "model_path": args.hf_checkpoint,
+        "trust_remote_code": True,
+        "skip_server_warmup": True,
+        "enable_memory_saver": bool(args.offload_rollout),
+        "enable_return_routed_experts": bool(args.use_rollout_routing_replay),
     }
     pipeline = getattr(args, SERVER + "pp_size", None) or 1
     gpus = args.rollout_num_gpus_per_engine
     if gpus % pipeline == 0:
-        known["tp_size"] = _Known(gpus // pipeline)
+        known["tp_size"] = gpus // pipeline
     return known
 
 
-def _check(owner: str, owned: Mapping[str, str], known: Mapping[str, _Known], given: Mapping[str, Entry]) -> list[str]:
+def _check(owner: str, owned: Mapping[str, str], known: Mapping[str, Any], given: Mapping[str, Entry]) -> list[str]:
     refused, repeated = [], []
     for attribute, entry in given.items():
         field = attribute.removeprefix(owner)
@@ -125,7 +118,7 @@ def _check(owner: str, owned: Mapping[str, str], known: Mapping[str, _Known], gi
             continue
         value = "" if entry.value is True else f" {entry.value}"
         cited = f"--{attribute.replace('_', '-')}{value} ({entry.origin})"
-        if field in known and known[field].value == entry.value:
+        if field in known and known[field] == entry.value:
             if field != "tp_size":  # whose value slime's own may come from
                 repeated.append(cited)
         else:

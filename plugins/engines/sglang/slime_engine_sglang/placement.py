@@ -16,6 +16,7 @@ from slime_core.config.origins import Origin
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
+from slime_engine_sglang.plan import Reservation
 
 Device = Literal["cpu", "cuda"]
 
@@ -34,15 +35,6 @@ class Cited:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One node's GPUs of an engine."""
-
-    node: int
-    gpus: tuple[int, ...]
-    """Ordinals on the node; empty on CPU."""
-
-
-@dataclass(frozen=True)
 class Room:
     """The GPUs of the servers."""
 
@@ -58,13 +50,13 @@ class Room:
         """Whether some of GPUs `start` to `start + size` (from the first server's on) are the trainer's, too."""
         return self.device == "cuda" and size > 0 and self.first + start < self.trainer
 
-    def parts(self, start: int, size: int, name: str, cited: str, *, whole: bool = True) -> list[Part]:
+    def parts(self, start: int, size: int, name: str, cited: str, *, whole: bool = True) -> list[Reservation]:
         """GPUs `start` to `start + size` (from the first server's on), by node.
 
         Args:
             start: Where the engine begins.
             size: Its GPUs.
-            name: Of the engine, for messages.
+            name: Of the engine.
             cited: The setting that `size` comes from.
             whole: An engine no larger than a node must lie on one, a larger one fill nodes.
 
@@ -72,7 +64,7 @@ class Room:
             ConfigError: It would lie across nodes.
         """
         if self.device == "cpu":
-            return [Part(0, ())]
+            return [Reservation(name, 0, ())]
         begin, end = self.first + start, self.first + start + size
         crosses = begin // self.per_node != (end - 1) // self.per_node
         if whole and crosses and (begin % self.per_node or end % self.per_node):
@@ -84,7 +76,8 @@ class Room:
         parts = []
         for node in range(begin // self.per_node, (end - 1) // self.per_node + 1):
             base = node * self.per_node
-            parts.append(Part(node, tuple(range(max(begin, base) - base, min(end, base + self.per_node) - base))))
+            ordinals = range(max(begin, base) - base, min(end, base + self.per_node) - base)
+            parts.append(Reservation(name, node, tuple(ordinals)))
         return parts
 
 

@@ -47,11 +47,13 @@ class ServerPlan:
 
 @dataclass(frozen=True)
 class Reservation:
-    """GPUs that a placeholder keeps free."""
+    """GPUs of one node that an engine has, or that a placeholder keeps free."""
 
     name: str
+    """Of the engine or placeholder."""
     node: int
     gpus: tuple[int, ...]
+    """Ordinals on the node; empty on CPU."""
 
 
 @dataclass(frozen=True)

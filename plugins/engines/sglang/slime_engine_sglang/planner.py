@@ -20,7 +20,7 @@ from slime_core.protocols import Args
 from slime_engine_sglang.arguments import router_arguments
 from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup, read_models
 from slime_engine_sglang.placement import Cited, Device, Room, find_room, near_multiples
-from slime_engine_sglang.plan import LaunchPlan, ModelPlan, Reservation, WorkerType
+from slime_engine_sglang.plan import LaunchPlan, ModelPlan, WorkerType
 from slime_engine_sglang.server_groups import Filler
 
 USES = frozenset(
@@ -68,17 +68,10 @@ def make_plan(
     if entries is None:
         entries = [_from_flags(args, room, cite)]
     receiver = _receiver(args, entries, warnings)
-    models: list[ModelPlan] = []
-    reserved: list[Reservation] = []
-    start, rank = 0, 0
-    for entry in entries:
-        filler = Filler(args, room, cite, entry, start, rank)
-        model = filler.fill(updates_weights=entry is receiver)
-        if entry.serves or not entry.server_groups:
-            models.append(model)
-        reserved += filler.reserved
-        start, rank = filler.start, filler.rank
-    return LaunchPlan(tuple(_with_routers(args, models, cite)), device, tuple(reserved), tuple(warnings))
+    filler = Filler(args, room, cite)
+    filled = [(entry, filler.fill(entry, updates_weights=entry is receiver)) for entry in entries]
+    models = [model for entry, model in filled if entry.serves or not entry.server_groups]
+    return LaunchPlan(tuple(_with_routers(args, models, cite)), device, tuple(filler.reserved), tuple(warnings))
 
 
 def plan_of(settings: Settings, *, num_gpus: int | None = None) -> LaunchPlan:

@@ -16,6 +16,8 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tenacity
@@ -25,10 +27,11 @@ from slime_core.errors import EngineError, WeightSyncError
 from slime_core.protocols import Args
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerState
+from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.heartbeat import Heartbeat
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.supervised import Process, RouterLike, Supervised
+from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,27 @@ _GO_ON = "Start it again, and repeat the command with --load to go on from the l
 
 class WeightsNotKept(WeightSyncError):
     """A server lacks weights that nobody has any more; asking again will not help."""
+
+
+@dataclass
+class Supervised:
+    """One model: its workers and what stands behind them."""
+
+    name: str
+    pool: WorkerPool
+    servers: Mapping[Worker, Service]
+    """Of the workers we own."""
+    router_url: str | None = None
+    router_process: RouterProcess | None = None
+    """Of the router that we launched; it keeps its address when it is restarted."""
+    catch_up: Callable[[Worker], Awaitable[None]] | None = None
+    """Gives a worker the weights of `pool.version_wanted`; None for a model that is never updated."""
+    companions: Sequence[Service] = ()
+    """Servers of ours that answer no requests for tokens: encoders, further nodes of an engine."""
+
+    def name_of(self, worker: Worker) -> str:
+        """For logs and events."""
+        return self.servers[worker].name if worker in self.servers else f"external server of {self.name}"
 
 
 class Told(NamedTuple):
@@ -62,7 +86,7 @@ class Watch(ABC):
     pause: Any = tenacity.wait_exponential(multiplier=1.0, max=60.0)
     """Between two attempts to bring it back."""
 
-    def __init__(self, name: str, process: Process | None, args: Args, incidents: Incidents) -> None:
+    def __init__(self, name: str, process: Service | None, args: Args, incidents: Incidents) -> None:
         """`process`: what is restarted; None: it is not ours."""
         self.name, self.process, self.args = name, process, args
         self.tolerant = bool(args.use_fault_tolerance)
@@ -131,7 +155,7 @@ class Watch(ABC):
         """An attempt to bring it back was of no use."""
         self.tell(self.told.failed, reason)
 
-    async def restart(self, process: Process) -> None:
+    async def restart(self, process: Service) -> None:
         """One of its restarts. Raises EngineError."""
         self._restarts_left -= 1
         await process.restart()
@@ -306,9 +330,9 @@ class CompanionWatch(Watch):
     """
 
     told = Told("companion_failed", "restart_failed", "restarted", "lost")
-    process: Process
+    process: Service
 
-    def __init__(self, process: Process, http: Http, args: Args, incidents: Incidents) -> None:
+    def __init__(self, process: Service, http: Http, args: Args, incidents: Incidents) -> None:
         super().__init__(process.name, process, args, incidents)
         self._http = http
 
@@ -339,10 +363,10 @@ class RouterWatch(Watch):
     """
 
     told = Told("router_failed", "router_restart_failed", "router_restarted", "router_lost")
-    process: RouterLike
+    process: RouterProcess
 
     def __init__(
-        self, model: Supervised, process: RouterLike, router: Router, args: Args, incidents: Incidents
+        self, model: Supervised, process: RouterProcess, router: Router, args: Args, incidents: Incidents
     ) -> None:
         super().__init__(process.name, process, args, incidents)
         self._pool, self._router = model.pool, router

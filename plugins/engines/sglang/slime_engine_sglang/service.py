@@ -18,15 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import EngineError
 from slime_core.ports import PortBlock, reserve, url_host
-from slime_engine_sglang.process import GRACE_S, KeptProcess
+from slime_core.procs.guarded import Guarded
+from slime_engine_sglang.log_tail import LogTail
 
 if TYPE_CHECKING:
     import aiohttp
 
+GRACE_S = 2.0
+"""From TERM to KILL. SGLang would take 5 to 7 seconds, of which it sleeps 5, and has nothing to save."""
 PORT_TRIES = 4
 """Starts with new ports, when somebody else has taken one of ours."""
 _POLL_S = 0.1
 _REQUEST_S = 30.0
+_SHARED = "/dev/shm/sglang_loads_"
+"""Start of a file that each of SGLang's schedulers makes (its managers/load_snapshot.py) and nobody removes."""
 _NOT_FOR_SERVERS = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
@@ -84,7 +89,9 @@ class Service(ABC):
         self.host = host
         self._label = label
         self._timeout = timeout
-        self._process = KeptProcess(label, log, grace=grace)
+        self.log = log
+        """Output of all its starts."""
+        self._process = Guarded(label, stop_s=grace, log=log, shared=_SHARED, error=EngineError)
         self._reserve = partial(reserve, ports, first=port)
         self._ports = self._reserve()
         self._usurped = False
@@ -123,11 +130,6 @@ class Service(ABC):
         return self._ports[0]
 
     @property
-    def log(self) -> Path:
-        """Output of all its starts."""
-        return self._process.log
-
-    @property
     def pid(self) -> int | None:
         """Process id of its guard."""
         return self._process.pid
@@ -137,15 +139,20 @@ class Service(ABC):
         """Whether it has not ended; a frozen one is alive."""
         return self._process.alive
 
+    @property
+    def _tail(self) -> LogTail:
+        """The end of the log of the last start."""
+        return LogTail.of(self.log, self._process.begin)
+
     def last_words(self) -> str:
         """How it ended, and the end of its log."""
-        tail = self._process.tail
+        tail = self._tail
         said = f"; {tail.end()}" if self._process.was_killed else f": {tail.describe()}"
         return self._process.ending() + said
 
     def start(self) -> None:
         """Start it, at the ports of before unless it ended because one was taken. Raises EngineError."""
-        if self._process.starts and not self.alive and (self._usurped or self._process.tail.address_in_use):
+        if self._process.starts and not self.alive and (self._usurped or self._tail.address_in_use):
             self._usurped = False
             self._ports.close()
             self._ports = self._reserve()
@@ -178,7 +185,7 @@ class Service(ABC):
                 if left <= 0:
                     raise EngineError(
                         f"{self._label} is running, but not ready after {limit:.0f} s (--engine-start-timeout);"
-                        f" waited for {waiting}: {self._process.tail.describe()}"
+                        f" waited for {waiting}: {self._tail.describe()}"
                     )
                 try:
                     waiting = await self.missing(session, min(left, _REQUEST_S))
@@ -202,7 +209,7 @@ class Service(ABC):
                 if attempt == 2:  # at other ports, too: it is our own that is not what it should be
                     raise
             except EngineError:
-                if self.alive or not self._process.tail.address_in_use or attempt == PORT_TRIES:
+                if self.alive or not self._tail.address_in_use or attempt == PORT_TRIES:
                     raise
 
     async def restart(self) -> None:

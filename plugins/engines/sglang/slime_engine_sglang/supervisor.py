@@ -19,8 +19,7 @@ from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerState
 from slime_engine_sglang.heartbeat import Heartbeat
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.servers import COMEBACK_S, CompanionWatch, RouterWatch, Watch, WorkerWatch
-from slime_engine_sglang.supervised import Supervised
+from slime_engine_sglang.servers import COMEBACK_S, CompanionWatch, RouterWatch, Supervised, Watch, WorkerWatch
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from slime_generator_best_of_n import generate
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError
-from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 LENGTH = """
 def reward(args, sample):

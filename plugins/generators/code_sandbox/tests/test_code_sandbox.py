@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from slime_generator_code_sandbox import HISTORY, STATS, find_code, generate
 from slime_sandbox_local import SandboxError, isolation_here, pool_of
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.protocols import GenerateTraits, traits_of
-from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 TOKENIZER = CharTokenizer()

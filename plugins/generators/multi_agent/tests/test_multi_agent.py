@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from slime_generator_multi_agent import generate
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus, SlimeError
 from slime_core.config import Args
 from slime_core.errors import ConfigError
-from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 TOKENIZER = CharTokenizer()
 ROLES = [

@@ -10,12 +10,12 @@ import pytest
 from slime_environment_session import places
 from slime_environment_session.session import EnvironmentSession
 from slime_generator_multi_turn import generate
+from slime_testing_contracts import CharTokenizer, Reply, Request, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import ConfigError, DataError, EnvironmentTimeoutError, PluginError
 from slime_core.plugins.loading import import_file
-from slime_core.testing import CharTokenizer, Reply, Request, ScriptedEngine
 
 FILE = Path(__file__).with_name("guessing.py")
 TOKENIZER = CharTokenizer()

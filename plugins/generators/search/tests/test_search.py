@@ -14,11 +14,11 @@ from slime_generator_search import corpus as corpus_module
 from slime_generator_search.corpus import open_corpus
 from slime_generator_search.documents import Document, read_document
 from slime_generator_search.server import read_answer
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import ConfigError, DataError
-from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 TOKENIZER = CharTokenizer()
 ROWS = [

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from slime_generator_single_turn import generate
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
-from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 
 def run(engine: ScriptedEngine, sample: Sample, max_new_tokens: int = 20) -> Sample:

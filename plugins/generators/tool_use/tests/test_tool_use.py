@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from slime_generator_tool_use import generate
 from slime_generator_tool_use.calculator import calculate
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import ConfigError
-from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 TOKENIZER = CharTokenizer()
 CALL, SEEN, ANSWER = "<tool>12*34</tool>", "<|tool|>408<|end|><|assistant|>", r"\boxed{408}"

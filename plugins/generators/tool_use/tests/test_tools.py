@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from slime_generator_tool_use import generate
-from slime_testing_contracts import ToolContract
+from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine, ToolContract
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
-from slime_core.testing import CharTokenizer, Reply, ScriptedEngine
 
 TOKENIZER = CharTokenizer([*CharTokenizer.SPECIALS, "<tool_call>", "</tool_call>"])
 TOOLS = '''

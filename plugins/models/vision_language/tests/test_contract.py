@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_testing_contracts.tiny import tiny_model
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 
 from slime_core.config import Args
@@ -19,7 +20,6 @@ from slime_core.multimodal import TrainInputs, image_token_of
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import MicroBatchOutput
 from slime_core.rollout.batch import make_batch
-from slime_core.testing.tiny import tiny_model
 from slime_core.types import Sample, SampleStatus, TrainBatch
 
 SETTINGS = {

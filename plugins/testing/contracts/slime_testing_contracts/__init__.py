@@ -1,4 +1,4 @@
-"""The contract suite of each of slime's kinds: what every component of a kind must do, as test classes.
+"""For plugin authors: a contract suite per kind, an engine that follows a script, and a whole run as a fixture.
 
 Subclass a suite in a test file, name the component, add examples; pytest runs it::
 
@@ -9,8 +9,9 @@ Subclass a suite in a test file, name the component, add examples; pytest runs i
         examples = [("1+1=", r"\\boxed{2}", "2", 1.0), ("1+1=", r"\\boxed{3}", "2", 0.0)]
 
 slime's own plugins are held to the same suites, which `slime plugins check` finds by entry point (`slime.contracts`).
-Needs pytest. Loaded lazily (PEP 562): what happens here is that the suites' asserts are rewritten, so that a failure
-shows values.
+One of a kind of your own is a subclass of `Contract`, named by an entry point `<kind> = "module:Class"` of that group.
+Needs pytest. Loaded lazily (PEP 562), since pytest imports this package in every run of an environment that has it;
+what happens here is that the suites' asserts are rewritten, so that a failure shows values.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from slime_core.engines.scripted import CharTokenizer, Reply, Request, ScriptedEngine
+    from slime_testing_contracts.base import Contract, suite_of
     from slime_testing_contracts.buffer import BufferContract
     from slime_testing_contracts.command import CommandContract
     from slime_testing_contracts.correction import CorrectionContract, LossReducerContract
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from slime_testing_contracts.generator import GeneratorContract
     from slime_testing_contracts.hooks import HookContract
     from slime_testing_contracts.launcher import LauncherContract
+    from slime_testing_contracts.loop import LoopRun
     from slime_testing_contracts.loss import CustomLossContract, LossContract
     from slime_testing_contracts.megatron_model import MegatronModelContract
     from slime_testing_contracts.megatron_model_provider import MegatronModelProviderContract
@@ -50,35 +54,42 @@ if TYPE_CHECKING:
     from slime_testing_contracts.weight_transport import WeightTransportContract
 
 _EXPORTS = {
-    "AdvantageContract": "estimator",
-    "Asked": "service",
-    "BufferContract": "buffer",
-    "CommandContract": "command",
-    "CorrectionContract": "correction",
-    "CustomLossContract": "loss",
-    "DataSourceContract": "data_source",
-    "EngineContract": "engine",
-    "EnvironmentContract": "environment",
-    "EstimatorContract": "estimator",
-    "FilterContract": "filter",
-    "GeneratorContract": "generator",
-    "HookContract": "hooks",
-    "LauncherContract": "launcher",
-    "LossContract": "loss",
-    "LossReducerContract": "correction",
-    "MegatronModelContract": "megatron_model",
-    "MegatronModelProviderContract": "megatron_model_provider",
-    "ModelContract": "model",
-    "RecipeContract": "recipe",
-    "RewardContract": "reward",
-    "RewardPostProcessContract": "train_data",
-    "RolloutContract": "rollout",
-    "SampleConverterContract": "train_data",
-    "ScriptedService": "service",
-    "ToolContract": "tools",
-    "ToolParserContract": "tools",
-    "TrainerContract": "trainer",
-    "WeightTransportContract": "weight_transport",
+    "AdvantageContract": ".estimator",
+    "Asked": ".service",
+    "BufferContract": ".buffer",
+    "CharTokenizer": "slime_core.engines.scripted",
+    "CommandContract": ".command",
+    "Contract": ".base",
+    "CorrectionContract": ".correction",
+    "CustomLossContract": ".loss",
+    "DataSourceContract": ".data_source",
+    "EngineContract": ".engine",
+    "EnvironmentContract": ".environment",
+    "EstimatorContract": ".estimator",
+    "FilterContract": ".filter",
+    "GeneratorContract": ".generator",
+    "HookContract": ".hooks",
+    "LauncherContract": ".launcher",
+    "LoopRun": ".loop",
+    "LossContract": ".loss",
+    "LossReducerContract": ".correction",
+    "MegatronModelContract": ".megatron_model",
+    "MegatronModelProviderContract": ".megatron_model_provider",
+    "ModelContract": ".model",
+    "RecipeContract": ".recipe",
+    "Reply": "slime_core.engines.scripted",
+    "Request": "slime_core.engines.scripted",
+    "RewardContract": ".reward",
+    "RewardPostProcessContract": ".train_data",
+    "RolloutContract": ".rollout",
+    "SampleConverterContract": ".train_data",
+    "ScriptedEngine": "slime_core.engines.scripted",
+    "ScriptedService": ".service",
+    "suite_of": ".base",
+    "ToolContract": ".tools",
+    "ToolParserContract": ".tools",
+    "TrainerContract": ".trainer",
+    "WeightTransportContract": ".weight_transport",
 }
 """Name -> module."""
 
@@ -86,7 +97,9 @@ __all__ = [
     "AdvantageContract",
     "Asked",
     "BufferContract",
+    "CharTokenizer",
     "CommandContract",
+    "Contract",
     "CorrectionContract",
     "CustomLossContract",
     "DataSourceContract",
@@ -97,17 +110,22 @@ __all__ = [
     "GeneratorContract",
     "HookContract",
     "LauncherContract",
+    "LoopRun",
     "LossContract",
     "LossReducerContract",
     "MegatronModelContract",
     "MegatronModelProviderContract",
     "ModelContract",
     "RecipeContract",
+    "Reply",
+    "Request",
     "RewardContract",
     "RewardPostProcessContract",
     "RolloutContract",
     "SampleConverterContract",
+    "ScriptedEngine",
     "ScriptedService",
+    "suite_of",
     "ToolContract",
     "ToolParserContract",
     "TrainerContract",
@@ -120,4 +138,4 @@ pytest.register_assert_rewrite(*(f"{__name__}.{found.name}" for found in pkgutil
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    return getattr(import_module(_EXPORTS[name], __name__), name)

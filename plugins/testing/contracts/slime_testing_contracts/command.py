@@ -7,7 +7,7 @@ import contextlib
 import io
 
 from slime_core.plugins.commands import first_line
-from slime_core.testing.base import Contract
+from slime_testing_contracts.base import Contract
 
 
 class CommandContract(Contract):

@@ -14,8 +14,8 @@ from slime_core.learning.corrector import Corrected, Corrector
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.plugins.signatures import construct, declared
 from slime_core.protocols import LossInputs
-from slime_core.testing.base import Contract
 from slime_core.types import TrainBatch
+from slime_testing_contracts.base import Contract
 
 MASKS = ((1, 1, 0), (1,), (0, 1, 1, 1), (0, 0), (1, 1))
 LENGTHS = [len(mask) for mask in MASKS]

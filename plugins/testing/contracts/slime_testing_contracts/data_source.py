@@ -15,9 +15,9 @@ from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args
 from slime_core.rollout.contracts import drawn_groups
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.testing.base import Contract
-from slime_core.testing.tiny import tiny_model, write_rows
 from slime_core.types import Group, SampleStatus
+from slime_testing_contracts.base import Contract
+from slime_testing_contracts.tiny import tiny_model, write_rows
 
 
 class DataSourceContract(Contract):

@@ -16,12 +16,12 @@ import torch
 
 from slime_core.errors import SlimeError
 from slime_core.protocols import EngineTraits, traits_of
-from slime_core.testing.tiny import tiny_moe_model
 from slime_core.types import GenerationOutput, Sample
 from slime_testing_contracts.engine_case import GREEDY, PROMPT, SAMPLED
 from slime_testing_contracts.engine_control import EngineControl
 from slime_testing_contracts.engine_sampling import EngineSampling
 from slime_testing_contracts.engine_weights import NEW, EngineWeights
+from slime_testing_contracts.tiny import tiny_moe_model
 
 
 class EngineContract(EngineWeights, EngineControl, EngineSampling):

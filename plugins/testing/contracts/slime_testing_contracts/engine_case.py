@@ -21,11 +21,11 @@ from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args
 from slime_core.rollout.engine_weights import deliver
-from slime_core.testing.base import Contract
-from slime_core.testing.tiny import tiny_model
 from slime_core.types import GenerationOutput
 from slime_testing_contracts import engine_reference as reference
+from slime_testing_contracts.base import Contract
 from slime_testing_contracts.engine_host import EngineHost
+from slime_testing_contracts.tiny import tiny_model
 
 T = TypeVar("T")
 CUT = "length"

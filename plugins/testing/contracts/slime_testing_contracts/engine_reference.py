@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from slime_core.testing.tiny import tiny_model
+from slime_testing_contracts.tiny import tiny_model
 
 
 def weights(scale: float = 1.0) -> dict[str, torch.Tensor]:

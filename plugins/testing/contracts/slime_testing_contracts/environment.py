@@ -13,8 +13,8 @@ from slime_environment_session.session import EnvironmentSession
 
 from slime_core.errors import PluginError
 from slime_core.protocols import Step, Turn
-from slime_core.testing.base import Contract
 from slime_core.types import Sample
+from slime_testing_contracts.base import Contract
 
 NONSENSE = ("", " ", "\x00\ufffd", "[" * 500, "<tool>{]</tool>")
 """What a policy may write in the place of an action."""

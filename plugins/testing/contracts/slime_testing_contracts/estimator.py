@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 
 from slime_core.protocols import Args
-from slime_core.testing.base import Contract
+from slime_testing_contracts.base import Contract
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from slime_core.testing.base import Contract
 from slime_core.types import FilterDecision
+from slime_testing_contracts.base import Contract
 from slime_testing_contracts.samples import scored_group
 
 

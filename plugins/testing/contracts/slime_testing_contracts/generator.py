@@ -12,8 +12,8 @@ from slime_core.engines.scripted import CharTokenizer, Reply, ScriptedEngine
 from slime_core.errors import EngineError
 from slime_core.plugins.adapters import GenerateCaller
 from slime_core.protocols import GenerateContext
-from slime_core.testing.base import Contract
 from slime_core.types import Sample, SampleStatus
+from slime_testing_contracts.base import Contract
 
 TERMINAL = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.ABORTED, SampleStatus.FAILED)
 

@@ -30,12 +30,12 @@ from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.manager import current_registry, load_hook_module
 from slime_core.plugins.registry import ComponentRef
 from slime_core.rollout.hooks import RolloutHooks
-from slime_core.testing.base import Contract
-from slime_core.testing.tiny import tiny_model
 from slime_core.types import Group, Sample, SampleStatus
+from slime_testing_contracts.base import Contract
 from slime_testing_contracts.loss import example_batch, example_tensors
 from slime_testing_contracts.rollout import Prompts
 from slime_testing_contracts.samples import answered_sample, scored_group
+from slime_testing_contracts.tiny import tiny_model
 from slime_testing_contracts.trainer import SPLITS, TrainerContract
 from slime_testing_contracts.trainer import example_batch as trainer_batch
 

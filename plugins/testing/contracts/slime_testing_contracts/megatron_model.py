@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from slime_core.errors import ConfigError
-from slime_core.testing.base import Contract
+from slime_testing_contracts.base import Contract
 from slime_testing_contracts.model import TINY
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from slime_core.errors import ConfigError
-from slime_core.testing.base import Contract
+from slime_testing_contracts.base import Contract
 
 if TYPE_CHECKING:
     from slime_core.models.config import ModelConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slime_core.protocols import Args
-from slime_core.testing.base import Contract
-from slime_core.testing.tiny import tiny_model
+from slime_testing_contracts.base import Contract
+from slime_testing_contracts.tiny import tiny_model
 
 
 class RecipeContract(Contract):

@@ -13,8 +13,8 @@ import pytest
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.signatures import construct, is_async
 from slime_core.plugins.workers.execution import execution_of
-from slime_core.testing.base import Contract
 from slime_core.types import Sample, SampleStatus
+from slime_testing_contracts.base import Contract
 from slime_testing_contracts.samples import answered_sample
 
 

@@ -20,11 +20,11 @@ from slime_core.rollout.batch import make_batch
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.testing.base import Contract
-from slime_core.testing.tiny import tiny_model, write_rows
 from slime_core.types import Group, Sample, SampleStatus
+from slime_testing_contracts.base import Contract
+from slime_testing_contracts.tiny import tiny_model, write_rows
 
-KIT = "slime_core.testing.tiny"
+KIT = "slime_testing_contracts.tiny"
 
 
 class Prompts:

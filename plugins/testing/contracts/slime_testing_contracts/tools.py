@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from slime_core.plugins.signatures import construct
-from slime_core.testing.base import Contract
 from slime_core.tools import Tool, ToolCall, ToolParser, ToolSchema, argument_problem, call_tool
+from slime_testing_contracts.base import Contract
 
 _WEATHER: ToolSchema = {
     "type": "function",

@@ -13,10 +13,10 @@ import torch
 
 from slime_core.plugins.signatures import declared
 from slime_core.protocols import Args, MicroBatchOutput, StepResult, TrainerTraits, traits_of
-from slime_core.testing.base import Contract
-from slime_core.testing.tiny import tiny_model, tiny_moe_model
 from slime_core.types import TrainBatch
+from slime_testing_contracts.base import Contract
 from slime_testing_contracts.engine_reference import weights
+from slime_testing_contracts.tiny import tiny_model, tiny_moe_model
 
 LENGTHS = (3, 1, 6, 4)
 SPLITS = ([[0, 1, 2, 3]], [[2], [3, 0], [1]])

@@ -15,8 +15,8 @@ from slime_core.config.schema import Args
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import read_weights
 from slime_core.rollout.engine_weights import deliver
-from slime_core.testing.base import Contract
 from slime_core.weights.transports import transport_traits
+from slime_testing_contracts.base import Contract
 
 
 class WeightTransportContract(Contract):

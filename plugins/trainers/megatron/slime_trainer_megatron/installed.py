@@ -8,14 +8,19 @@ off for the process.
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import runpy
 import warnings
+from pathlib import Path
 
 from slime_core.errors import ConfigError
-from slime_trainer_megatron.arguments.fields import core_directory, core_version
 
 SUPPORTED = "0.16"
 """The release series that the fixes of `cpu_mode.py` and the name maps were written for."""
 INSTALL = 'install it with: pip install "megatron-core==0.16.*" einops psutil'
+
+_PACKAGE_INFO = "package_info.py"
+"""Nothing but numbers."""
 
 _NOISE = (
     # Fields whose defaults upstream has deprecated (transformer_config.py, inference/contexts/__init__.py, ...).
@@ -38,6 +43,16 @@ _NOISE_ON_CPU = (
 )
 
 
+def core_directory() -> Path | None:
+    """Where megatron/core is installed; None without it."""
+    # `megatron` is a namespace package or an empty one: finding a module below it runs nothing of Megatron's.
+    found = importlib.util.find_spec("megatron")
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        if (Path(folder) / "core" / _PACKAGE_INFO).is_file():
+            return Path(folder) / "core"
+    return None
+
+
 def missing() -> str:
     """That megatron-core is not installed, and what to type; empty when it is."""
     return "" if core_directory() is not None else f"megatron-core is not installed; {INSTALL}"
@@ -52,7 +67,7 @@ def check_installed() -> None:
     root = core_directory()
     if root is None:
         raise ConfigError(f"--train-backend megatron: {missing()}")
-    _check_release(core_version(root))
+    _check_release(runpy.run_path(str(root / _PACKAGE_INFO))["__version__"])
 
 
 def check_version() -> None:

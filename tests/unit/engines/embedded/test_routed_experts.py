@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from slime_command_serve.native import serve_in_loop
+from slime_testing_contracts.tiny import tiny_model, tiny_moe_model
 
 from slime_core.config import Args
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
@@ -22,7 +23,6 @@ from slime_core.errors import EngineError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
 from slime_core.sample import Sample
-from slime_core.testing.tiny import tiny_model, tiny_moe_model
 from slime_core.weights.checksum import tensor_checksum
 
 PROMPT = [3, 4, 5, 6, 7, 8] * 5

@@ -248,18 +248,6 @@ def test_the_router_has_slimes_defaults() -> None:
     ]
 
 
-def test_prefill_and_decode_servers_on_the_routers_command_line() -> None:
-    fields = {
-        "pd_disaggregation": True,
-        "prefill_urls": [("http://a", 9000), ("http://b", None)],
-        "selector": {"k": "v"},
-    }
-    assert router_argv(fields | {"decode_urls": ["http://c"]}) == [
-        *("--pd-disaggregation", "--selector", "k=v", "--prefill", "http://a", "9000", "--prefill", "http://b"),
-        *("--decode", "http://c"),
-    ]
-
-
 def test_fields_are_plain_values() -> None:
     fields = server("--sglang-preferred-sampling-params", json.dumps({"top_p": 1}), device="cpu")
     assert json.loads(json.dumps(fields)) == fields

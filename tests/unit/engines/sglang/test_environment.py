@@ -35,6 +35,10 @@ def make_environment(folder: Path, *infos: str) -> Path:
     site.mkdir(parents=True)
     for info in infos:
         (site / f"{info}.dist-info").mkdir()
+        name, version = info.split("-")
+        (site / f"{info}.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
     (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n")
     (folder / "bin").mkdir()
     (folder / "bin" / "python").symlink_to(os.path.realpath(sys.executable))

@@ -14,14 +14,14 @@ from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.heartbeat import HEALTHY, Finding
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.supervised import Supervised
+from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 from slime_runs.run import read_lines
+from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config import Args
 from slime_core.errors import EngineError
 from slime_core.observability.events import EventLog
-from slime_core.testing.tiny import tiny_model
 from tests.engine_processes import EmbeddedServer, SmallRouter
 
 READY, OUT = WorkerState.READY, WorkerState.QUARANTINED

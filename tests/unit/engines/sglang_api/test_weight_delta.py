@@ -13,8 +13,8 @@ import torch
 from aiohttp import web
 from safetensors.torch import load_file, save_file
 from slime_engine_sglang.api.engine import HttpEngine
+from slime_engine_sglang.api.transport import server_url
 from slime_engine_sglang.api.worker import WorkerState
-from slime_engine_sglang.weights.delta import puller_url
 from slime_weight_transport_delta.puller import Puller, serve
 from slime_weight_transport_delta.writer import DeltaWriter
 
@@ -196,9 +196,10 @@ async def catch_up(engine: HttpEngine, number: int) -> None:
 
 
 def test_addresses() -> None:
-    assert puller_url("node1:30100") == puller_url("http://node1:30100/") == "http://node1:30100"
-    with pytest.raises(ConfigError, match="expected HOST:PORT"):
-        puller_url("node1")
+    flag = "--update-weight-puller-addrs"
+    assert server_url("node1:30100", flag) == server_url("http://node1:30100/", flag) == "http://node1:30100"
+    with pytest.raises(ConfigError, match=f"{flag} 'node1': expected HOST:PORT"):
+        server_url("node1", flag)
 
 
 def _settings(*flags: str) -> Settings:

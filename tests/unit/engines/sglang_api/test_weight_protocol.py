@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.weights.protocol import (
-    Protocol,
     ServerFacts,
     begin_update,
     call,
     end_update,
-    protocol_of,
     served_version,
     server_facts,
 )
@@ -23,13 +21,13 @@ from tests.unit.engines.sglang_api.weight_servers import WeightServer
 
 
 @pytest.mark.parametrize(
-    ("software", "protocol", "sglang"),
-    [("0.5.20", "simple", True), ("0.5.20.post1", "simple", True), ("0.5.9", "simple", True),
-     ("0.5.21", "session", True), ("0.5.21rc1", "session", True), ("v0.6.0", "session", True), ("1.0", "session", True),
-     ("slime 9.9.9", "simple", False), ("", "simple", False)],
+    ("software", "sessions", "sglang"),
+    [("0.5.20", False, True), ("0.5.20.post1", False, True), ("0.5.9", False, True),
+     ("0.5.21", True, True), ("0.5.21rc1", True, True), ("v0.6.0", True, True), ("1.0", True, True),
+     ("slime 9.9.9", False, False), ("", False, False)],
 )  # fmt: skip
-def test_protocol_by_version(software: str, protocol: str, sglang: bool) -> None:
-    assert protocol_of(software) is Protocol(protocol)
+def test_protocol_by_version(software: str, sessions: bool, sglang: bool) -> None:
+    assert ServerFacts(software).has_sessions is sessions
     assert ServerFacts(software).is_sglang is sglang
 
 
@@ -42,7 +40,7 @@ async def test_the_chosen_protocol_is_taken_and_the_other_refused(software: str)
         facts = await server_facts(http, server.url)
         other = ServerFacts("0.5.20" if software == "0.5.23" else "0.5.23")
         await begin_update(http, server.url, facts, timeout=5)
-        assert rules.session == (facts.protocol is Protocol.SESSION)
+        assert rules.session == facts.has_sessions
         await end_update(http, server.url, facts, timeout=5)
         assert not rules.session
         rules.paused = "abort"

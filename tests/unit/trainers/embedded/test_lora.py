@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from slime_testing_contracts.tiny import tiny_moe_model
 from transformers import AutoModelForCausalLM
 
 from slime_core.config import Args
@@ -19,7 +20,6 @@ from slime_core.models.decoder import init_weights
 from slime_core.models.hf_io import write_weights
 from slime_core.models.lora_linear import adapter_weights, base_weights
 from slime_core.protocols import MicroBatchOutput
-from slime_core.testing.tiny import tiny_moe_model
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
 

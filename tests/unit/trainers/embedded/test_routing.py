@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_testing_contracts.tiny import tiny_moe_model
 
 from slime_core.config import Args
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
@@ -17,7 +18,6 @@ from slime_core.models.hf_io import read_weights
 from slime_core.models.routed_layers import routed_layers
 from slime_core.protocols import MicroBatchOutput
 from slime_core.routed_experts import FREE
-from slime_core.testing.tiny import tiny_moe_model
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer
 from slime_core.types import TrainBatch
 

@@ -50,6 +50,6 @@ def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("megatron.core.package_info"), "__version__", "0.17.0")
     with pytest.raises(ConfigError, match=refused):
         check_version()
-    monkeypatch.setattr(installed, "core_version", lambda root: "0.17.0")
+    monkeypatch.setattr(installed.runpy, "run_path", lambda file: {"__version__": "0.17.0"})
     with pytest.raises(ConfigError, match=refused):
         check_installed()

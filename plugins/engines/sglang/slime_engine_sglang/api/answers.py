@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
+import orjson
+
 from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.transport import engine_error
 from slime_engine_sglang.api.versions import tested
@@ -60,6 +62,22 @@ class Pieces:
     def _nonsense(self, body: Any) -> Exception:
         message = f"not an answer of SGLang's API: {str(body)[:200]}; {tested()}"
         return engine_error(f"{self._url}/generate", message, 200)
+
+
+def event_of(raw: bytes, url: str) -> dict[str, Any]:
+    """One event of a stream. Raises EngineError for one that tells of an error, or of nothing."""
+    try:
+        chunk = orjson.loads(raw)
+    except ValueError:
+        chunk = None
+    if not isinstance(chunk, dict):
+        shown = raw[:200].decode(errors="replace")
+        raise engine_error(f"{url}/generate", f"not an answer of SGLang's API: {shown!r}", 200)
+    if "error" in chunk:
+        error = chunk["error"] if isinstance(chunk["error"], Mapping) else {"message": chunk["error"]}
+        status = error["code"] if isinstance(error.get("code"), int) else 400
+        raise engine_error(f"{url}/generate", str(error.get("message", error)), status)
+    return chunk
 
 
 def token_weight_versions(meta: Mapping[str, Any], num_tokens: int) -> list[int]:

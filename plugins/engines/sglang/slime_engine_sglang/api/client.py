@@ -30,7 +30,6 @@ from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.answers import aborted_output, broken_off, is_all_of, versions_in
 from slime_engine_sglang.api.continuation import rest_of
 from slime_engine_sglang.api.flights import Flight, Flights, server_name
-from slime_engine_sglang.api.one_try import pieces_of
 from slime_engine_sglang.api.requests import generate_request
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.router_choice import RouterChoice
@@ -88,7 +87,7 @@ class Client:
         self._numbers = itertools.count()
         self._prefix = f"slime-{secrets.token_hex(6)}-"
         self._slots = asyncio.Semaphore(per_worker * max(len(pool.workers), 1))
-        self._flights = Flights(pool)
+        self._flights = Flights(http, pool)
         self._keeps_prefixes_apart = all(sglang_version(w.software) is not None for w in pool.workers)
         self._aborting: asyncio.Task[None] | None = None
 
@@ -225,7 +224,7 @@ class Client:
         url = worker.url if worker is not None else router.url  # type: ignore[union-attr]
         self._want(flight, worker)
         try:
-            async with aclosing(pieces_of(self._http, self._flights, flight, url, worker)) as pieces:
+            async with aclosing(self._flights.ask(flight, url, worker)) as pieces:
                 async for output in pieces:
                     if worker is not None:
                         self._pool.progressed(worker)

@@ -28,11 +28,10 @@ from slime_engine_sglang.api.transport import Http, server_url
 from slime_engine_sglang.api.versions import untested
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.servers import WeightsNotKept
-from slime_engine_sglang.supervised import Supervised
+from slime_engine_sglang.servers import Supervised, WeightsNotKept
 from slime_engine_sglang.supervisor import Supervisor
 from slime_engine_sglang.weights.check import WeightCheck
-from slime_engine_sglang.weights.delta import puller_url, update_by_deltas
+from slime_engine_sglang.weights.delta import update_by_deltas
 from slime_engine_sglang.weights.update import WEIGHT_SETTINGS, WeightUpdates
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class HttpEngine:
         """The models and what stands behind their workers, the rollout's first."""
         self._client: Client | None = None
         self._supervisor: Supervisor | None = None
-        self.pullers = [puller_url(a) for a in args.update_weight_puller_addrs or ()]
+        self.pullers = [server_url(a, "--update-weight-puller-addrs") for a in args.update_weight_puller_addrs or ()]
         """URLs of the processes that bring deltas to the servers' hosts."""
         if self.pullers:
             self.weight_transports = (*self.weight_transports, DELTA)

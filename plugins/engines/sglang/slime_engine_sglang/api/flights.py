@@ -1,6 +1,7 @@
-"""The requests of a client that are under way: who may be aborted, and what is cut when a server is taken out.
+"""The requests of a client that are under way: what one try of each gives, who may be aborted, and what is cut when a
+server is taken out. `client` chooses where a try goes, and decides what a failure means.
 
-Runs in the event loop of the rollout stage; `Try.cut` is reached from the supervisor's thread through the loop.
+Runs in the event loop of the rollout stage; a `Cut` is reached from the supervisor's thread through the loop.
 """
 
 from __future__ import annotations
@@ -8,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from slime_core.types import GenerationOutput
+from slime_engine_sglang.api.answers import Pieces, event_of, output_of
 from slime_engine_sglang.api.continuation import joined
 from slime_engine_sglang.api.requests import check_prompt
-from slime_engine_sglang.api.transport import expecting
+from slime_engine_sglang.api.transport import Http, encoded, engine_error, expecting, lines
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
-if TYPE_CHECKING:
-    import aiohttp
+T = TypeVar("T")
 
 
 def server_name(name: str) -> str:
@@ -90,44 +93,24 @@ class Flight:
         return made
 
 
-class Try:
-    """What one server has of a flight, in the task that made this: `cut` ends it from outside."""
+class Cut:
+    """How a try at one server is ended from outside; `by` is never called by the task that has it."""
 
-    __slots__ = ("_cancelling", "_task", "deadline", "response", "was_cut")
+    __slots__ = ("by",)
 
-    def __init__(self, deadline: float, loop: asyncio.AbstractEventLoop) -> None:
-        task = asyncio.current_task(loop)
-        assert task is not None, "requests are made in tasks"
-        self.deadline = deadline
-        """`time.monotonic()` at which it is cut."""
-        self.response: aiohttp.ClientResponse | None = None
-        """A stream's, once it is open: from then on cutting closes it, and the task may be another one."""
-        self.was_cut = False
-        self._task = task
-        self._cancelling = task.cancelling()
-
-    def cut(self) -> None:
-        """Cancels what the task waits for; never called by the task itself."""
-        if self.response is not None:
-            self.response.close()
-        elif not self.was_cut:
-            self.was_cut = True
-            self._task.cancel()
-
-    def swallows(self) -> bool:
-        """Asked once for a CancelledError: whether it comes from `cut`, and from nobody else."""
-        return self.was_cut and self._task.uncancel() <= self._cancelling
+    def __init__(self) -> None:
+        self.by: Callable[[], None] = lambda: None
 
 
 class Flights:
     """All of them."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, http: Http, pool: WorkerPool) -> None:
         self._loop = asyncio.get_running_loop()
+        self._http = http
         self._pool = pool
         self._all: set[Flight] = set()
-        self._at: dict[Worker | None, set[Try]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._cuts: dict[Worker | None, set[Cut]] = {}
         self._change = asyncio.Event()
         self._closed = False
         pool.on_change(self._changed)
@@ -135,8 +118,6 @@ class Flights:
     def close(self) -> None:
         """No more news from the pool."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
 
     def begin(self, flight: Flight) -> None:
         """From now on `abort` finds it."""
@@ -146,30 +127,64 @@ class Flights:
         """It has its answer, or gets none."""
         self._all.discard(flight)
 
-    def arrive(self, worker: Worker | None, deadline: float) -> Try:
-        """A try that is cut when the worker is quarantined, or its deadline comes, before `leave`; None: it is behind
-        the router.
+    async def ask(self, flight: Flight, url: str, worker: Worker | None) -> AsyncGenerator[GenerationOutput]:
+        """One try: the answer of `url`, which is `worker`'s, or the router's where that is None.
+
+        All at once, or for a stream everything so far with each piece. Cut when the worker is quarantined.
+
+        Raises:
+            EngineError: Also when the last piece is missing.
         """
-        one = Try(deadline, self._loop)
-        self._at.setdefault(worker, set()).add(one)
-        if self._timer is None and deadline < math.inf:
-            self._timer = self._loop.call_later(deadline - time.monotonic(), self._look_at_deadlines)
-        return one
+        with self._at(worker) as cut:
+            if not flight.streams:
+                data, headers = encoded(flight.sent, flight.headers)
+                asked = self._http.once("POST", f"{url}/generate", data, headers)
+                answer = await self._until(flight.deadline, asked, cut, flight, url, worker)
+                yield output_of(answer.json(), url)
+                return
+            pieces, finished = Pieces(url), False
+            async with AsyncExitStack() as stack:
+                events = self._http.events(url, "/generate", flight.sent, headers=flight.headers)
+                opened = stack.enter_async_context(events)
+                # A stream may last as long as something comes.
+                response = await self._until(None, opened, cut, flight, url, worker)
+                cut.by = response.close  # another task may be the reader from here on
+                async for line in lines(response.content):
+                    if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+                        continue
+                    output = pieces.add(event_of(line[5:], url))
+                    finished = output.meta_info.get("finish_reason") is not None
+                    yield output
+        if not finished:
+            raise engine_error(f"{url}/generate", "the stream ended before the answer was finished", 200)
 
-    def leave(self, worker: Worker | None, one: Try) -> None:
-        """Inverse of `arrive`."""
-        self._at[worker].discard(one)
+    @contextmanager
+    def _at(self, worker: Worker | None) -> Iterator[Cut]:
+        """A try is at this server; None: behind the router."""
+        cut = Cut()
+        self._cuts.setdefault(worker, set()).add(cut)
+        try:
+            yield cut
+        finally:
+            self._cuts[worker].discard(cut)
 
-    def _look_at_deadlines(self) -> None:
-        """One timer for all, set for the earliest: requests hardly ever end by it, and one for each costs much."""
-        self._timer, now, earliest = None, time.monotonic(), math.inf
-        for one in [one for tries in self._at.values() for one in tries]:
-            if one.deadline <= now:
-                one.cut()
+    async def _until(
+        self, deadline: float | None, step: Awaitable[T], cut: Cut, flight: Flight, url: str, worker: Worker | None
+    ) -> T:
+        """The step's result. Raises EngineError when the try is cut, or at the deadline by `time.monotonic()`."""
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                cut.by = lambda: None if limit.expired() else limit.reschedule(self._loop.time())
+                return await step
+        except TimeoutError:
+            status = None
+            if flight.left <= 0:
+                problem = f"no answer within {self._http.timeout:g} s (--rollout-timeout)"
+            elif worker is not None:
+                problem = f"the server was taken out: {worker.reason}"
             else:
-                earliest = min(earliest, one.deadline)
-        if earliest < math.inf:
-            self._timer = self._loop.call_later(earliest - now, self._look_at_deadlines)
+                problem, status = "a server behind the router was taken out, perhaps this request's", 503
+            raise engine_error(f"{url}/generate", problem, status) from None
 
     @property
     def aborted(self) -> list[Flight]:
@@ -212,11 +227,11 @@ class Flights:
         self.wake()
         if worker.state is not WorkerState.QUARANTINED:
             return
-        tries = list(self._at.get(worker, ()))
+        cuts = list(self._cuts.get(worker, ()))
         if not worker.owned:  # nobody kills it, so nothing ends its requests behind the router
-            tries += self._at.get(None, ())
-        for one in tries:
-            one.cut()
+            cuts += self._cuts.get(None, ())
+        for cut in cuts:
+            cut.by()
 
     def wake(self) -> None:
         """Have whoever waits for a change look again."""

@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from slime_core.errors import EngineError
 from slime_engine_sglang.api.transport import Answer, Http, engine_error, expecting
 from slime_engine_sglang.api.worker import Worker
 
@@ -65,18 +64,6 @@ class Router:
                 return f"sampling_params.{name}"
         return ""
 
-    def forwards(self, body: Mapping[str, Any]) -> bool:
-        """Whether all of a /generate request that is not None reaches the worker."""
-        return not self.dropped(body)
-
-    async def is_alive(self, timeout: float = 5.0) -> bool:
-        """Whether it answers; it need not have a worker."""
-        try:
-            await self._call("GET", "/health", timeout=timeout, attempts=1, accept=(404, 503))
-        except EngineError:
-            return False
-        return True
-
     async def list_workers(self) -> list[str] | None:
         """URLs of its workers; None when what answers is no router."""
         for path in ("/workers", "/list_workers"):
@@ -85,40 +72,24 @@ class Router:
                 return [url for url, _ in _entries(answer)]
         return None
 
-    async def add_worker(
-        self,
-        worker: Worker | str,
-        worker_type: str = "",
-        bootstrap_port: int | None = None,
-        *,
-        timeout: float = REGISTER_TIMEOUT_S,
-    ) -> None:
+    async def add_worker(self, worker: Worker, *, timeout: float = REGISTER_TIMEOUT_S) -> None:
         """Have it send requests to a server; returns when it does. Adding one twice does nothing.
 
-        Args:
-            worker: The server.
-            worker_type: "regular", "prefill" or "decode"; by default the worker's role.
-            bootstrap_port: Of a prefill server; by default the worker's.
-            timeout: Seconds until the router must have found it healthy.
-
         Raises:
-            EngineError: The router refused, or did not take it in time.
+            EngineError: The router refused, or has not found it healthy within `timeout` seconds.
         """
-        url, role = (worker.url, worker.role) if isinstance(worker, Worker) else (worker, "regular")
-        body: dict[str, Any] = {"url": url, "worker_type": worker_type or role}
-        if bootstrap_port is None and isinstance(worker, Worker):
-            bootstrap_port = worker.bootstrap_port
-        if bootstrap_port is not None:
-            body["bootstrap_port"] = bootstrap_port
+        url = worker.url
+        body: dict[str, Any] = {"url": url, "worker_type": worker.role}
+        if worker.bootstrap_port is not None:
+            body["bootstrap_port"] = worker.bootstrap_port
         answer = await self._call("POST", "/workers", body, timeout=timeout, accept=(201, 404, 405, 409))
         if answer.status in (404, 405):
             await self._call("POST", f"/add_worker?url={url}", timeout=timeout)
             return
         await self._until(url, True, timeout)
 
-    async def remove_worker(self, worker: Worker | str, *, timeout: float = REGISTER_TIMEOUT_S) -> None:
+    async def remove_worker(self, url: str, *, timeout: float = REGISTER_TIMEOUT_S) -> None:
         """Take a server out; one it does not have is no error. Raises EngineError."""
-        url = worker.url if isinstance(worker, Worker) else worker
         answer = await self._call("GET", "/workers", accept=(404, 405))
         if answer.status != 200:
             await self._call("POST", f"/remove_worker?url={url}", accept=(400, 404))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -131,6 +132,13 @@ class Http:
                 headers={"Authorization": f"Bearer {key}"} if (key := os.environ.get("SLIME_API_KEY")) else None,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             )
+
+    async def __aenter__(self) -> Http:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Safe to call twice."""
@@ -338,8 +346,16 @@ def refusal(status: int, raw: bytes) -> str:
     return f"status {status}: {message}"
 
 
-def server_url(address: str) -> str:
-    """HOST:PORT or a URL as a URL. Raises ConfigError."""
+def address_towards(host: str | None) -> str:
+    """This machine's address on the way to another. Raises OSError."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(address)  # sends nothing: the kernel only looks for the way
+        return str(probe.getsockname()[0])
+
+
+def server_url(address: str, flag: str = "--rollout-external-engine-addrs") -> str:
+    """HOST:PORT or a URL as a URL. Raises ConfigError, which names the flag."""
     url = address if "://" in address else f"http://{address}"
     try:
         parts = urlsplit(url)
@@ -347,8 +363,5 @@ def server_url(address: str) -> str:
     except ValueError:
         fits = False
     if not fits or parts.scheme not in ("http", "https"):
-        raise ConfigError(
-            f"--rollout-external-engine-addrs {address!r}: expected HOST:PORT or http://HOST:PORT,"
-            " the HOST of IPv6 in brackets"
-        )
+        raise ConfigError(f"{flag} {address!r}: expected HOST:PORT or http://HOST:PORT, the HOST of IPv6 in brackets")
     return url.rstrip("/")

@@ -80,12 +80,8 @@ class WeightCheck:
 
     async def one(self, worker: Worker, weights: Iterable[Named]) -> None:
         """Compare a server that is brought back; from any thread. Raises WeightSyncError, EngineError."""
-        http = Http(timeout=self._timeout)
-        await http.open()
-        try:
+        async with Http(timeout=self._timeout) as http:
             result = (await self._compare(http, [worker], weights))[worker]
-        finally:
-            await http.close()
         if not isinstance(result, Finding):
             raise result
         if result.names:

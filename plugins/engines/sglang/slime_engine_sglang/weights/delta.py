@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from slime_core.errors import ConfigError, EngineError
+from slime_core.errors import EngineError
 from slime_engine_sglang.api.transport import Http, refusal
 from slime_engine_sglang.api.worker import Worker
 from slime_engine_sglang.weights.protocol import WeightsRefused
@@ -20,14 +20,6 @@ from slime_engine_sglang.weights.round import Round
 from slime_engine_sglang.weights.update import Kept, WeightUpdates
 
 _ASK_S = 30.0
-
-
-def puller_url(address: str) -> str:
-    """HOST:PORT or a URL as a URL. Raises ConfigError."""
-    url = address if "://" in address else f"http://{address}"
-    if not url.rsplit(":", 1)[-1].rstrip("/").isdecimal():
-        raise ConfigError(f"--update-weight-puller-addrs {address!r}: expected HOST:PORT or http://HOST:PORT")
-    return url.rstrip("/")
 
 
 async def update_by_deltas(

@@ -17,7 +17,6 @@ import asyncio
 import itertools
 import logging
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -29,6 +28,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from slime_core.errors import EngineError, WeightSyncError
+from slime_engine_sglang.api.transport import address_towards
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.weights.buckets import Bucket
 from slime_engine_sglang.weights.protocol import WeightsRefused, call
@@ -146,7 +146,11 @@ class Group:
                     f"{worker.url} is pipeline-parallel, which SGLang's broadcast updates do not know:"
                     " choose --update-weight-transport tensor or disk"
                 )
-        host = _address_towards(self.workers[0].url)
+        url = self.workers[0].url
+        try:
+            host = address_towards(urlsplit(url).hostname)
+        except OSError as error:
+            raise WeightSyncError(f"{url}: no way to reach it from here: {error}") from error
         self._store = store = TCPStore(host, 0, world, True, timeout=limit, wait_for_workers=False)
         offsets = itertools.accumulate(ranks[:-1], initial=1)
 
@@ -259,18 +263,6 @@ def _is_culprit(result: object) -> bool:
 
 def _on_gpu(round_: Round, worker: Worker) -> bool:
     return round_.facts[worker].device.startswith("cuda")
-
-
-def _address_towards(url: str) -> str:
-    """This host's address as the server at `url` reaches it. Raises WeightSyncError."""
-    parts = urlsplit(url)
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise WeightSyncError(f"{url}: no way to reach it from here: {error}") from error
 
 
 async def _in_thread(name: str, function: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
 """What a server is and how it wants weights: asked before every update, because a restarted server may be another.
 
-SGLang until 0.5.20 takes tensor and distributed updates at any time ("simple"); from 0.5.21 on they must stand between
-`/begin_weight_update` and `/end_weight_update` ("session"), in which the server unpacks and repacks quantized weights.
+SGLang until 0.5.20 takes tensor and distributed updates at any time; from 0.5.21 on they must stand between
+`/begin_weight_update` and `/end_weight_update`, a session, in which the server unpacks and repacks quantized weights.
 A session that is not ended leaves a server that can never be updated again.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from slime_core.errors import EngineError
@@ -33,13 +32,6 @@ class WeightsRefused(EngineError):
         self.untouched = untouched
 
 
-class Protocol(StrEnum):
-    """How tensor and distributed updates are framed."""
-
-    SIMPLE = "simple"
-    SESSION = "session"
-
-
 @dataclass(frozen=True)
 class ServerFacts:
     """What a server says about itself."""
@@ -53,9 +45,9 @@ class ServerFacts:
     weight_version: str = ""
 
     @property
-    def protocol(self) -> Protocol:
-        """Of tensor and distributed updates."""
-        return protocol_of(self.software)
+    def has_sessions(self) -> bool:
+        """Tensor and distributed updates must stand in one; release candidates count as the release."""
+        return (sglang_version(self.software) or (0, 0, 0)) >= _FIRST_WITH_SESSIONS
 
     @property
     def pause_modes(self) -> tuple[str, ...]:
@@ -64,18 +56,13 @@ class ServerFacts:
         Until 0.5.20 SGLang cannot flush its cache while requests that gave up their rows wait, so those would go on
         with prefixes of the old weights.
         """
-        retract = (sglang_version(self.software) or (0, 0, 0)) >= _FIRST_WITH_SESSIONS or not self.is_sglang
+        retract = self.has_sessions or not self.is_sglang
         return ("retract", "abort", "in_place") if retract else ("abort", "in_place")
 
     @property
     def is_sglang(self) -> bool:
         """Whether tensor and distributed updates exist there."""
         return sglang_version(self.software) is not None
-
-
-def protocol_of(software: str) -> Protocol:
-    """The framing that a server with this version wants; release candidates count as the release."""
-    return Protocol.SESSION if (sglang_version(software) or (0, 0, 0)) >= _FIRST_WITH_SESSIONS else Protocol.SIMPLE
 
 
 async def server_facts(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> ServerFacts:
@@ -102,8 +89,8 @@ async def served_version(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S
 
 
 async def begin_update(http: Http, url: str, facts: ServerFacts, *, timeout: float) -> None:
-    """Open what the server's protocol wants opened. Raises EngineError."""
-    if facts.protocol is not Protocol.SESSION:
+    """Open a session where the server wants one. Raises EngineError."""
+    if not facts.has_sessions:
         return
     try:
         await call(http, url, "/begin_weight_update", {}, timeout=timeout)
@@ -117,7 +104,7 @@ async def begin_update(http: Http, url: str, facts: ServerFacts, *, timeout: flo
 
 async def end_update(http: Http, url: str, facts: ServerFacts, *, timeout: float) -> None:
     """Close it. Raises EngineError."""
-    if facts.protocol is Protocol.SESSION:
+    if facts.has_sessions:
         await call(http, url, "/end_weight_update", {}, timeout=timeout)
 
 

@@ -216,9 +216,7 @@ class WeightUpdates:
         kept = self.last
         assert kept is not None, "the caller has looked"
         worker.weight_version = None
-        http = Http(timeout=self._timeout)
-        await http.open()
-        try:
+        async with Http(timeout=self._timeout) as http:
             round_ = Round(
                 http, WorkerPool([]), [worker], version=kept.version, transport=kept.transport, timeout=self._timeout,
                 tolerant=False, pause_mode="abort",
@@ -228,8 +226,6 @@ class WeightUpdates:
             except BaseException:
                 await self._end_session(round_, worker)
                 raise
-        finally:
-            await http.close()
 
     async def _attempt(self, round_: Round, push: Push) -> float:
         """`_steps`, and what is due to the servers that failed. Raises WeightSyncError, and what the trainer raises."""

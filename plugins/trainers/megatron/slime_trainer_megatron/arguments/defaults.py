@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.protocols import Args
-from slime_trainer_megatron.arguments.fields import FieldList, shipped_fields
+from slime_trainer_megatron.arguments.fields import known_fields
 from slime_trainer_megatron.arguments.flag_names import ALIASES, without_field
 from slime_trainer_megatron.arguments.owned import FOR_RL, OWNED
 
@@ -48,15 +48,9 @@ def default_of(args: Args, name: str) -> Any:
 
 
 @cache
-def _fields() -> FieldList:
-    """slime's own list: one file, where the installed megatron-core takes some 80 ms to read."""
-    return shipped_fields()
-
-
-@cache
 def _same_as() -> dict[str, str]:
     """Attribute of Megatron's -> the field whose value it is."""
-    fields = _fields().fields
+    fields = known_fields().fields
     names = {name: field.name for field in fields.values() if field.kind != "bool" for name in field.names}
     return {
         name.replace("-", "_"): field
@@ -67,7 +61,7 @@ def _same_as() -> dict[str, str]:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    fields = {name: field.default for name, field in _fields().fields.items()}
+    fields = {name: field.default for name, field in known_fields().fields.items()}
     named = {
         name.replace("-", "_"): bool(flag.default) if flag.kind in ("switch", "toggle") else flag.default
         for name, flag in without_field().items()

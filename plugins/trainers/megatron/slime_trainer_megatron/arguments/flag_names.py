@@ -3,7 +3,7 @@
 `flags.py` makes flags of them, `architecture.py` compares the stated ones with config.json, `config.py` takes the rest.
 A name stands in exactly one of the four: another name of a field, a statement about the model, something slime does
 under that name, or something it does not do, with the reason. Fields themselves are not here but in `owned.py`, as they
-come from the installed megatron-core.
+come from megatron-core.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def default_of(args: Args, name: str) -> Any:
 
 @cache
 def flag_list() -> FlagParser:
-    """Every flag of the installed megatron-core, or of the list slime ships. Raises ConfigError."""
+    """Every flag of megatron-core."""
     from slime_trainer_megatron.arguments.fields import known_fields
 
     return flags_of(known_fields())

@@ -1,10 +1,10 @@
 """What slime adds to pytest: contract suites for components named on the command line, and fixtures.
 
-    pytest --pyargs slime_core.testing --slime-component rewards:./my_rm.py:reward
+    pytest --pyargs slime_testing_contracts.components --slime-component rewards:./my_rm.py:reward
 
 Loaded by pytest (entry point `pytest11`) in every run of an environment that has slime, so importing it must cost
 nothing: no torch, no pydantic, and no contract suite before its assertions can be rewritten. The components become test
-classes when pytest collects `test_components.py`, not here.
+classes when pytest collects `components.py`, not here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     from slime_core.engines.scripted import ScriptedEngine
-    from slime_core.testing.loop import LoopRun
-
-pytest.register_assert_rewrite("slime_core.testing.base")
+    from slime_testing_contracts.loop import LoopRun
 
 _HOOK_WORDS = ("hooks", "hook", "plugins", "plugin", "slime.plugins")
 EXAMPLE = "--slime-component rewards:./my_rm.py:reward"
@@ -35,14 +33,14 @@ class Requested(NamedTuple):
 
 
 class _Asked:
-    """Of the pytest run under way; `test_components.py`, which is imported and not called, reads it."""
+    """Of the pytest run under way; `components.py`, which is imported and not called, reads it."""
 
     components: tuple[Requested, ...] = ()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Which components, with which settings."""
-    group = parser.getgroup("slime", "contract suites for slime's components (--pyargs slime_core.testing)")
+    group = parser.getgroup("slime", "contract suites: --pyargs slime_testing_contracts.components")
     group.addoption(
         "--slime-component",
         action="append",
@@ -124,7 +122,7 @@ def _settings(texts: list[str]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def tiny_model_dir() -> Path:
     """A HF-layout directory with a random model of 330k parameters, made once; copy it before you change it."""
-    from slime_core.testing.tiny import tiny_model
+    from slime_testing_contracts.tiny import tiny_model
 
     return tiny_model()
 
@@ -144,7 +142,7 @@ def scripted_engine() -> Callable[..., ScriptedEngine]:
 @pytest.fixture
 def run_loop(tmp_path: Path) -> Callable[..., LoopRun]:
     """`run_loop(steps=3, custom_rm_path="my_rm.py")`: a real training run in this process; see `LoopRun`."""
-    from slime_core.testing.loop import run_loop
+    from slime_testing_contracts.loop import run_loop
 
     count = 0
 

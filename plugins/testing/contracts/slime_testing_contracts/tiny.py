@@ -23,7 +23,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 @functools.cache
 def tiny_model() -> Path:
     """A HF-layout directory with tokenizer, chat template and 330k random parameters; the same ones every time."""
-    from slime_core.models.tiny import write_random_model
+    from slime_command_init.tiny_model import write_random_model
 
     kept = tempfile.TemporaryDirectory(prefix="slime-tiny-model-")
     _KEPT.append(kept)

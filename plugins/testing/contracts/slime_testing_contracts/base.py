@@ -1,7 +1,6 @@
 """What all contract suites share: the component under test, its settings, and a guard on the suite itself.
 
-The suites of slime's kinds are the distribution slime-rl's (`slime_testing_contracts`); `suite_of` finds them, and
-those of anybody else, by entry point.
+`suite_of` finds the suite of a kind, slime's own and those of anybody else, by entry point.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def run_loop(folder: Path, steps: int = 3, **settings: Any) -> LoopRun:
     """
     from slime_core.launch import run
     from slime_core.plugins.presets import load_settings
-    from slime_core.testing.tiny import tiny_model, write_rows
+    from slime_testing_contracts.tiny import tiny_model, write_rows
 
     defaults: dict[str, Any] = {
         "hf_checkpoint": tiny_model(),
@@ -112,7 +112,7 @@ def run_loop(folder: Path, steps: int = 3, **settings: Any) -> LoopRun:
     if not settings.get("prompt_data"):
         defaults["prompt_data"] = write_rows(folder / "train.jsonl", 64)
     if not {"custom_rm_path", "rm_type", "rollout_function_path"} & settings.keys():
-        defaults["custom_rm_path"] = "slime_core.testing.tiny:digits"
+        defaults["custom_rm_path"] = "slime_testing_contracts.tiny:digits"
     if "save" in settings and settings["save"] is None:
         defaults["run_dir"] = folder / "run"
     with _left_as_it_was():

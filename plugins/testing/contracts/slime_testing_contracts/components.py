@@ -9,8 +9,8 @@ import pytest
 
 from slime_core.errors import SlimeError
 from slime_core.plugins.kinds import HOOK_GROUP
-from slime_core.testing.base import Contract, suite_of
-from slime_core.testing.pytest_plugin import Requested, requested
+from slime_testing_contracts.base import Contract, suite_of
+from slime_testing_contracts.pytest_plugin import Requested, requested
 
 
 def _classes() -> dict[str, type]:
