@@ -1,4 +1,4 @@
-"""What one rollout's training data looked like: `rollout/*` means, the trainer/engine log-prob gap, and sample by sample.
+"""What one rollout's training data looked like: `rollout/*` means, the log-prob gap, and sample by sample.
 
 Called by the learner after the optimizer steps, with the data from before them. Token values are averaged like
 THUDM/slime's metrics, a mean over rollouts of masked means, whatever the loss uses; the gap is a plain mean over
