@@ -22,14 +22,14 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
 from slime_core.rollout.continuous import ContinuousRollout
 from slime_core.rollout.open_groups import OpenGroup
 from slime_core.rollout.parts import RolloutResult
-from slime_core.rollout.staleness import Verdict, group_age, judge, mask_old_tokens, staleness_metrics
+from slime_core.rollout.staleness import Verdict, judge, mask_old_tokens, retries, staleness_metrics, version_span
 from slime_core.types import Group
 from slime_core.waits import waiting
 
@@ -157,12 +157,13 @@ class OneStepAhead:
         """Apply `--max-staleness` to what `version` is about to train on; the metrics. Raises RolloutError."""
         unknown, groups, masked = generated.version, generated.groups, 0
         for group in groups:
-            if judge(self.args, group, version, unknown) is Verdict.FRESH:
+            span = version_span(group, unknown)
+            if span is None or judge(self.args, span, retries(group), version) is Verdict.FRESH:
                 continue
             if self.args.staleness_policy != "mask":
-                age = group_age(group, version, unknown)
+                name = f"rollout {generated.rollout_id}: group {group[0].group_index}"
                 raise RolloutError(
-                    f"rollout {generated.rollout_id}: group {group[0].group_index} is {age} weight versions old"
+                    f"{name} is {version - span[0]} weight versions old"
                     f" (--max-staleness {self.args.max_staleness}), and a rollout that was generated ahead has no other"
                     " in its place; choose --staleness-policy mask, or --async-mode full, which replaces such groups"
                 )
@@ -194,12 +195,8 @@ class OneStepAhead:
         self._waiting = _Generated(first.rollout_id, rollout, metrics, int(first.details["version"]), 0.0)
 
 
-AheadRollout: TypeAlias = OneStepAhead | ContinuousRollout
-"""A rollout of the loop whose verbs are awaited."""
-
-
-def build_async_rollout(args: Args, stage: RolloutStage) -> AheadRollout:
-    """What `loop.train` generates with. `stage` has a `LoopThread` as its runner and has not been started."""
+def build_async_rollout(args: Args, stage: RolloutStage) -> OneStepAhead | ContinuousRollout:
+    """What `loop.train` generates with; `stage` has a `LoopThread` as its runner and has not been started."""
     if args.async_mode == "one-step":
         return OneStepAhead(args, stage)
     stage.never_stops = True

@@ -21,7 +21,6 @@ from slime_launcher_ray.shell import Shell, travels
 from slime_launcher_ray.wait import Member
 
 if TYPE_CHECKING:
-    from slime_core.rollout.ahead import AheadRollout
     from slime_core.rollout.loop_thread import LoopThread
     from slime_core.rollout.stage import RolloutStage
     from slime_launcher_ray.engine_restart import EngineRestart
@@ -50,7 +49,7 @@ class RolloutActor(Shell):
         super().__init__(*args)
         self._stage: RolloutStage | None = None
         self._loop: LoopThread
-        self._rollout: RolloutStage | AheadRollout
+        self._rollout: Any
         """What generates: the stage, or with `--async` what stands over it, driven by `_ahead_loop`."""
         self._ahead_loop: LoopThread
         self._samples = _Samples()
