@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.dataset import Row, Rows, split_path
 from slime_core.data.images import ImagePrompts, has_images, load_processor
-from slime_core.data.layouts import Layout, recognise
 from slime_core.data.tokenizer import as_messages, encode_text, render_prompt
 from slime_core.data.tools import prompt_tools
 from slime_core.data.turns import rendered_spans
@@ -22,6 +21,9 @@ from slime_core.errors import DataError
 from slime_core.multimodal import IMAGES
 from slime_core.protocols import Args
 from slime_core.types import Sample
+
+if TYPE_CHECKING:
+    from slime_core.data.layouts import Layout
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,8 @@ def recognised(rows: Rows, columns: Columns) -> Layout | None:
     """What the columns are, where `--input-key` does not say it. Raises DataError when they cannot be told."""
     if columns.input is not None:
         return None
+    from slime_core.data.layouts import recognise
+
     try:
         return recognise(rows[0], columns.label, demonstrates=columns.demonstrates)
     except DataError as error:

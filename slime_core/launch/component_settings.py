@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.config import Settings
@@ -22,6 +22,13 @@ from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import EngineTraits, TrainerTraits, TransportTraits, traits_of
 
 logger = logging.getLogger(__name__)
+
+_TRAITS: Mapping[str, type[Any]] = {
+    "update_weight_transport": TransportTraits,
+    "rollout_engine": EngineTraits,
+    "train_backend": TrainerTraits,
+}
+"""The setting that names a component -> what it says of itself."""
 
 OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_tolerance"})
 """Settings that a launcher acts on for an engine in a process that it started (`LauncherTraits.restarts_engines`)."""
@@ -53,10 +60,12 @@ def _settle_weight_files(settings: Settings, transport: Any) -> None:
 
 def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
     """Log and return warnings about settings that none of the components acts on. Raises ConfigError."""
-    flags = _chosen(parts)
-    uses = set(_uses(traits_of(parts.engine, EngineTraits), settings.cite("rollout_engine")))
-    uses |= set(_uses(traits_of(parts.trainer, TrainerTraits), settings.cite("train_backend")))
-    uses |= set(_uses(traits_of(parts.weight_transport, TransportTraits), settings.cite("update_weight_transport")))
+    flags, uses = _chosen(parts), set[str]()
+    for part, name in flags:
+        acts_on = set(traits_of(part, _TRAITS[name]).uses)
+        for unknown in sorted(acts_on - flag_specs().keys()):
+            raise PluginError(f"{settings.cite(name)}: `uses` of its traits has {unknown!r}, which is no setting")
+        uses |= acts_on
     if parts.trainer is None:
         uses |= OF_TRAINERS.keys()
     if (
@@ -74,11 +83,7 @@ def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
 
 def _chosen(parts: Components) -> list[tuple[Any, str]]:
     """(Class, the setting that names it) of transport, engine and trainer, where there are any."""
-    named = (
-        (parts.weight_transport, "update_weight_transport"),
-        (parts.engine, "rollout_engine"),
-        (parts.trainer, "train_backend"),
-    )
+    named = zip((parts.weight_transport, parts.engine, parts.trainer), _TRAITS)
     return [(part, name) for part, name in named if part]
 
 
@@ -91,11 +96,3 @@ def _check_installed(settings: Settings, flags: Sequence[tuple[Any, str]]) -> No
     chosen = [flag_specs()[n].flag for n, text in missing.items() if text and settings.origins[n].kind == "auto"]
     way = " ".join(f"{flag} {WITHOUT_FLAGS}" for flag in chosen)
     raise ConfigError("\n".join(lacking) + (f"\nOr go on without: type {way}" if way else ""))
-
-
-def _uses(traits: EngineTraits | TrainerTraits | TransportTraits, cited: str) -> Iterator[str]:
-    """Settings that a component says it acts on. Raises PluginError for a name that is no setting."""
-    for setting in sorted(traits.uses):
-        if setting not in flag_specs():
-            raise PluginError(f"{cited}: `uses` of its traits has {setting!r}, which is no setting")
-        yield setting

@@ -97,15 +97,10 @@ def warn_without_effect(settings: Settings, unread: Iterable[str], chosen: str) 
 
 
 def _corrector(settings: Settings, r: Resolver) -> Any:
-    from slime_core.learning.corrections import SETTINGS
-
     args = settings.args
-    given = [name for name in (*SETTINGS, CORRECTION) if settings.is_given(name)]
     if not (args.use_tis or args.get_mismatch_metrics):
-        if given:
-            logger.warning("without effect, since neither --use-tis nor --get-mismatch-metrics is set: %s",
-                           ", ".join(settings.cite(name) for name in given))  # fmt: skip
         return None
+    from slime_core.learning.corrections import SETTINGS
     from slime_core.learning.corrector import Corrector
 
     spec = r.named(CORRECTION) or (DEFAULT_CORRECTION if args.use_tis else None)
@@ -115,7 +110,7 @@ def _corrector(settings: Settings, r: Resolver) -> Any:
         found = r.spec("corrections", spec, origin).obj
         component = construct(found, args) if inspect.isclass(found) else found
         if hasattr(component, "weigh"):
-            _check_component(settings, component, spec, [name for name in given if name != CORRECTION])
+            _check_component(settings, component, spec, [name for name in SETTINGS if settings.is_given(name)])
             component.weigh = guarded(component.weigh, f"{origin} {spec!r}")
         else:
             component = guarded(component, f"{origin} {spec!r}")

@@ -14,7 +14,7 @@ from slime_core.errors import ConfigError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.boundary import guarded
 from slime_core.plugins.hooks import Hooks, hook_flags, implement
-from slime_core.plugins.kind import BUILT_BY_NAME, HookFlag
+from slime_core.plugins.kind import BUILT_BY_NAME
 from slime_core.plugins.kinds import kind_of
 from slime_core.plugins.options import option_name
 from slime_core.plugins.registry import Resolved
@@ -55,24 +55,20 @@ class Resolver:
         return None if found is None else guarded(found, f"{self.origin(name)} {self.named(name)!r}", lasting=lasting)
 
     def each(self, kind: str, name: str) -> list[tuple[Any, str]]:
-        """As `setting`, for a flag that may be repeated: (object, how errors call it) in order."""
-        specs = [absolute_spec(spec) for spec in getattr(self.args, name)]
-        setattr(self.args, name, specs)
+        """As `setting`, for every function that a flag names, in order: (object, how errors call it)."""
+        given = getattr(self.args, name) or []
+        specs = [absolute_spec(spec) for spec in ([given] if isinstance(given, str) else given)]
+        if given:
+            setattr(self.args, name, specs[0] if isinstance(given, str) else specs)
         return [(self.spec(kind, spec, self.origin(name)).obj, f"{self.origin(name)} {spec!r}") for spec in specs]
 
     def hooks(self, manager: pluggy.PluginManager, *, learn: bool) -> Hooks:
         """Those of the process, with the functions that settings name; without `learn` not those of training."""
         for row in hook_flags().values():
             if learn or not row.trains:
-                repeated = isinstance(getattr(self.args, row.setting), list)
-                found = self.each(row.name, row.setting) if repeated else self._one(row)
-                for function, label in found:
+                for function, label in self.each(row.name, row.setting):
                     implement(manager, row, function, label)
         return Hooks(manager)
-
-    def _one(self, row: HookFlag) -> list[tuple[Any, str]]:
-        spec, origin = self.named(row.setting), self.origin(row.setting)
-        return [] if spec is None else [(self.spec(row.name, spec, origin).obj, f"{origin} {spec!r}")]
 
     def named(self, name: str) -> str | None:
         """The spec that setting `name` holds, its file path made absolute for other processes; or the default's."""

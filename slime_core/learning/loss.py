@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import torch
 
 from slime_core.errors import TrainError
-from slime_core.learning.reducers import MakeReducer, reduced
 from slime_core.learning.tensors import Denominators, TrainTensors, gather
 from slime_core.ops.corrections import interpolated_log_probs, off_policy_sequences
 from slime_core.ops.kl import kl_estimate
@@ -26,6 +25,7 @@ from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
     from slime_core.learning.corrector import Corrector
+    from slime_core.learning.reducers import MakeReducer
 
 OldPolicy = Literal["reused", "recomputed", "interpolated"]
 """Where old log-probs come from: the first step's own, a pass of the trainer over all samples, or the loss itself."""
@@ -155,6 +155,8 @@ class PolicyLoss(LossBase):
         if self.reducer is None:
             # The denominators are those of the original mask, whatever a correction has taken out of `mask`.
             return weighted_sum(loss, denominators.weights(batch, positions, mask))
+        from slime_core.learning.reducers import reduced
+
         lengths = [batch.response_lengths[p] for p in positions]
         totals = [len(batch.tokens[p]) for p in positions]
         return reduced(self.reducer, self.args, loss, mask, totals, lengths) / denominators.total

@@ -246,15 +246,12 @@ def _instances_callable(cls: type) -> bool:
 
 
 def _class_forms(kind: Kind) -> list[str]:
-    if not kind.methods or not kind.calls:
-        return []
-    return ["a class with " + " and ".join(f"{name}{call.shown}" for name, call in kind.methods.items())]
+    forms = " and ".join(f"{name}{call.shown}" for name, call in kind.methods.items())
+    return [f"a class with {forms}"] if forms else []
 
 
 def _expected(kind: Kind) -> list[str]:
-    functions = [f"a function {call.shown}" for call in kind.calls]
-    classes = ["a class with " + " and ".join(f"{n}{c.shown}" for n, c in kind.methods.items())] if kind.methods else []
-    return functions + classes
+    return [f"a function {call.shown}" for call in kind.calls] + _class_forms(kind)
 
 
 def _binds(function: Callable[..., Any], signature: inspect.Signature, call: Call) -> bool:

@@ -216,6 +216,12 @@ RULES: tuple[Rule, ...] = (
         "{keep_old_actor} and {proximal_policy} both name the old policy; use one.",
     ),
     Refused(lambda a: a.use_rs and not a.use_tis, "{use_rs} needs --use-tis."),
+    NoEffect(
+        "tis_clip tis_clip_low tis_level tis_mode tis_lower_bound tis_upper_bound tis_batch_normalize rs_level"
+        " rs_lower_bound rs_upper_bound rs_veto_threshold rs_trust_region rs_tr_threshold custom_tis_function_path",
+        lambda a: not (a.use_tis or a.get_mismatch_metrics),
+        "since neither --use-tis nor --get-mismatch-metrics is set",
+    ),
     NoEffect("opsm_delta", lambda a: not a.use_opsm, "without --use-opsm"),
     _off_policy,
     NoEffect("rs_level rs_lower_bound rs_upper_bound", lambda a: a.use_tis and not a.use_rs, "without --use-rs"),

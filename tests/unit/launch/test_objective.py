@@ -149,7 +149,8 @@ def test_settings_that_would_be_ignored_or_contradict(flags: list[str], message:
 
 def test_a_correction_that_is_off_says_so(caplog: pytest.LogCaptureFixture) -> None:
     resolved("--tis-clip", "3")
-    assert "without effect, since neither --use-tis nor --get-mismatch-metrics is set: --tis-clip 3.0" in caplog.text
+    text = "--tis-clip 3.0 (flag) has no effect since neither --use-tis nor --get-mismatch-metrics is set."
+    assert text in caplog.text
 
 
 @pytest.mark.parametrize(

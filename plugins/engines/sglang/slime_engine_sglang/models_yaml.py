@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
@@ -36,6 +36,21 @@ _GROUPS = ("server_groups", "engine_groups")
 class _Entry(BaseModel):
     model_config = ConfigDict(protected_namespaces=(), use_attribute_docstrings=True)
 
+    _where: str = ""
+
+    @property
+    def where(self) -> str:
+        """ "file:line", or the flag it stands for."""
+        return self._where
+
+    def at(self, where: str) -> Self:
+        """Remember where it was written."""
+        self._where = where
+        return self
+
+
+E = TypeVar("E", bound=_Entry)
+
 
 class ServerGroup(_Entry):
     """Servers of one kind and size."""
@@ -48,18 +63,6 @@ class ServerGroup(_Entry):
     overrides: dict[str, Any] = Field(default_factory=dict)
     """`ServerArgs` field -> value, on top of --sglang-*."""
 
-    _where: str = ""
-
-    @property
-    def where(self) -> str:
-        """ "file:line", or the flag it stands for."""
-        return self._where
-
-    def at(self, where: str) -> ServerGroup:
-        """Remember where it was written."""
-        self._where = where
-        return self
-
 
 class ModelEntry(_Entry):
     """One model."""
@@ -71,18 +74,6 @@ class ModelEntry(_Entry):
     """Whether it receives the trainer's weights; by default, whether `model_path` is --hf-checkpoint."""
     num_gpus_per_engine: Count | None = None
     server_groups: list[ServerGroup] = Field(default_factory=list)
-
-    _where: str = ""
-
-    @property
-    def where(self) -> str:
-        """ "file:line", or the flag it stands for."""
-        return self._where
-
-    def at(self, where: str) -> ModelEntry:
-        """Remember where it was written."""
-        self._where = where
-        return self
 
     @property
     def serves(self) -> bool:
@@ -126,9 +117,7 @@ def _model(document: Document, node: yaml.MappingNode) -> ModelEntry:
         raise ConfigError(f"{items[given[1]].where}: server_groups and engine_groups are the same; use one.")
     _check_keys(items, ModelEntry, ("engine_groups",), "model")
     plain = {key: item for key, item in items.items() if key not in _GROUPS}
-    if "name" not in plain:
-        raise ConfigError(f"{where}: a model needs a 'name'.")
-    model: ModelEntry = _validate(ModelEntry, plain).at(where)
+    model = _validate(ModelEntry, plain, where, "a model needs a 'name'")
     if not _NAME.match(model.name):
         raise ConfigError(f"{plain['name'].where}: name {model.name!r}: letters, digits and . _ - only, please.")
     groups = child(node, given[0]) if given else None
@@ -143,9 +132,7 @@ def _group(document: Document, node: yaml.MappingNode) -> ServerGroup:
     where = _at(document, node)
     items = mapping_items(document, node)
     _check_keys(items, ServerGroup, (), "server group")
-    if "num_gpus" not in items:
-        raise ConfigError(f"{where}: a server group needs 'num_gpus'.")
-    group: ServerGroup = _validate(ServerGroup, items).at(where)
+    group = _validate(ServerGroup, items, where, "a server group needs 'num_gpus'")
     if group.worker_type == "placeholder" and (group.overrides or group.num_gpus_per_engine):
         useless = "overrides" if group.overrides else "num_gpus_per_engine"
         raise ConfigError(f"{items[useless].where}: a placeholder only reserves GPUs; remove {useless!r}.")
@@ -211,11 +198,14 @@ def _check_keys(items: dict[str, Item], entry: type[_Entry], aliases: Sequence[s
             raise ConfigError(f"{item.where}: unknown key {key!r} of a {what}.{hint}")
 
 
-def _validate(entry: type[Any], items: dict[str, Item]) -> Any:
+def _validate(entry: type[E], items: dict[str, Item], where: str, needs: str) -> E:
+    """The entry at `where`; `needs` names the one key that it cannot do without."""
     try:
-        return entry.model_validate({key: item.value for key, item in items.items()})
+        return entry.model_validate({key: item.value for key, item in items.items()}).at(where)
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
+        if key not in items:
+            raise ConfigError(f"{where}: {needs}.") from None
         reason = first["msg"].replace("Input should be", "must be")
         raise ConfigError(f"{items[key].where}: {key} {items[key].value!r}: {reason}.") from None

@@ -131,19 +131,9 @@ class Supervisor:
 
     async def _watch_all(self, began: threading.Event) -> None:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
-        await self._http.open()
-        watches = self._watches()
-        began.set()
-        tasks = [asyncio.create_task(watch.run()) for watch in watches]
-        stop = asyncio.create_task(self._stopped.wait())
-        try:
-            while not stop.done() and not any(task.done() and task.exception() for task in tasks):
-                await asyncio.wait([stop, *(t for t in tasks if not t.done())], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in [*tasks, stop]:
+        async with self._http, asyncio.TaskGroup() as watching:
+            tasks = [watching.create_task(watch.run()) for watch in self._watches()]
+            began.set()
+            await self._stopped.wait()
+            for task in tasks:
                 task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-            await self._http.close()
-        for result in ended:
-            if isinstance(result, Exception):
-                raise result

@@ -71,15 +71,9 @@ class Answer(NamedTuple):
         return value if isinstance(value, dict) else {}
 
 
-class _OutOfTime(EngineError):
-    """All of a call's time is used up."""
-
-
-def engine_error(
-    url: str, message: str, status: int | None = None, *, reached: bool = True, kind: type[EngineError] = EngineError
-) -> EngineError:
+def engine_error(url: str, message: str, status: int | None = None, *, reached: bool = True) -> EngineError:
     """An EngineError that carries where, with which status, and whether anybody was reached."""
-    error = kind(f"{url.removeprefix('http://')}: {message}")
+    error = EngineError(f"{url.removeprefix('http://')}: {message}")
     error.url, error.status, error.reached = url, status, reached
     return error
 
@@ -191,18 +185,13 @@ class Http:
         async def attempt() -> Answer:
             nonlocal reached
             try:
-                async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
-                    return await self.once(method, url + path, data, given, accept)
-            except TimeoutError as error:
-                raise engine_error(
-                    url + path, f"no answer within {limit:g} s{self._flag(limit)}", kind=_OutOfTime
-                ) from error
+                return await self.once(method, url + path, data, given, accept)
             except EngineError as error:
                 reached = error.reached = reached or error.reached
                 raise
 
         def again(error: BaseException) -> bool:
-            if not isinstance(error, EngineError) or isinstance(error, _OutOfTime) or error.url is None:
+            if not isinstance(error, EngineError) or error.url is None:
                 return False
             if error.status is None:
                 return repeat or not reached
@@ -219,7 +208,11 @@ class Http:
             before_sleep=count,
             reraise=True,
         )
-        return await tries(attempt)
+        try:
+            async with asyncio.timeout_at(until):
+                return await tries(attempt)
+        except TimeoutError as error:
+            raise engine_error(url + path, f"no answer within {limit:g} s{self._flag(limit)}") from error
 
     async def first(
         self, url: str, paths: Sequence[str], *, timeout: float, attempts: int | None = None, optional: bool = False
