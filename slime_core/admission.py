@@ -25,8 +25,7 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from slime_core import provenance
-from slime_core.provenance import NOT_SAMPLED, TRAINABLE, Source, Spans
-from slime_core.trajectory import POSITIVE_LOG_PROB
+from slime_core.provenance import NOT_SAMPLED, POSITIVE_LOG_PROB, TRAINABLE, Source, Spans
 from slime_core.types import Sample, SampleStatus
 
 WHERE = "admission"

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 NOT_SAMPLED = -1
 """`token_weight_versions` of a response token that no policy sampled (tool output, template)."""
+POSITIVE_LOG_PROB = 1e-4
+"""Log-probs up to here are rounding, not errors."""
 
 
 class Source(StrEnum):

@@ -23,15 +23,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core import provenance
-from slime_core.provenance import NOT_SAMPLED, TRAINABLE, Source, Spans
+from slime_core.provenance import NOT_SAMPLED, POSITIVE_LOG_PROB, TRAINABLE, Source, Spans
 from slime_core.routed_experts import RoutedExperts, routed_experts_after_call
 from slime_core.types import GenerationOutput, Sample
 
 if TYPE_CHECKING:
     from slime_core.protocols import Args
-
-POSITIVE_LOG_PROB = 1e-4
-"""Log-probs up to here are rounding, not errors."""
 
 
 class Trajectory:

@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from slime_command_init.warmup import PHASES, Recipe, make_missing_model, write_jsonl, write_missing
+from slime_command_init.warmup import Recipe, make_missing, write_jsonl
 
 Fact: TypeAlias = tuple[str, str]
 """Name and number."""
@@ -35,11 +35,7 @@ def prepare(args: Any) -> None:
     corpus = Path(args.plugins["search"]["corpus"])
     if not corpus.exists():
         write_jsonl(corpus, [{"contents": f"{name} {number}"} for name, number in sorted(train + held_out)])
-    if args.prompt_data:
-        write_missing(args.prompt_data, rows(train))
-    for path in (args.eval_prompt_data or [])[1::2]:
-        write_missing(path, rows(held_out))
-    make_missing_model(args, RECIPE, dict(zip(PHASES, warmup(train, args.seed), strict=True)))
+    make_missing(args, RECIPE, rows(train), rows(held_out), warmup(train, args.seed))
 
 
 def facts() -> tuple[list[Fact], list[Fact]]:

@@ -99,7 +99,7 @@ class Learner:
         local = replace(batch.select(share.indices), rollout_id=rollout_id)
         if self.args.use_routing_replay:
             from slime_core.learning.routing import routing_arrays
-            from slime_core.models.routed_layers import routed_layers
+            from slime_core.models.family import routed_layers
 
             local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint, self.trainer))
         clock, steps = Clock(), list[StepResult]()
@@ -200,6 +200,6 @@ def _sample_cost(args: Args, trainer: Trainer) -> Cost:
     """Forward FLOPs by number of tokens when a balancing switch asks for them."""
     if not (args.balance_data or args.balance_by_flops):
         return float
-    from slime_core.models.decoder_shape import decoder_shape
+    from slime_core.models.family import decoder_shape
 
     return decoder_shape(args.hf_checkpoint, trainer).forward_flops

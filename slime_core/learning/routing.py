@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from slime_core.errors import TrainError
-from slime_core.models.routed_layers import RoutedLayers
+from slime_core.models.family import RoutedLayers
 from slime_core.routed_experts import FREE, RoutedExperts
 from slime_core.types import TrainBatch
 

@@ -141,6 +141,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = recompute
+        self.published: Mapping[str, str] = {}
+        """Name of a parameter -> its name in files, where that is another."""
         self.model = DecoderStack(config)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -9,7 +9,7 @@ loss is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,11 +100,6 @@ class VisionLanguageModel(Decoder):
             parts.append(found.last_hidden_state[0])
         hidden = torch.cat(parts)
         return hidden if rows is None else hidden[torch.from_numpy(rows).to(hidden.device)]
-
-
-def published_names(model: nn.Module) -> Mapping[str, str]:
-    """Name of a parameter -> its name in files, where that is another."""
-    return model.published if isinstance(model, VisionLanguageModel) else {}
 
 
 def _published(loaded: Any, names: Sequence[str]) -> dict[str, str]:

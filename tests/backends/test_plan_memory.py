@@ -14,7 +14,7 @@ from slime_command_plan.memory import FACTOR, Parameters, Sharding, total, train
 from slime_core.config import Args
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import init_weights
-from slime_core.models.decoder_shape import decoder_shape
+from slime_core.models.family import decoder_shape
 from slime_core.models.hf_io import write_config, write_weights
 from slime_core.ops.logprobs import CHUNK_ELEMENTS
 

@@ -16,7 +16,6 @@ from slime_core.errors import TrainError
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import Decoder
 from slime_core.models.routing import FREE, Routing
-from slime_core.models.vision_language import VisionLanguageModel
 from slime_core.multimodal import TrainInputs
 from slime_core.trainers.sample_rows import read_samples
 from slime_core.types import TrainBatch
@@ -68,7 +67,10 @@ def hidden_states(
         TrainError: The samples have images and the model takes none.
     """
     rows = None if every_row else micro.rows
-    if isinstance(model, VisionLanguageModel):
+    if model.config.images:
+        from slime_core.models.vision_language import VisionLanguageModel
+
+        assert isinstance(model, VisionLanguageModel)
         return model.hidden(micro.token_ids, micro.lengths, rows=rows, images=micro.images)
     if micro.images is not None:
         raise TrainError(f"the samples have images, and a {model.config.model_type} model takes text only")

@@ -15,7 +15,6 @@ from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights
 from slime_core.models.lora_linear import merged_weights
-from slime_core.models.vision_language import VisionLanguageModel, published_names
 from slime_core.trainers.embedded import state
 from slime_core.trainers.embedded.frozen import tensors
 from slime_core.trainers.embedded.settings import TrainerSettings
@@ -23,7 +22,7 @@ from slime_core.trainers.embedded.settings import TrainerSettings
 
 def published_weights(model: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and float32 tensors, adapters merged; a tied output layer is left out, as HF does."""
-    names = published_names(model)
+    names = model.published
     yield from ((names.get(name, name), tensor) for name, tensor in merged_weights(model))
 
 
@@ -51,7 +50,7 @@ def load(directory: Path, model: Decoder, settings: TrainerSettings) -> None:
 
         load_adapter(directory, model, settings.lora, settings.hf_checkpoint)
         return
-    names = published_names(model)
+    names = model.published
     state.load_model(directory, {names.get(name, name): tensor for name, tensor in tensors(model).items()})
 
 
@@ -63,6 +62,8 @@ def load_model(directory: str, settings: TrainerSettings, device: torch.device) 
     """
     config = load_model_config(directory)
     if config.images:
+        from slime_core.models.vision_language import VisionLanguageModel
+
         return VisionLanguageModel.from_directory(config, directory, device)
     weights = read_weights(directory, device)
     return Decoder.from_weights(config, weights, device, recompute=settings.recompute, origin=directory)

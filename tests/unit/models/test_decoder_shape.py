@@ -6,7 +6,7 @@ from pathlib import Path
 from slime_command_models.presets import find_preset
 from slime_trainer_megatron.trainer import MegatronTrainer
 
-from slime_core.models.decoder_shape import decoder_shape
+from slime_core.models.family import decoder_shape
 
 
 def shape_of(name: str, folder: Path) -> object:

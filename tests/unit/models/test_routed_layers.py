@@ -10,7 +10,7 @@ from slime_testing_contracts.tiny import tiny_moe_model
 from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.errors import PluginNotFoundError
-from slime_core.models.routed_layers import RoutedLayers, routed_layers
+from slime_core.models.family import RoutedLayers, routed_layers
 from tests.unit.trainers.megatron.test_routing import DEEPSEEK
 
 

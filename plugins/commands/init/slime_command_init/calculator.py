@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any, TypeAlias
 
-from slime_command_init.warmup import PHASES, Recipe, make_missing_model, write_missing
+from slime_command_init.warmup import Recipe, make_missing
 from slime_core.protocols import Args
 
 Problem: TypeAlias = tuple[int, str, int]
@@ -29,20 +29,21 @@ _SPLIT_SEED = 20261
 def prepare(args: Args) -> None:
     """Write what is missing of `--prompt-data`, the files of `--eval-prompt-data`, and `--hf-checkpoint`."""
     train, held_out = problems()
-    if args.prompt_data:
-        write_missing(args.prompt_data, rows(train))
-    for path in (args.eval_prompt_data or [])[1::2]:
-        write_missing(path, rows(held_out))
-    make_missing_model(args, RECIPE, dict(zip(PHASES, warmup(train, args.seed), strict=True)))
+    make_missing(args, RECIPE, rows(train), rows(held_out), warmup(train, args.seed))
 
 
 def problems() -> tuple[list[Problem], list[Problem]]:
-    """Training and held-out problems, none twice; always the same, whatever the run's seed."""
-    rng = random.Random(_SPLIT_SEED)
+    """Training and held-out problems; always the same, whatever the run's seed."""
+    return drawn(NUM_TRAIN, NUM_HELD_OUT, _SPLIT_SEED)
+
+
+def drawn(num_train: int, num_held_out: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """Training and held-out problems, none twice."""
+    rng = random.Random(seed)
     found: dict[Problem, None] = {}
-    while len(found) < NUM_TRAIN + NUM_HELD_OUT:
+    while len(found) < num_train + num_held_out:
         found[rng.randint(100, 999), rng.choice("+-*"), rng.randint(100, 999)] = None
-    return list(found)[NUM_HELD_OUT:], list(found)[:NUM_HELD_OUT]
+    return list(found)[num_held_out:], list(found)[:num_held_out]
 
 
 def value(problem: Problem) -> int:
@@ -51,40 +52,26 @@ def value(problem: Problem) -> int:
     return {"+": a + b, "-": a - b, "*": a * b}[operator]
 
 
-def written(problem: Problem) -> str:
-    """`123*456`."""
-    return "".join(map(str, problem))
-
-
 def rows(some: list[Problem]) -> list[dict[str, str]]:
     """Rows of `--prompt-data`."""
-    return [{"input": f"{written(problem)}=?", "label": str(value(problem))} for problem in some]
+    return [{"input": f"{''.join(map(str, problem))}=?", "label": str(value(problem))} for problem in some]
 
 
-def warmup(train: list[Problem], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Conversations of the two phases."""
+def warmup(
+    train: list[Problem], seed: int, call: str = "<tool>{}</tool>"
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Conversations of the two phases; `call` is how one asks for a value."""
     rng = random.Random(seed)
-    asking = [_asking(problem) for problem in rng.choices(train, k=NUM_ASKING)]
+    asking = [_conversation(problem, call) for problem in rng.choices(train, k=NUM_ASKING)]
     mixed = [
-        _asking(problem) if rng.random() < ASKING_SHARE else _direct(problem)
+        _conversation(problem, call if rng.random() < ASKING_SHARE else None)
         for problem in rng.choices(train, k=NUM_MIXED)
     ]
     return asking, mixed
 
 
-def _asking(problem: Problem) -> dict[str, Any]:
-    calls = [
-        {"role": "assistant", "content": f"<tool>{written(problem)}</tool>"},
-        {"role": "tool", "content": str(value(problem))},
-    ]
-    return _conversation(problem, calls)
-
-
-def _direct(problem: Problem) -> dict[str, Any]:
-    return _conversation(problem, [])
-
-
-def _conversation(problem: Problem, calls: list[dict[str, str]]) -> dict[str, Any]:
-    question = {"role": "user", "content": f"{written(problem)}=?"}
-    answer = {"role": "assistant", "content": rf"\boxed{{{value(problem)}}}"}
-    return {"messages": [question, *calls, answer]}
+def _conversation(problem: Problem, call: str | None) -> dict[str, Any]:
+    text, result = "".join(map(str, problem)), str(value(problem))
+    question = {"role": "user", "content": f"{text}=?"}
+    asked = [{"role": "assistant", "content": call.format(text)}, {"role": "tool", "content": result}] if call else []
+    return {"messages": [question, *asked, {"role": "assistant", "content": rf"\boxed{{{result}}}"}]}

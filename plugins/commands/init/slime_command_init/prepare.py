@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slime_command_init import task
 from slime_command_init.tiny_model import write_random_model
-from slime_command_init.warmup import PHASES, Recipe, make_missing_model, say, write_missing
+from slime_command_init.warmup import Recipe, make_missing, say, write_missing
 from slime_core.protocols import Args
 
 _RECIPE = Recipe("addition", version=2)
@@ -28,12 +28,9 @@ def prepare(args: Args) -> None:
         _prepare_supervised(args, train)
         return
     input_key, label_key = args.input_key or "input", args.label_key or "label"
-    if args.prompt_data:
-        write_missing(args.prompt_data, task.rl_rows(train, input_key, label_key))
-    keys = args.eval_input_key or input_key, args.eval_label_key or label_key
-    for path in (args.eval_prompt_data or [])[1::2]:
-        write_missing(path, task.rl_rows(held_out, *keys))
-    make_missing_model(args, _RECIPE, dict(zip(PHASES, task.warmup_rows(train, args.seed), strict=True)))
+    rows = task.rl_rows(train, input_key, label_key)
+    held_out_rows = task.rl_rows(held_out, args.eval_input_key or input_key, args.eval_label_key or label_key)
+    make_missing(args, _RECIPE, rows, held_out_rows, task.warmup_rows(train, args.seed))
 
 
 def _prepare_supervised(args: Args, train: list[task.Problem]) -> None:

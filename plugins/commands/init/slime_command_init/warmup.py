@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from slime_command_init.tiny_model import write_random_model
 from slime_core.config import load_settings
@@ -24,6 +24,7 @@ from slime_core.launch import run
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
 from slime_core.protocols import Args
 
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
 STAMP = "slime_quickstart.json"
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
@@ -44,7 +45,7 @@ class Recipe:
         return {"recipe": self.name, "version": self.version, "seed": seed}
 
 
-def write_missing(spec: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_missing(spec: str, rows: Rows) -> None:
     """Write a JSONL data set, unless it is there; `spec` as in `--prompt-data`."""
     path, _ = split_path(spec)
     if not path.exists():
@@ -60,7 +61,24 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     os.replace(partial, path)
 
 
-def make_missing_model(args: Args, recipe: Recipe, phases: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
+def make_missing(args: Args, recipe: Recipe, train: Rows, held_out: Rows, phases: Iterable[Rows]) -> None:
+    """Write what is missing of `--prompt-data`, the files of `--eval-prompt-data`, and `--hf-checkpoint`.
+
+    Args:
+        args: The run's settings.
+        recipe: Who asks.
+        train: Rows of the first.
+        held_out: Rows of the second.
+        phases: Rows of the two phases of the model's warm-up (`messages`).
+    """
+    if args.prompt_data:
+        write_missing(args.prompt_data, train)
+    for path in (args.eval_prompt_data or [])[1::2]:
+        write_missing(path, held_out)
+    make_missing_model(args, recipe, dict(zip(PHASES, phases, strict=True)))
+
+
+def make_missing_model(args: Args, recipe: Recipe, phases: Mapping[Path, Rows]) -> None:
     """Make `args.hf_checkpoint` of this run's seed where it is missing, and name it there.
 
     When the model there was made for another seed, this run's goes to a directory of its own beside it.
@@ -84,7 +102,7 @@ def _model_of_seed(model: Path, recipe: Recipe, seed: int) -> Path:
     return model.with_name(f"{model.name}-seed-{seed}")
 
 
-def _make_model(args: Args, target: Path, recipe: Recipe, phases: Mapping[Path, Sequence[Mapping[str, Any]]]) -> None:
+def _make_model(args: Args, target: Path, recipe: Recipe, phases: Mapping[Path, Rows]) -> None:
     """Random model -> phases of supervised fine-tuning -> `target`."""
     started = time.perf_counter()
     work = target.with_name(f".{target.name}.preparing")

@@ -31,7 +31,7 @@ from slime_core.config import Settings
 from slime_core.data.dataset import open_rows
 from slime_core.errors import SlimeError
 from slime_core.launch.resolver import Resolver
-from slime_core.models.decoder_shape import decoder_shape
+from slime_core.models.family import decoder_shape
 from slime_core.protocols import Args, EngineTraits, RolloutTraits, TrainerTraits, traits_of
 
 

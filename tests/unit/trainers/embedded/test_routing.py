@@ -14,8 +14,8 @@ from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.errors import TrainError
 from slime_core.learning.routing import routing_arrays
 from slime_core.models.config import ModelConfig, load_model_config
+from slime_core.models.family import routed_layers
 from slime_core.models.hf_io import read_weights
-from slime_core.models.routed_layers import routed_layers
 from slime_core.protocols import MicroBatchOutput
 from slime_core.routed_experts import FREE
 from slime_core.trainers.embedded.trainer import EmbeddedTrainer

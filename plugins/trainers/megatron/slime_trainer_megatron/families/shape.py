@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_core.models.routed_layers import RoutedLayers
+from slime_core.models.family import RoutedLayers
 from slime_core.ops.flops import DecoderShape
 from slime_trainer_megatron.families.family import Architecture, load_megatron_model
 
