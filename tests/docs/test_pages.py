@@ -36,7 +36,11 @@ OWN_FLAGS = {
     "init": {"--force"},
     "serve": {"--host", "--port", "--model-path", "--served-model-name", "--api-key", "--allowed-hosts"},
     "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
+    "compare": {"--last", "--json"},
+    "show": {"--json"},
+    "runs": {"--json"},
     "samples": {
+        *("--rollout", "--group", "--eval", "--best", "--worst", "--failed", "--dropped", "--grep"),
         "--hf-checkpoint",
         "--min-reward",
         "--reward-key",
