@@ -10,8 +10,7 @@ over its deadline comes back, by `--group-timeout-policy`:
     stop         it does not: RolloutError
 
 An evaluated group has no other prompt in its place: there substitute and drop are shrink, and what failed counts as
-reward 0. What a reader would get wrong: the clock starts when a first sample gets its place, since a group may wait
-long for one; and a task that does not obey its cancellation is left behind, so what comes back then are copies.
+reward 0.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from slime_core.types import Group, Sample
 from slime_core.waits import gave_up, waiting
 
 if TYPE_CHECKING:
+    from slime_core.rollout.gate import Hold
     from slime_core.rollout.generate import SampleRunner
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class GroupClock:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """A sample gets its place."""
+        """A sample gets its place, for which a group may wait long."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
             self._started()
@@ -118,6 +118,7 @@ async def run_group(
     args: Args | None = None,
     begins: Callable[[], None] = lambda: None,
     sample_done: Callable[[list[Sample]], None] | None = None,
+    hold: Hold | None = None,
 ) -> Group:
     """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises.
 
@@ -125,8 +126,8 @@ async def run_group(
     """
     limits = Limits.of(runner.args, len(runner.hooks.on_sample))
     keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
-    keywords |= {} if args is None else {"args": args}
-    keywords |= {} if sample_done is None else {"sample_done": sample_done}
+    given = {"args": args, "sample_done": sample_done, "hold": hold}
+    keywords |= {name: value for name, value in given.items() if value is not None}
     if limits.group is None:
         begins()
         return await runner.run_group(group, params, **keywords)
@@ -141,7 +142,7 @@ async def run_group(
         result, obeyed = await _one_try(runner, group, params, keywords, name, limits)
         if result is not None:
             return result
-        if not obeyed:
+        if not obeyed:  # what was left behind may still write to its samples
             group = copy.deepcopy(group)
             break
         if attempt < tries:
