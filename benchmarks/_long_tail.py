@@ -25,7 +25,7 @@ from typing import Any
 from slime_core import loop
 from slime_core.config import load_settings
 from slime_core.engines.scripted import CharTokenizer
-from slime_core.rollout import async_stage
+from slime_core.rollout import ahead
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.reward import RewardStage
@@ -251,7 +251,7 @@ class _Async:
 
     async def run(self) -> None:
         world = self._world
-        rollout = async_stage.build_async_rollout(world.args, world.stage)
+        rollout = ahead.build_async_rollout(world.args, world.stage)
         try:
             await rollout.start()
             await loop.train(world.args, loop.Stages(rollout, self, self, self), 0)  # type: ignore[arg-type]

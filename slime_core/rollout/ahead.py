@@ -1,6 +1,8 @@
 """`OneStepAhead`: the next rollout is generated while the trainer trains on the last one (`--async-mode one-step`).
 
-`loop.train` calls it; it works with every rollout function, since each rollout is one call, as in a run without
+`build_async_rollout` picks it or `rollout.continuous`, over the plain stage of runs without `--async`, whose event loop
+then turns in a thread of its own (`rollout.loop_thread`): a weight update or an evaluation need not wait for the end of
+a rollout. This one works with every rollout function, since each rollout is one call, as in a run without
 `--async`. With `--update-weights-interval 1`, and v the weight version that generates::
 
     generate(r)      before_push        generate(r+1)
@@ -24,14 +26,15 @@ from typing import TYPE_CHECKING
 
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.protocols import Args
+from slime_core.rollout.continuous import ContinuousRollout
 from slime_core.rollout.open_groups import OpenGroup
 from slime_core.rollout.parts import RolloutResult
-from slime_core.rollout.staleness import Verdict, group_age, judge, mask_old_tokens, staleness_metrics
+from slime_core.rollout.staleness import Verdict, judge, mask_old_tokens, retries, staleness_metrics, version_span
 from slime_core.types import Group
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:
-    from slime_core.rollout.async_stage import ThreadedStage
+    from slime_core.rollout.stage import RolloutStage
 
 OWNER = "ahead"
 
@@ -52,9 +55,9 @@ class _Generated:
 class OneStepAhead:
     """A rollout of the loop over any stage: at most one rollout is generated or waits."""
 
-    def __init__(self, args: Args, stage: ThreadedStage) -> None:
+    def __init__(self, args: Args, stage: RolloutStage) -> None:
         self.args = args
-        self._stage = stage
+        self._stage, self._loop = stage, stage.loop_thread()
         self._flight: asyncio.Task[_Generated] | None = None
         self._since = 0.0
         """When the last flight began."""
@@ -64,7 +67,7 @@ class OneStepAhead:
 
     async def start(self) -> None:
         """Bring the engine up."""
-        await self._stage.start()
+        await self._loop.in_thread(self._stage.start)
 
     async def generate(self, rollout_id: int) -> RolloutResult:
         """The batch of a rollout; the next one begins.
@@ -89,7 +92,8 @@ class OneStepAhead:
         metrics |= self._age(generated, version)
         if rollout_id + 1 < self.args.num_rollout:
             self._begin(rollout_id + 1)
-        return RolloutResult(await self._stage.make_batch(rollout_id, generated.groups, version), metrics)
+        batch = await self._loop.in_thread(self._stage.make_batch, rollout_id, generated.groups, version)
+        return RolloutResult(batch, metrics)
 
     async def before_push(self) -> None:
         """Wait for the rollout that is being generated."""
@@ -101,14 +105,14 @@ class OneStepAhead:
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """`eval/...` metrics."""
-        return await self._stage.evaluate(rollout_id)
+        return await self._loop.in_thread(self._stage.evaluate, rollout_id)
 
     async def abandon(self) -> None:
         """End what runs and leave the engine as it is, for the one that comes after this: the run goes back."""
         flight, self._flight, self._waiting = self._flight, None, None
         if flight is not None:
             flight.cancel()
-        await self._stage.abandon()
+        await self._loop.in_thread(self._stage.abandon)
         if flight is not None:
             with waiting(flight.get_name(), deadline=None, then="it has been cancelled, and the stage has ended it"):
                 await asyncio.wait({flight})
@@ -119,7 +123,7 @@ class OneStepAhead:
         if flight is not None:
             flight.cancel()
         try:
-            await self._stage.stop()
+            await self._loop.in_thread(self._stage.stop)
         finally:
             if flight is not None:
                 await asyncio.wait({flight})
@@ -132,7 +136,7 @@ class OneStepAhead:
 
     async def _generate(self, rollout_id: int) -> _Generated:
         version, started = self._stage.weight_version, time.perf_counter()
-        groups, metrics = await self._stage.generate_groups(rollout_id)
+        groups, metrics = await self._loop.in_thread(self._stage.generate_groups, rollout_id)
         return _Generated(rollout_id, groups, metrics, version, time.perf_counter() - started)
 
     async def _landed(self) -> None:
@@ -153,12 +157,13 @@ class OneStepAhead:
         """Apply `--max-staleness` to what `version` is about to train on; the metrics. Raises RolloutError."""
         unknown, groups, masked = generated.version, generated.groups, 0
         for group in groups:
-            if judge(self.args, group, version, unknown) is Verdict.FRESH:
+            span = version_span(group, unknown)
+            if span is None or judge(self.args, span, retries(group), version) is Verdict.FRESH:
                 continue
             if self.args.staleness_policy != "mask":
-                age = group_age(group, version, unknown)
+                name = f"rollout {generated.rollout_id}: group {group[0].group_index}"
                 raise RolloutError(
-                    f"rollout {generated.rollout_id}: group {group[0].group_index} is {age} weight versions old"
+                    f"{name} is {version - span[0]} weight versions old"
                     f" (--max-staleness {self.args.max_staleness}), and a rollout that was generated ahead has no other"
                     " in its place; choose --staleness-policy mask, or --async-mode full, which replaces such groups"
                 )
@@ -188,3 +193,11 @@ class OneStepAhead:
         rollout = [group.samples for group in groups]
         metrics = {name: float(value) for name, value in first.details["metrics"].items()}
         self._waiting = _Generated(first.rollout_id, rollout, metrics, int(first.details["version"]), 0.0)
+
+
+def build_async_rollout(args: Args, stage: RolloutStage) -> OneStepAhead | ContinuousRollout:
+    """What `loop.train` generates with; `stage` has a `LoopThread` as its runner and has not been started."""
+    if args.async_mode == "one-step":
+        return OneStepAhead(args, stage)
+    stage.never_stops = True
+    return ContinuousRollout(args, stage)

@@ -1,6 +1,6 @@
 """`ContinuousRollout`: generation never stops, rollouts are taken out of it (`--async-mode full`).
 
-`loop.train` calls it; `async_stage.build_async_rollout` builds it over a rollout stage whose event loop turns
+`loop.train` calls it; `ahead.build_async_rollout` builds it over a rollout stage whose event loop turns
 in a thread of its own. Weights are pushed while groups are in flight::
 
     in flight   ...==g3=====v1|v2=====g9====...        one response, tokens of two versions
@@ -27,7 +27,7 @@ from slime_core.rollout.parts import RolloutResult
 from slime_core.rollout.producer import GroupProducer, Taken
 
 if TYPE_CHECKING:
-    from slime_core.rollout.async_stage import ThreadedStage
+    from slime_core.rollout.stage import RolloutStage
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,9 @@ OWNER = "continuous"
 class ContinuousRollout:
     """A rollout of the loop that takes rollouts out of a generation that never stops."""
 
-    def __init__(self, args: Args, stage: ThreadedStage) -> None:
+    def __init__(self, args: Args, stage: RolloutStage) -> None:
         self.args = args
-        self._stage = stage
+        self._stage, self._loop = stage, stage.loop_thread()
         self._producer: GroupProducer | None = None
         self._restored: list[OpenGroup] = []
         """Until there is a producer to take them."""
@@ -51,7 +51,7 @@ class ContinuousRollout:
         """Bring the engine up; generation begins with the first `generate`. Raises CheckpointError (`open_groups`)."""
         if self.args.deterministic_mode:
             logger.info("--async-mode full: the engine is not held for reproducible steps, as it is without --async")
-        await self._stage.start()
+        await self._loop.in_thread(self._stage.start)
         self._producer = self._stage.producer()
         self._producer.restore_open_groups(self._restored)
         self._restored = []
@@ -65,11 +65,12 @@ class ContinuousRollout:
         """
         assert self._producer is not None, "start comes first"
         started = time.perf_counter() if self._since is None else self._since
-        taken: Taken = await self._stage.inside(self._producer.take(rollout_id))
+        taken: Taken = await self._loop.wait(self._producer.take(rollout_id))
         version = self._stage.weight_version
         self._since = time.perf_counter()
-        metrics = await self._stage.conclude(rollout_id, taken.groups, taken.decided, taken.metrics, started)
-        return RolloutResult(await self._stage.make_batch(rollout_id, taken.groups, version), metrics)
+        in_thread, stage = self._loop.in_thread, self._stage
+        metrics = await in_thread(stage.conclude, rollout_id, taken.groups, taken.decided, taken.metrics, started)
+        return RolloutResult(await in_thread(stage.make_batch, rollout_id, taken.groups, version), metrics)
 
     async def before_push(self) -> None:
         """Nothing: weights are updated in flight."""
@@ -79,23 +80,23 @@ class ContinuousRollout:
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """`eval/...` metrics, on the same engine; training groups go on beside it."""
-        return await self._stage.evaluate(rollout_id)
+        return await self._loop.in_thread(self._stage.evaluate, rollout_id)
 
     async def abandon(self) -> None:
         """End generation and leave the engine as it is, for the one that comes after this: the run goes back."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            await self._stage.inside(producer.stop())
-        await self._stage.abandon()
+            await self._loop.wait(producer.stop())
+        await self._loop.in_thread(self._stage.abandon)
 
     async def stop(self) -> None:
         """End generation and free the engine; safe to call twice."""
         producer, self._producer = self._producer, None
         try:
             if producer is not None:
-                await self._stage.inside(producer.stop())
+                await self._loop.wait(producer.stop())
         finally:
-            await self._stage.stop()
+            await self._loop.in_thread(self._stage.stop)
 
     def open_groups(self) -> Iterable[OpenGroup]:
         """Every group that is neither in the buffer nor trained on, for a commit."""

@@ -32,6 +32,7 @@ from slime_core.types import Group, Sample
 from slime_core.waits import gave_up, waiting
 
 if TYPE_CHECKING:
+    from slime_core.rollout.gate import Hold
     from slime_core.rollout.generate import SampleRunner
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ async def run_group(
     args: Args | None = None,
     begins: Callable[[], None] = lambda: None,
     sample_done: Callable[[list[Sample]], None] | None = None,
+    hold: Hold | None = None,
 ) -> Group:
     """`runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and what the runner raises.
 
@@ -125,8 +127,8 @@ async def run_group(
     """
     limits = Limits.of(runner.args, len(runner.hooks.on_sample))
     keywords: dict[str, Any] = {"rollout_id": rollout_id, **({"evaluation": True} if evaluation else {})}
-    keywords |= {} if args is None else {"args": args}
-    keywords |= {} if sample_done is None else {"sample_done": sample_done}
+    given = {"args": args, "sample_done": sample_done, "hold": hold}
+    keywords |= {name: value for name, value in given.items() if value is not None}
     if limits.group is None:
         begins()
         return await runner.run_group(group, params, **keywords)

@@ -21,8 +21,8 @@ _CANCEL_DEADLINE = 10.0
 TIMEOUT = "the run stops (--eval-timeout)"
 
 
-class Evaluations:
-    """Those that run now; with `--eval-in-background` beside a rollout."""
+class Interruptible:
+    """Work in an event loop that ends when the run is to end."""
 
     def __init__(self) -> None:
         self.interrupted = False
@@ -30,19 +30,14 @@ class Evaluations:
         self._running: set[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = set()
 
     def interrupt(self) -> None:
-        """End what runs, now and from now on; any thread may call it, and a signal handler."""
+        """End what runs, now and from now on, where it waits; any thread may call it, and a signal handler."""
         self.interrupted = True
         for loop, task in tuple(self._running):
             loop.call_soon_threadsafe(task.cancel)
 
-    async def run(self, work: Coroutine[Any, Any, T], what: str, timeout: float | None) -> T:
-        """What the evaluation returns.
-
-        Raises:
-            RolloutInterrupted: `interrupt` ended it.
-            RolloutError: It was not done after `timeout` seconds; names the stall report.
-        """
-        task = asyncio.ensure_future(within(work, what, deadline=timeout, then=TIMEOUT, error=RolloutError))
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the work returns. Raises RolloutInterrupted when `interrupt` ended it."""
+        task = asyncio.create_task(work)
         entry = (asyncio.get_running_loop(), task)
         self._running.add(entry)
         if self.interrupted:
@@ -56,8 +51,20 @@ class Evaluations:
             raise RolloutInterrupted(drew=False) from None
         finally:
             self._running.discard(entry)
-            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                work.close()  # it was not begun, and would be told of as never awaited
+
+
+async def evaluated(running: Interruptible, work: Coroutine[Any, Any, T], what: str, timeout: float | None) -> T:
+    """What an evaluation returns; with `--eval-in-background` it may run beside a rollout.
+
+    Raises:
+        RolloutInterrupted: It was interrupted.
+        RolloutError: It was not done after `timeout` seconds; names the stall report.
+    """
+    try:
+        return await running.run(within(work, what, deadline=timeout, then=TIMEOUT, error=RolloutError))
+    finally:
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()  # it was not begun, and would be told of as never awaited
 
 
 async def cancel_all(tasks: set[asyncio.Task[Any]], then: Callable[[], Awaitable[None]] | None = None) -> None:

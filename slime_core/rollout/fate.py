@@ -173,7 +173,7 @@ def restarted(group: Group) -> Group:
 
 def prompts_of(group: Group) -> Group:
     """The same of copies; the group stays as it is."""
-    return restarted([_copy(sample) for sample in group])
+    return restarted([copy_of(sample) for sample in group])
 
 
 def remains(original: Group, group: Group) -> Group:
@@ -213,5 +213,6 @@ def _origin(sample: Sample) -> Sample:
     return sample if stored is None else Sample.from_dict(stored)
 
 
-def _copy(sample: Sample) -> Sample:
+def copy_of(sample: Sample) -> Sample:
+    """Whose values are its own."""
     return Sample.from_dict(sample.to_dict())

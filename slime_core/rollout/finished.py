@@ -140,7 +140,7 @@ class FinishedGroups:
 
     def verdict(self, group: Finished) -> staleness.Verdict:
         """Whether a group is too old for the newest weights to train on."""
-        return staleness.judge_span(self.args, group.span, group.retries, self.version())
+        return staleness.judge(self.args, group.span, group.retries, self.version())
 
     def trim(self, why: str) -> None:
         """Go on with as many groups as whole optimizer steps take; the others are in excess, or wait."""

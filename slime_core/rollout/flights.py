@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.rollout.gate import Hold
 from slime_core.types import Group
 
 
@@ -70,6 +71,8 @@ class Flight:
     """In the order of drawing."""
     unfinished: int
     """Samples that have not ended."""
+    hold: Hold
+    """Has the engine wait while the group is about to run, and until it is decided on."""
     task: asyncio.Task[Group]
 
     @property
@@ -103,18 +106,24 @@ class Flights:
         return iter(self._open.values())
 
     def start(
-        self, group: Group, began: int, unfinished: int, work: Callable[[Flight], Coroutine[Any, Any, Group]]
+        self,
+        group: Group,
+        began: int,
+        unfinished: int,
+        hold: Hold,
+        work: Callable[[Flight], Coroutine[Any, Any, Group]],
     ) -> None:
-        """Begin `work`, which generates the group and may `resize` its flight."""
+        """Begin `work`, which generates the group and may `resize` its flight; whoever takes that closes its `hold`."""
 
         async def run() -> Group:
             try:
                 return await work(flight)
             finally:
+                hold.complete()
                 self._ended.append(flight)
                 self._bell.ring()
 
-        flight = Flight(group, began, next(self._numbers), unfinished, asyncio.create_task(run()))
+        flight = Flight(group, began, next(self._numbers), unfinished, hold, asyncio.create_task(run()))
         self._open[flight.task] = flight
         self.places += flight.places
 

@@ -1,15 +1,17 @@
 """Makes an in-process engine step only when every live sample waits for it.
 
 Without this, how many requests share an engine step depends on how fast reward threads answer, and with it the last
-bits of every log-prob. `rollout.generate` brackets each sample with `live()`; the engine asks `may_step`::
+bits of every log-prob. `rollout.generate` runs each sample in a `place`; the engine asks `may_step`::
 
     live samples    = running user code (generate function, tool, reward) or waiting for the engine
     engine steps    <=> live samples <= samples waiting for the engine
 
-A group whose last sample is done stays live until the rollout has decided on it, and the rollout decides when all else
-is `settled`: on all groups that one engine step finished, whichever reward thread was first. Likewise a sample that
-is done hands its place to the next one that waits for it without the engine stepping in between. Samples that begin or
-get their answers at the same moment share out the event loop's time (`waits.loop_turn`), in their order.
+What comes next is live before the engine could look, however many turns of the loop it takes to come: a group has a
+`Hold` from the moment in which it is drawn, lends it to its samples while they run, and has it back until the rollout
+has decided on it. The rollout decides when all else is `settled`: on all groups that one engine step finished,
+whichever reward thread was first. Likewise a sample that is done hands its place to the next one that waits for it
+without the engine stepping in between. Samples that begin or get their answers at the same moment share out the event
+loop's time (`waits.loop_turn`), in their order.
 """
 
 from __future__ import annotations
@@ -17,16 +19,92 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from slime_core.protocols import RolloutEngine
 from slime_core.types import GenerationOutput
 from slime_core.waits import loop_turn, waiting
 
-T = TypeVar("T")
+Place = Callable[[], AbstractAsyncContextManager[None]]
+"""What a sample runs in: `async with place():`."""
+
+
+class Hold:
+    """A group's own count among the live, from its drawing to the decision on it, but for the time that it lends it.
+
+    ::
+
+        drawn: live --all samples have asked for a place--> lent --the last one ends--> live --> complete --> closed
+    """
+
+    def __init__(self, gate: GatedEngine) -> None:
+        self._gate = gate
+        self._live = self._complete = self._closed = False
+        self._take()
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @contextmanager
+    def lent(self, samples: int) -> Iterator[Place]:
+        """While inside, the group is live by its samples: from when all have asked for a place until the last one ends.
+
+        Yields the place of each of them.
+        """
+        coming, left = samples, samples
+
+        def asked() -> None:
+            nonlocal coming
+            coming -= 1
+            if coming == 0:
+                self._give()
+
+        @asynccontextmanager
+        async def place() -> AsyncIterator[None]:
+            nonlocal left
+            async with self._gate.place(asked):
+                try:
+                    yield
+                finally:
+                    left -= 1
+                    if left == 0:
+                        self._take()
+
+        try:
+            yield place
+        finally:
+            self._take()
+
+    def complete(self) -> None:
+        """All that is left to do is to decide on the group: `settled` does not wait for it."""
+        self._take()
+        if not self._closed:
+            self._complete = True
+            self._gate._add_complete(1)
+
+    def close(self) -> None:
+        """It has been decided on or given up: from here on it is live by its samples alone. Safe to call twice."""
+        if self._complete:
+            self._complete = False
+            self._gate._add_complete(-1)
+        self._give()
+        self._closed = True
+
+    def _take(self) -> None:
+        if not self._live and not self._closed:
+            self._live = True
+            self._gate._add_live(1)
+
+    def _give(self) -> None:
+        if self._live:
+            self._live = False
+            self._gate._add_live(-1)
 
 
 class GatedEngine:
@@ -38,6 +116,7 @@ class GatedEngine:
         self._free = places
         self._queue: deque[asyncio.Future[None]] = deque()
         self._live = 0
+        self._complete = 0
         self._waiting = 0
         self._held_since: float | None = None
         self._held = 0.0
@@ -54,24 +133,24 @@ class GatedEngine:
     def _may_step(self) -> bool:
         return self._live <= self._waiting
 
-    @contextmanager
-    def live(self) -> Iterator[None]:
-        """While inside, the engine waits for this sample whenever it does not wait for the engine."""
-        self._add_live(1)
-        try:
-            yield
-        finally:
-            self._add_live(-1)
+    def hold(self) -> Hold:
+        """Make the engine wait until it is closed, or lent to samples; for a group that is about to run."""
+        return Hold(self)
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """One of the places; live while inside. Those who wait for one come in order."""
+    async def place(self, asked: Callable[[], None]) -> AsyncIterator[None]:
+        """One of the places; live while inside. Those who wait for one come in order.
+
+        `asked` is called once the sample is inside or in the queue.
+        """
         if self._free:
             self._free -= 1
             self._add_live(1)
+            asked()
         else:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._queue.append(turn)
+            asked()
             try:
                 with waiting("a free place for a sample", deadline=None, then="deadlines of those inside free one"):
                     await turn
@@ -95,40 +174,19 @@ class GatedEngine:
         self._free += 1
         self._add_live(-1)
 
-    @contextmanager
-    def completing(self, parts: int) -> Iterator[Callable[[Awaitable[T]], Awaitable[T]]]:
-        """A group of so many samples: live from the end of the last one until the block is left.
-
-        Yields a wrapper for the awaitable of each sample.
-        """
-        left, held, closed = parts, False, False
-
-        async def part(run: Awaitable[T]) -> T:
-            nonlocal left, held
-            try:
-                return await run
-            finally:
-                left -= 1
-                if left == 0 and not closed:
-                    held = True
-                    self._add_live(1)
-
-        try:
-            yield part
-        finally:
-            closed = True
-            if held:
-                self._add_live(-1)
-
-    async def settled(self, undecided: Callable[[], int]) -> None:
+    async def settled(self) -> None:
         """Return when every live sample waits for the engine, but for the groups that are complete and undecided."""
-        while self._notify is not None and self._live - undecided() > self._waiting:
+        while self._notify is not None and self._live - self._complete > self._waiting:
             self._change.clear()
             with waiting("user code of samples that are live", deadline=None, then="their own deadlines end them"):
                 await self._change.wait()
 
     def _add_live(self, count: int) -> None:
         self._live += count
+        self._changed()
+
+    def _add_complete(self, count: int) -> None:
+        self._complete += count
         self._changed()
 
     async def generate(

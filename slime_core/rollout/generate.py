@@ -16,6 +16,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from slime_core import admission
@@ -30,7 +31,7 @@ from slime_core.rollout import baseline
 from slime_core.rollout.contracts import reward_problem
 from slime_core.rollout.deadlines import GroupClock, ended
 from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT
-from slime_core.rollout.gate import GatedEngine
+from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.rollout.hooks import RolloutHooks, fail_call
 from slime_core.rollout.reward import RewardStage
 from slime_core.types import Group, Sample, SampleStatus
@@ -151,30 +152,33 @@ class SampleRunner:
         clock: GroupClock | None = None,
         sample_done: Callable[[list[Sample]], None] | None = None,
         args: Args | None = None,
+        hold: Hold | None = None,
     ) -> Group:
         """Generate and score every sample; the result is ordered as `group`, fan-out siblings in place.
 
         `clock`: started when a first sample gets its place; `rollout.deadlines` acts on it. `sample_done` is called
         with what each sample has become, whenever one has ended. `args`: what generate functions get instead of the
-        run's settings; rewards take their plugin options from it.
+        run's settings; rewards take their plugin options from it. `hold`: the group's, which the caller closes; without
+        one it has its own until this returns.
         """
         args = self.args if args is None else args
         context = GenerateContext(self.engine, self.tokenizer, evaluation, rollout_id)  # type: ignore[arg-type]
-        runs = [self._run_sample(s, dict(params), context, clock, args) for s in group]
         extra = baseline.baseline_sample(group) if self.greedy_baseline and not evaluation else None
-        if extra is not None:
-            runs.append(self._run_sample(extra, baseline.greedy_params(params), context, clock, args))
-        with self.engine.completing(len(runs)) as part:
-            if clock is not None and clock.cuts:
-                runs = [_cut(run, s, clock) for run, s in zip(runs, [*group, *([extra] if extra else [])])]
-            if sample_done is not None:
-                runs = [_then(run, sample_done) for run in runs]
-            results = await asyncio.gather(*map(part, runs))
+        with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
+            with hold.lent(len(group) + (extra is not None)) as place:
+                runs = [self._run_sample(s, dict(params), context, clock, args, place) for s in group]
+                if extra is not None:
+                    greedy = baseline.greedy_params(params)
+                    runs.append(self._run_sample(extra, greedy, context, clock, args, place))
+                if clock is not None and clock.cuts:
+                    runs = [_cut(run, s, clock) for run, s in zip(runs, [*group, *([extra] if extra else [])])]
+                if sample_done is not None:
+                    runs = [_then(run, sample_done) for run in runs]
+                results = await asyncio.gather(*runs)
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
                 started = self.timeline.now() if self.timeline else 0.0
-                with self.engine.live():
-                    await self.rewards.score_group(finished, evaluation=evaluation, rollout_id=rollout_id, args=args)
+                await self.rewards.score_group(finished, evaluation=evaluation, rollout_id=rollout_id, args=args)
                 if self.timeline:
                     self.timeline.scored(finished, started)
             for siblings in results:
@@ -185,9 +189,15 @@ class SampleRunner:
             return finished
 
     async def _run_sample(
-        self, sample: Sample, params: dict[str, Any], context: GenerateContext, clock: GroupClock | None, args: Args
+        self,
+        sample: Sample,
+        params: dict[str, Any],
+        context: GenerateContext,
+        clock: GroupClock | None,
+        args: Args,
+        place: Place,
     ) -> list[Sample]:
-        async with self.engine.place():
+        async with place():
             if clock is not None:
                 clock.start()
             if (self.stopping and not context.evaluation) or sample.status in FINISHED:

@@ -87,7 +87,7 @@ class LoopThread:
         """`run` for a coroutine of another event loop."""
         return await asyncio.wrap_future(self.submit(coroutine))
 
-    async def in_thread(self, call: Callable[[], T]) -> T:
+    async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         """What a blocking call returns, in a thread of its own that nothing waits for when the process ends.
 
         Cancelling leaves the thread to the end of the call.
@@ -96,7 +96,7 @@ class LoopThread:
 
         def run() -> None:
             try:
-                result = call()
+                result = call(*args)
             except BaseException as error:
                 future.set_exception(error)
             else:

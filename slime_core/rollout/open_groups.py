@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from slime_core.errors import CheckpointError
 from slime_core.fan_out import executions
-from slime_core.rollout.fate import FINISHED, prompts_of
+from slime_core.rollout.fate import FINISHED, copy_of, prompts_of
 from slime_core.rollout.flights import Flight
 from slime_core.rollout.staleness import retries, version_span
 from slime_core.types import Group, Sample, SampleStatus
@@ -185,16 +185,12 @@ def check_group_size(group: OpenGroup, size: int) -> Group:
     return group.samples
 
 
-def _copy(sample: Sample) -> Sample:
-    return Sample.from_dict(sample.to_dict())
-
-
 def _resumable(group: Group, scores_groups: bool) -> Group:
     """Copies with what is worth keeping: finished with its reward, or its finished turns; else the prompt."""
     kept: Group = []
     for siblings in executions(group):
         if len(siblings) > 1:  # given back whole by an earlier rollout
-            kept += [_copy(sample) for sample in siblings]
+            kept += [copy_of(sample) for sample in siblings]
         else:
             kept.append(_resumable_sample(siblings[0], scores_groups))
     return kept
@@ -212,7 +208,7 @@ def _resumable_sample(sample: Sample, scores_groups: bool) -> Sample:
     unscored = sample.status in FINISHED and sample.reward is None and not scores_groups
     if sample.status == SampleStatus.FAILED or fan_out or unscored:
         return prompts_of([sample])[0]
-    copy = _copy(sample)
+    copy = copy_of(sample)
     if copy.response_length and copy.status == SampleStatus.PENDING:
         copy.status = SampleStatus.ABORTED
     return copy

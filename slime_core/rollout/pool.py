@@ -91,9 +91,9 @@ class Pool:
         self.again: deque[Group] = deque()
         """In flight when the run was interrupted, to be generated first."""
         self.taking = self.halted = False
-        self.num_returned = self._aborts_in_a_row = self._undecided = 0
+        self.num_returned = self._aborts_in_a_row = 0
         self._held = ExitStack()
-        """Keeps `_undecided` complete groups live until they are decided on."""
+        """Has the engine wait while groups are decided on, and at the end until the abort of what is in excess."""
         self.begin(rollout_id)
 
     def begin(self, rollout_id: int) -> None:
@@ -182,11 +182,10 @@ class Pool:
             mask_older(self.args, group)
             self.context.ledger.generating([group])
             size = len(group) + runner.greedy_baseline
-            self.flights.start(group, self.version(), size, partial(self._generate, params, self.rollout_id))
+            hold = runner.engine.hold()  # before any turn of the loop in which the engine could step
+            self.flights.start(group, self.version(), size, hold, partial(self._generate, params, self.rollout_id))
 
     async def _generate(self, params: dict[str, Any], rollout_id: int, flight: Flight) -> Group:
-        """One group; the engine waits until it is decided on, so that a reward's speed changes nothing."""
-        runner = self.context.runner
         size = flight.unfinished
 
         def sample_done(siblings: list[Sample]) -> None:
@@ -199,13 +198,10 @@ class Pool:
         def begins() -> None:
             self.flights.resize(flight, size)
 
-        group = await run_group(
-            runner, flight.original, params, rollout_id=rollout_id, begins=begins, sample_done=sample_done
-        )
-        if not runner.stopping:
-            self._held.enter_context(runner.engine.live())
-            self._undecided += 1
-        return group
+        return await run_group(
+            self.context.runner, flight.original, params,
+            rollout_id=rollout_id, begins=begins, sample_done=sample_done, hold=flight.hold,
+        )  # fmt: skip
 
     # -- deciding ------------------------------------------------------------------------------------
 
@@ -227,8 +223,11 @@ class Pool:
                 break
             await self._some_ended()
             for flight in self.flights.take_ended():
+                self._held.push(flight.hold)
                 self.decide(Finished(flight.task.result(), flight.original, flight.began))
-            self.release()
+            if self.endless or len(self.finished.waiting) < self.finished.wanted:
+                self._held.close()
+        self._held.push(self.context.runner.engine.hold())  # where all were finished before
 
     async def _some_ended(self) -> None:
         """Until groups have ended and all else is settled, or there is room for more.
@@ -242,13 +241,8 @@ class Pool:
         else:
             with waiting("room for groups", deadline=None, then="they are drawn when the trainer has taken some"):
                 await self.bell.wait(None, at_once=True)
-        await self.context.runner.engine.settled(lambda: self._undecided)
+        await self.context.runner.engine.settled()
         self.bell.clear()
-
-    def release(self) -> None:
-        """Let the engine go on: everything that is complete has been decided on."""
-        self._held.close()
-        self._undecided = 0
 
     def decide(self, group: Finished) -> None:
         """Let one finished group wait for training, or give it back, or drop it."""
@@ -292,26 +286,33 @@ class Pool:
         A task that does not obey is left behind, and may still write to its samples: its flight gets copies of them.
         """
         patience = Limits.of(self.args).stop if patience is None else patience
-        self.release()
-        runner, flights = self.context.runner, self.flights.take_all()
-        if flights:
-            runner.stopping = True
-            try:
-                with waiting(f"groups in flight at rollout {self.rollout_id}", deadline=patience, then="given back"):
-                    await runner.engine.abort()
-                    _, late = await asyncio.wait([f.task for f in flights], timeout=patience)
-                if late and patience:
-                    logger.warning(
-                        "%d groups did not stop within %.0f s of the abort (--rollout-stop-timeout); cancelled",
-                        len(late), patience,
-                    )  # fmt: skip
-                await ended(late)
-            finally:
-                runner.stopping = False
+        flights = self.flights.take_all()
+        for flight in flights:
+            self._held.push(flight.hold)
+        with self._held:  # until the abort, so that what is given back has as many tokens however long it took
+            if flights:
+                await self._abort(flights, patience)
         for flight in flights:
             if not flight.task.done():
                 flight.original = prompts_of(flight.original)
         return flights
+
+    async def _abort(self, flights: list[Flight], patience: float) -> None:
+        runner, what = self.context.runner, f"groups in flight at rollout {self.rollout_id}"
+        runner.stopping = True
+        try:
+            with waiting(what, deadline=patience, then="given back"):
+                await runner.engine.abort()
+                self._held.close()
+                _, late = await asyncio.wait([f.task for f in flights], timeout=patience)
+            if late and patience:
+                logger.warning(
+                    "%d groups did not stop within %.0f s of the abort (--rollout-stop-timeout); cancelled",
+                    len(late), patience,
+                )  # fmt: skip
+            await ended(late)
+        finally:
+            runner.stopping = False
 
     async def finish(self, patience: float | None = None) -> None:
         """The end of one rollout: what still runs is given back, with what came when there were enough."""

@@ -106,12 +106,12 @@ class GroupProducer:
 
         Raises:
             RolloutError: No rollout can come about any more, or what the task raised.
-            RolloutInterrupted: `context.interrupt` was called; generation has ended, everything in flight is given
+            RolloutInterrupted: `context.work.interrupt` was called; generation has ended, everything in flight is given
                 back, and what is finished waits.
         """
         pool = self.pool
         assert not pool.taking, "one rollout is taken at a time"
-        if self.context.interrupted:
+        if self.context.work.interrupted:
             await self.halt(None if self.args.partial_rollout else 0.0)
             raise RolloutInterrupted
         self.start(rollout_id)

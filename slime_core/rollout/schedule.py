@@ -9,7 +9,6 @@ regenerated instead.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutInterrupted
 from slime_core.protocols import Args, RolloutTraits, declares
+from slime_core.rollout.evaluations import Interruptible
 from slime_core.rollout.fate import keeps_finished
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.generate import SampleRunner
@@ -39,40 +39,20 @@ class RolloutContext:
     """Where a rollout function records what it does with groups, beyond drawing them and giving them back."""
     eval_record: EvalRecord | None = None
     """Where an evaluation finds the groups that it need not do again, and keeps those that it has done."""
+    work: Interruptible = field(default_factory=Interruptible)
+    """What the end of the run ends."""
 
     def note(self, group: Group) -> None:
         """A group has been decided on: it will not be drawn again."""
         if self.decided is not None:
             self.decided.append(group)
 
-    # -- ending early --------------------------------------------------------------------------------
-
-    interrupted: bool = False
-    """Whether the run is to end, and with it the rollout."""
-    _work: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
-
-    def interrupt(self) -> None:
-        """End what `until_interrupted` runs, now and from now on; from any thread or signal handler."""
-        self.interrupted = True
-        if self._work is not None:
-            loop, task = self._work
-            loop.call_soon_threadsafe(task.cancel)
-
     async def until_interrupted(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Run `work`; False when `interrupt` ended it where it waited."""
-        task = asyncio.create_task(work)
-        self._work = asyncio.get_running_loop(), task
-        if self.interrupted:
-            task.cancel()
+        """Run `work`; False when the end of the run ended it where it waited."""
         try:
-            await task
-        except asyncio.CancelledError:
-            waiter = asyncio.current_task()
-            if not self.interrupted or (waiter is not None and waiter.cancelling()):
-                raise
+            await self.work.run(work)
+        except RolloutInterrupted:
             return False
-        finally:
-            self._work = None
         return True
 
 
@@ -93,7 +73,7 @@ async def generate_rollout(
 
     Raises:
         RolloutError: The budget ran out and that is to stop the run, or too many samples failed in a row.
-        RolloutInterrupted: `context.interrupt` was called; everything that was not dropped has been given back.
+        RolloutInterrupted: `context.work.interrupt` was called; everything that was not dropped has been given back.
     """
     if evaluation:
         from slime_core.rollout.evaluate import evaluate_datasets

@@ -27,7 +27,7 @@ from slime_core.rollout.batch import make_batch, refuse_bad
 from slime_core.rollout.contracts import eval_output, train_output
 from slime_core.rollout.engine_memory import EngineMemory
 from slime_core.rollout.engine_weights import deliver
-from slime_core.rollout.evaluations import TIMEOUT, Evaluations, cancel_all
+from slime_core.rollout.evaluations import TIMEOUT, Interruptible, cancel_all, evaluated
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.loop_lag import LoopLag
@@ -78,7 +78,7 @@ class RolloutStage:
         self._lag = LoopLag(counts=getattr(self._loop, "in_real_time", True))
         self._warned = False
         self._interrupted = False
-        self._evaluations = Evaluations()
+        self._evaluations = Interruptible()
         self._context: RolloutContext | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         """The rollouts and evaluations that run, or were interrupted."""
@@ -168,7 +168,7 @@ class RolloutStage:
         self._interrupted = True
         self._evaluations.interrupt()
         if self._context is not None:
-            self._context.interrupt()
+            self._context.work.interrupt()
 
     # -- rollouts ------------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class RolloutStage:
             running = start() if is_async else _PLAIN_CALLS.call(start)
             if evaluation and is_async:
                 name = f"evaluation at rollout {rollout_id}"
-                running = self._evaluations.run(running, name, self.args.eval_timeout)
+                running = evaluated(self._evaluations, running, name, self.args.eval_timeout)
             with self._lag.counting():
                 results.append(await running)
 

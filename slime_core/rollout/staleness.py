@@ -75,12 +75,6 @@ def version_span(group: Group, unknown: int) -> tuple[int, int] | None:
     return (min(old for old, _ in spans), max(new for _, new in spans)) if spans else None
 
 
-def group_age(group: Group, version: int, unknown: int) -> int:
-    """Of the group's oldest token; 0 when nothing of it is trained on."""
-    span = version_span(group, unknown)
-    return version - span[0] if span else 0
-
-
 def num_sampled(group: Iterable[Sample]) -> int:
     """Tokens that a policy sampled: what is wasted when the group is."""
     counts = (
@@ -90,20 +84,15 @@ def num_sampled(group: Iterable[Sample]) -> int:
     return sum(counts)
 
 
-def judge(args: Args, group: Group, version: int, unknown: int) -> Verdict:
+def judge(args: Args, span: tuple[int, int] | None, num_retries: int, version: int) -> Verdict:
     """What `--max-staleness` and `--staleness-policy` make of a group that `version` is to train on.
 
     Args:
         args: The run's settings.
-        group: Generated and kept.
+        span: The group's `version_span`.
+        num_retries: Its `retries`.
         version: That will train.
-        unknown: Version taken for samples that record none: the one served when their generation began.
     """
-    return judge_span(args, version_span(group, unknown), retries(group), version)
-
-
-def judge_span(args: Args, span: tuple[int, int] | None, num_retries: int, version: int) -> Verdict:
-    """`judge` of what is known of a group: its `version_span` and `retries`."""
     limit = args.max_staleness
     if limit is None or span is None or version - span[0] <= limit:
         return Verdict.FRESH

@@ -161,3 +161,17 @@ def test_what_a_model_wrote_cannot_move_the_terminal(tiny: TinyRun, slime: Any, 
         text = slime(*command, save).stdout
         assert "owned" in text
         assert not set("\x1b\x07\u202e\r") & set(text)
+
+
+def test_runs_of_other_seeds_are_the_noise_of_a_comparison(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
+    for name, seed, lr in (("a1", 1, "1e-3"), ("a2", 2, "1e-3"), ("b1", 1, "1e-2"), ("b2", 2, "1e-2")):
+        slime("train", *tiny.argv(tmp_path / name, num_rollout=2, eval_interval=None, seed=seed, lr=lr))
+    found = json.loads(slime("compare", "--json", *(tmp_path / name for name in ("a1", "b1", "a2", "b2"))).stdout)
+    assert [[Path(run).name for run in group] for group in found["groups"]] == [["a1", "a2"], ["b1", "b2"]]
+    assert found["settings"] == {"lr": [1e-3, 1e-2]}
+    assert found["plugins"] == {}
+    reward = found["metrics"]["rollout/raw_reward"]
+    assert reward["differ"] in (True, False)
+    assert all(noise is not None for _, noise in reward["values"])
+    text = slime("compare", tmp_path / "a1", tmp_path / "b1").stdout
+    assert "takes two runs of each" in text

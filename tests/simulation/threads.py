@@ -136,9 +136,9 @@ class Runner(LoopThread):
         """`run` for who is in the loop."""
         return await self._simulated.create_task(coroutine)
 
-    async def in_thread(self, call: Callable[[], T]) -> T:
+    async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         """What `call` returns."""
-        return await self._threads.call(call)
+        return await self._threads.call(lambda: call(*args))
 
     def close(self) -> None:
         """The loop is the simulation's."""

@@ -33,7 +33,7 @@ from slime_core.errors import TrainError
 from slime_core.launch.journal import Journal
 from slime_core.launch.resume import commit_to_resume, first_rollout, restore
 from slime_core.protocols import Args
-from slime_core.rollout import async_stage
+from slime_core.rollout import ahead
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import generate_rollout
@@ -265,7 +265,7 @@ class World:
         return done
 
     async def _train_async(self, start: int) -> int:
-        rollout = async_stage.build_async_rollout(self.args, self.stage)
+        rollout = ahead.build_async_rollout(self.args, self.stage)
         try:
             await rollout.start()
             stages = loop.Stages(

@@ -15,6 +15,13 @@ from slime_core.rollout.parts import RolloutResult
 from slime_core.types import Group, Sample, SampleStatus
 
 
+class Loop:
+    """Awaits a stage's methods where they are called."""
+
+    async def in_thread(self, call: Any, *args: Any) -> Any:
+        return await call(*args)
+
+
 class Stage:
     """Generates one group per rollout, once it is told to by `release`."""
 
@@ -23,6 +30,9 @@ class Stage:
         self.open_groups = OpenGroups()
         self.said: list[str] = []
         self.release: dict[int, asyncio.Future[None]] = {}
+
+    def loop_thread(self) -> Loop:
+        return Loop()
 
     async def start(self) -> None:
         self.said.append("start")

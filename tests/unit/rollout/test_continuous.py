@@ -32,7 +32,13 @@ class Stage:
     def producer(self) -> GroupProducer:
         return self.world.producer
 
-    async def inside(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def loop_thread(self) -> Stage:
+        return self
+
+    async def in_thread(self, call: Any, *args: Any) -> Any:
+        return await call(*args)
+
+    async def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return await asyncio.create_task(coroutine)
 
     async def conclude(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.rollout.evaluations import Evaluations
+from slime_core.rollout.evaluations import Interruptible, evaluated
 from slime_core.waits import current, start_board, stop_board
 
 
@@ -20,8 +20,8 @@ async def hang(begun: asyncio.Event) -> None:
 
 async def test_an_interrupt_ends_what_runs_and_what_comes(recwarn: pytest.WarningsRecorder) -> None:
     before = set(current())  # what the garbage collector has not yet ended of other tests
-    evaluations, begun = Evaluations(), asyncio.Event()
-    running = asyncio.create_task(evaluations.run(hang(begun), "evaluation", None))
+    evaluations, begun = Interruptible(), asyncio.Event()
+    running = asyncio.create_task(evaluated(evaluations, hang(begun), "evaluation", None))
     await begun.wait()
     evaluations.interrupt()
     with pytest.raises(RolloutInterrupted) as interrupted:
@@ -29,7 +29,7 @@ async def test_an_interrupt_ends_what_runs_and_what_comes(recwarn: pytest.Warnin
     assert not interrupted.value.drew
     again = asyncio.Event()
     with pytest.raises(RolloutInterrupted):
-        await evaluations.run(hang(again), "evaluation", None)
+        await evaluated(evaluations, hang(again), "evaluation", None)
     assert not again.is_set()
     gc.collect()
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
@@ -37,8 +37,8 @@ async def test_an_interrupt_ends_what_runs_and_what_comes(recwarn: pytest.Warnin
 
 
 async def test_one_that_is_cancelled_by_its_caller_is_not_interrupted() -> None:
-    evaluations, begun = Evaluations(), asyncio.Event()
-    running = asyncio.create_task(evaluations.run(hang(begun), "evaluation", None))
+    evaluations, begun = Interruptible(), asyncio.Event()
+    running = asyncio.create_task(evaluated(evaluations, hang(begun), "evaluation", None))
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -49,7 +49,7 @@ async def test_the_deadline_stops_the_run_with_a_report(tmp_path: Path) -> None:
     start_board(tmp_path, "test")
     try:
         with pytest.raises(RolloutError, match=r"evaluation at rollout 3: .*0\.02 s.*--eval-timeout.*stalls"):
-            await Evaluations().run(hang(asyncio.Event()), "evaluation at rollout 3", 0.02)
+            await evaluated(Interruptible(), hang(asyncio.Event()), "evaluation at rollout 3", 0.02)
     finally:
         stop_board()
     (report,) = (tmp_path / "stalls").iterdir()
@@ -63,6 +63,6 @@ async def test_what_it_returns_and_raises_comes_through() -> None:
     async def fail() -> None:
         raise ValueError("no data")
 
-    assert await Evaluations().run(add(1), "evaluation", 5) == 2
+    assert await evaluated(Interruptible(), add(1), "evaluation", 5) == 2
     with pytest.raises(ValueError, match="no data"):
-        await Evaluations().run(fail(), "evaluation", None)
+        await evaluated(Interruptible(), fail(), "evaluation", None)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slime_core.rollout.gate import GatedEngine
+from slime_core.rollout.gate import GatedEngine, Place
 from slime_core.types import GenerationOutput
 
 
@@ -25,11 +25,15 @@ class Engine:
         return GenerationOutput([1], [-1.0], "x", {})
 
 
+def nobody_asks() -> None:
+    """A place taken for no group."""
+
+
 async def test_steps_wait_for_user_code() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=True)
     assert engine.may_step()
-    with gate.live(), gate.live():
+    with gate.hold(), gate.hold():
         assert not engine.may_step()
         first = asyncio.create_task(gate.generate([1], {}))
         await asyncio.sleep(0)
@@ -48,7 +52,7 @@ async def test_steps_wait_for_user_code() -> None:
 async def test_without_determinism_the_engine_is_left_alone() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=False)
-    with gate.live():
+    with gate.hold():
         assert engine.may_step is None
     assert engine.notified == 0
 
@@ -56,10 +60,10 @@ async def test_without_determinism_the_engine_is_left_alone() -> None:
 async def test_time_held_by_user_code_is_counted() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=True)
-    with gate.live():
+    with gate.hold():
         request = asyncio.create_task(gate.generate([1], {}))
         await asyncio.sleep(0)
-        with gate.live():
+        with gate.hold():
             await asyncio.sleep(0.02)  # another sample's tool
         engine.release.set()
         await request
@@ -67,28 +71,42 @@ async def test_time_held_by_user_code_is_counted() -> None:
     assert gate.take_held_seconds() == 0.0
 
 
-async def test_a_complete_group_keeps_the_engine_waiting_until_it_is_handed_over() -> None:
+async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_it() -> None:
     engine = Engine()
-    gate = GatedEngine(engine, deterministic=True)
+    gate = GatedEngine(engine, deterministic=True, places=1)
+    may_step, go_on = [], asyncio.Event()
 
-    async def sample() -> int:
-        with gate.live():
-            return 1
+    async def sample(place: Place) -> None:
+        async with place():
+            await gate.generate([1], {})
+            may_step.append(engine.may_step())
+        may_step.append(engine.may_step())
 
-    with gate.completing(2) as part:
-        await part(sample())
-        assert engine.may_step()
-        await part(sample())
+    async def group() -> None:
+        with hold.lent(2) as place:
+            await asyncio.gather(sample(place), sample(place))
+        await go_on.wait()  # it is scored as a whole
+        hold.complete()
+
+    hold = gate.hold()
+    assert not engine.may_step(), "the group has yet to begin"
+    task = asyncio.create_task(group())
+    while gate._waiting == 0:
         assert not engine.may_step()
-        gate_of_the_rollout = gate.live()
-    gate_of_the_rollout.__enter__()
-    await asyncio.wait_for(gate.settled(lambda: 1), 60)
-    with gate.live():
-        settled = asyncio.create_task(gate.settled(lambda: 1))
         await asyncio.sleep(0)
-        assert not settled.done()
-    await asyncio.wait_for(settled, 60)
-    gate_of_the_rollout.__exit__(None, None, None)
+    assert engine.may_step(), "one sample waits for the engine, the other one for its place"
+    engine.release.set()
+    while len(may_step) < 4:
+        await asyncio.sleep(0)
+    settled = asyncio.create_task(gate.settled())
+    await asyncio.sleep(0)
+    assert not settled.done()
+    go_on.set()
+    await asyncio.wait_for(asyncio.gather(task, settled), 60)
+    assert not any(may_step)
+    assert not engine.may_step(), "complete, and not decided on"
+    hold.close()
+    hold.close()
     assert engine.may_step()
 
 
@@ -96,14 +114,19 @@ async def test_a_group_that_was_given_up_does_not_hold_the_engine() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=True)
 
-    async def broken() -> None:
-        raise KeyError
+    async def broken(place: Place) -> None:
+        async with place():
+            raise KeyError
 
-    async def late() -> None:
-        await engine.release.wait()
+    async def late(place: Place) -> None:
+        async with place():
+            await engine.release.wait()
 
-    with pytest.raises(KeyError), gate.completing(2) as part:
-        await asyncio.gather(part(broken()), rest := asyncio.ensure_future(part(late())))
+    with gate.hold() as hold, hold.lent(3) as place:
+        never_begins, rest = asyncio.ensure_future(late(place)), asyncio.ensure_future(late(place))
+        never_begins.cancel()
+        with pytest.raises(KeyError):
+            await broken(place)
     engine.release.set()
     await rest
     assert engine.may_step()
@@ -115,7 +138,7 @@ async def test_a_place_passes_to_the_next_without_a_moment_in_which_the_engine_m
     order, may_step = [], []
 
     async def sample(name: str) -> None:
-        async with gate.place():
+        async with gate.place(nobody_asks):
             order.append(name)
             await asyncio.sleep(0)
             may_step.append(engine.may_step())
@@ -131,17 +154,17 @@ async def test_a_cancelled_wait_for_a_place_loses_none() -> None:
     entered = asyncio.Event()
 
     async def hold() -> None:
-        async with gate.place():
+        async with gate.place(nobody_asks):
             entered.set()
 
-    async with gate.place():
+    async with gate.place(nobody_asks):
         waiting = [asyncio.create_task(hold()) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()
     waiting[1].cancel()  # its turn has come, but it has not run yet
     await asyncio.gather(*waiting, return_exceptions=True)
     assert entered.is_set(), "the third one got in"
-    async with asyncio.timeout(60), gate.place():
+    async with asyncio.timeout(60), gate.place(nobody_asks):
         pass
 
 

@@ -23,7 +23,7 @@ def test_a_stream_waits_for_the_engine_like_any_request() -> None:
     async def run() -> None:
         engine: Any = Notified(["abcdefgh"], tokenizer=ToyTokenizer())
         gated = GatedEngine(engine, deterministic=True)
-        with gated.live():
+        with gated.hold():
             assert not engine.may_step(), "the sample runs user code"
             async with aclosing(gated.stream([1], {"max_new_tokens": 9}, rid="r")) as outputs:
                 lengths = []

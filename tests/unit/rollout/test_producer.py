@@ -405,7 +405,7 @@ async def test_an_interrupted_take_gives_back_what_is_in_flight() -> None:
     taking = asyncio.create_task(world.producer.take(0))
     await turns()
     await world.open(1)
-    world.context.interrupt()
+    world.context.work.interrupt()
     with pytest.raises(RolloutInterrupted):
         await taking
     assert sorted(indices(world.source.returned)) == [0, 2, 3, 4]

@@ -1,41 +1,70 @@
 """Over many random runs: no drawn group is lost or trained twice, metrics add up, nothing waits for ever, and how long
-rewards take changes neither what is accepted nor which requests share an engine step."""
+anything takes (rewards, a share of the loop's time, the engine's next look at the gate) changes neither what is
+accepted nor which requests share an engine step."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from slime_core.errors import RolloutError
 from slime_core.fan_out import executions
+from slime_core.rollout import gate
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.schedule import RolloutContext, generate_rollout
 from slime_core.types import FilterDecision, Sample
-from tests.unit.rollout.test_schedule import Scorer, Source, Stepping, _args
+from tests.unit.rollout.test_schedule import Scorer, Source, _args
 
 ROLLOUTS = 4
 
 
-class Engine(Stepping):
-    """Hands out `abort` to requests that were waiting then."""
+async def some_turns(clock: random.Random, most: int) -> None:
+    """Let the loop turn as often as chance says, or not at all."""
+    for _ in range(clock.randrange(most)):
+        await asyncio.sleep(0)
+
+
+class Engine:
+    """Answers every request in one step, whenever it looks and may; hands out `abort` to those waiting then."""
+
+    def __init__(self, clock: random.Random) -> None:
+        self.may_step, self.clock = lambda: True, clock
+        self.waiting: dict[str, asyncio.Future[str]] = {}
+        self.steps: list[list[str]] = []
+        """Who was in it, step by step."""
+
+    def notify(self) -> None:
+        """It looks without being told."""
+
+    async def drive(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            await some_turns(self.clock, 3)
+            if self.waiting and self.may_step():
+                self.steps.append(sorted(self.waiting))
+                self._answer("stop")
 
     async def abort(self, rid: str | None = None) -> None:
-        waiting, self.waiting[:] = list(self.waiting), []
-        for future in waiting:
-            future.set_result("abort")
+        self._answer("abort")
 
-    async def generate(self, input_ids: Any, params: Any, *, rid: Any = None, session_id: Any = None) -> Any:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.waiting.append(future)
-        return await future
+    def _answer(self, how: str) -> None:
+        for future in self.waiting.values():
+            future.set_result(how)
+        self.waiting.clear()
+
+    async def generate(self, input_ids: Any, params: Any, *, rid: str, session_id: Any = None) -> Any:
+        self.waiting[rid] = asyncio.get_running_loop().create_future()
+        return await self.waiting[rid]
 
 
 class Generator:
@@ -52,7 +81,8 @@ class Generator:
     ) -> Any:
         steps, broken, fans_out, aborts = self.fate(sample)
         for _ in range(steps):
-            if await context.engine.generate(sample.tokens, params) == "abort":
+            rid = f"{sample.group_index}/{sample.index}"  # the greedy one has no number of its own
+            if await context.engine.generate(sample.tokens, params, rid=rid) == "abort":
                 sample.append_response_tokens(
                     tokens=[5], log_probs=[-1.0], meta_info={"finish_reason": {"type": "abort"}}
                 )
@@ -83,8 +113,7 @@ class Slow(Scorer):
         self.batched = self.scores_groups = traits.scores_groups
 
     async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
-        for _ in range(self.clock.randrange(20)):
-            await asyncio.sleep(0)
+        await some_turns(self.clock, 20)
         if self.traits.seed % 5 == 0 and samples[0].index is not None and samples[0].index % 11 == 7:
             raise KeyError("reward")
         return [float(random.Random(f"{s.index}").random() < 0.5) for s in samples]
@@ -101,13 +130,18 @@ def _traits(seed: int) -> SimpleNamespace:
             partial_rollout=rng.random() < 0.6, mask_offpolicy_in_partial_rollout=rng.random() < 0.3,
             sglang_server_concurrency=rng.choice([1, 2, 3, 5, 64]),
             dynamic_sampling_on_exhausted=rng.choice(["stop", "keep", "shrink"]), dynamic_sampling_budget=6,
+            group_timeout=rng.choice([None, 1000.0]), group_timeout_policy=rng.choice(["retry", "shrink"]),
         ),
     )  # fmt: skip
 
 
-def _play(seed: int, pace: int) -> tuple[list[Any], list[int]]:
-    """What each rollout accepted and left behind, and the sizes of all engine steps; checks the books on the way."""
-    traits, source, engine = _traits(seed), Source(), Engine()
+def _play(seed: int, pace: int) -> tuple[list[Any], list[list[str]]]:
+    """What each rollout accepted and left behind, and who shared each engine step; checks the books on the way.
+
+    `pace` decides how long everything takes.
+    """
+    clock = random.Random(pace)
+    traits, source, engine = _traits(seed), Source(), Engine(clock)
     args = traits.args
 
     def keep(args: Any, group: list[Sample]) -> FilterDecision:
@@ -118,7 +152,7 @@ def _play(seed: int, pace: int) -> tuple[list[Any], list[int]]:
     async def go() -> list[Any]:
         driver = asyncio.create_task(engine.drive())
         gated: Any = GatedEngine(engine, deterministic=True, places=args.sglang_server_concurrency)  # type: ignore[arg-type]
-        rewards = RewardStage(args, Slow(traits, random.Random(pace)), None)  # type: ignore[arg-type]
+        rewards = RewardStage(args, Slow(traits, clock), None)  # type: ignore[arg-type]
         runner = SampleRunner(
             args, gated, None, Generator(traits), rewards, None,  # type: ignore[arg-type]
             greedy_baseline=traits.baseline,
@@ -155,7 +189,8 @@ def _play(seed: int, pace: int) -> tuple[list[Any], list[int]]:
         driver.cancel()
         return story
 
-    return asyncio.run(go()), engine.steps
+    with mock.patch.object(gate, "loop_turn", partial(some_turns, clock, 6)):
+        return asyncio.run(go()), engine.steps
 
 
 def _check_siblings(group: list[Sample], generator: Generator, size: int) -> None:

@@ -47,10 +47,13 @@ def test_a_sample_is_as_old_as_its_oldest_trained_token(sample: Sample, age: int
 
 def test_a_group_is_as_old_as_its_oldest_sample() -> None:
     group = [_sample(7), _sample(5, 8), _sample(2, remove_sample=True)]
-    assert staleness.group_age(group, 8, unknown=0) == 3
     assert staleness.version_span(group, unknown=0) == (5, 8)
-    assert staleness.group_age([_sample(2, remove_sample=True)], 8, unknown=0) == 0
+    assert staleness.version_span([_sample(2, remove_sample=True)], unknown=0) is None
     assert staleness.num_sampled([_sample(7, -1, 7), _sample(0, 0, token_weight_versions=[])]) == 4
+
+
+def judge(args: Any, group: list[Sample], version: int) -> Verdict:
+    return staleness.judge(args, staleness.version_span(group, unknown=0), staleness.retries(group), version)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +73,11 @@ def test_verdicts(limit: int | None, policy: str, retries: int, verdict: Verdict
     group = [_sample(5, 6), _sample(8)]
     for _ in range(retries):
         staleness.recycle([Sample(metadata=group[0].metadata)])
-    assert staleness.judge(_args(limit, policy), group, 8, unknown=0) is verdict
+    assert judge(_args(limit, policy), group, 8) is verdict
 
 
 def test_a_group_with_nothing_young_is_dropped_and_not_masked() -> None:
-    assert staleness.judge(_args(1, "mask"), [_sample(5), _sample(6)], 8, unknown=0) is Verdict.DROP
+    assert judge(_args(1, "mask"), [_sample(5), _sample(6)], 8) is Verdict.DROP
 
 
 def test_recycling_makes_prompts_and_counts() -> None:

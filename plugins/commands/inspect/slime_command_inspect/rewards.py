@@ -1,7 +1,8 @@
-"""`slime rewards`: score saved samples again with another reward.
+"""`slime rewards`: score saved samples again with another reward, or attack a reward.
 
-`score` scores one answer that is typed on the command line. Every setting of `slime train` may follow (`--reward-key`,
-`--rm-timeout`, `--config`, ...). Exit status 1: something could not be scored, or `--check` found a difference.
+`score` scores one answer that is typed on the command line; `attack` looks for wrong answers that a reward pays. Every
+setting of `slime train` may follow (`--reward-key`, `--rm-timeout`, `--config`, ...). Exit status 1: something could
+not be scored, `--check` found a difference, or the attack something.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def run(argv: list[str]) -> int:
     except SystemExit:  # --help has been printed; there are no plugin options to list after it
         return 0
     if namespace.action is None:
-        raise ConfigError("slime rewards: say what to do: replay or score (slime rewards --help)")
-    return {"replay": _replay, "score": _score}[namespace.action](namespace, rest)
+        raise ConfigError("slime rewards: say what to do: replay, score or attack (slime rewards --help)")
+    return {"replay": _replay, "score": _score, "attack": _attack}[namespace.action](namespace, rest)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,7 +69,35 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--response", metavar="TEXT", help="default: standard input")
     score.add_argument("--label", metavar="TEXT")
     score.add_argument("--metadata", default="{}", metavar="JSON")
+    attack = actions.add_parser(
+        "attack",
+        allow_abbrev=False,
+        help="look for wrong answers that a reward pays",
+        description="Send a reward denied, hedged, listed, retracted, empty and huge answers, injections and the right"
+        " answer in several spellings, and print what it pays and must not, and the reverse. Settings of slime train"
+        " may follow.",
+    )
+    attack.add_argument("spec", metavar="REWARD", help="name, pkg.mod:attr or file.py, as for --custom-rm-path")
+    attack.add_argument("--data", metavar="FILE", help="rows with labels; default: made ones")
+    attack.add_argument("--rows", type=int, default=8, metavar="N", help="rows of the file, spread over it (default 8)")
+    attack.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _attack(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
+    from slime_command_inspect.attacked_reward import attack, cases_of, show
+    from slime_core.errors import ConfigError
+
+    if namespace.rows < 1:
+        raise ConfigError(f"slime rewards attack: --rows {namespace.rows}: must be at least 1")
+    settings = _settings(rest)
+    cases = cases_of(settings, namespace.data, namespace.rows)
+    report = attack(settings, namespace.spec, "slime rewards attack", cases, made=namespace.data is None)
+    if namespace.json:
+        print(json.dumps({"reward": namespace.spec, **report.as_json()}, indent=2, default=str))
+    else:
+        show(namespace.spec, report)
+    return int(bool(report.false_passes or report.false_fails or report.errors))
 
 
 def _replay(namespace: argparse.Namespace, rest: Sequence[str]) -> int:

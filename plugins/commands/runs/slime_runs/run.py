@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -191,6 +191,18 @@ def find_runs(folder: str | Path) -> list[Run]:
     if not found:
         raise RunError(f"{top}: no runs there; name a directory that has some, such as outputs")
     return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime)
+
+
+_ANYWHERE = ("run_dir", "save", "config", "tb_project_name", "overwrite", "load", "ref_load")
+"""Where a run lies says nothing of what it does."""
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Setting -> its value in each run, for those that are not the same in all."""
+    found = [run.settings() for run in runs]
+    names = sorted({name for settings in found for name in settings} - {*_ANYWHERE})
+    values = {name: [settings.get(name, (None, ""))[0] for settings in found] for name in names}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
 def _json(path: Path) -> dict[str, Any] | None:

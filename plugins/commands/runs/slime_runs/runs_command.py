@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
@@ -23,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(namespace: argparse.Namespace) -> int:
     """Print. Raises RunError."""
-    from slime_runs.run import find_runs
+    from slime_runs.run import differences, find_runs
     from slime_runs.text import number, table
 
     runs = find_runs(namespace.folder)
@@ -54,18 +53,6 @@ def _facts(run: Run) -> dict[str, Any]:
     done = max((line["step"] for line in metrics), default=0)
     reward = rewards[-1][1] if rewards else None
     return {"run": str(run.path), "state": run.state(), "rollouts": done, "reward": reward, "scores": scores}
-
-
-_ANYWHERE = ("run_dir", "save", "config", "tb_project_name", "overwrite", "load", "ref_load")
-"""Where a run lies says nothing of what it does."""
-
-
-def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Setting -> its value in each run, for those that are not the same in all."""
-    found = [run.settings() for run in runs]
-    names = sorted({name for settings in found for name in settings} - {*_ANYWHERE})
-    values = {name: [settings.get(name, (None, ""))[0] for settings in found] for name in names}
-    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
 command = Command(run, add_parser)

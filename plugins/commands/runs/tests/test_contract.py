@@ -3,6 +3,10 @@ from __future__ import annotations
 from slime_testing_contracts import CommandContract
 
 
+class TestCompare(CommandContract):
+    component = "compare"
+
+
 class TestRuns(CommandContract):
     component = "runs"
 

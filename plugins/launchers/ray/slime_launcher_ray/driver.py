@@ -20,7 +20,6 @@ from slime_launcher_ray.carried import Carried
 from slime_launcher_ray.placing import plan, reserve
 from slime_launcher_ray.recovery import Recovery
 from slime_launcher_ray.remote_stages import (
-    RemoteAsyncRollout,
     RemoteLearner,
     RemoteRollout,
     RemoteTrainers,
@@ -62,14 +61,14 @@ def _with_actors(
     run: Prepared, actors: Actors, commit: Path | None, started: float, replace_ranks: Callable[[int], None]
 ) -> dict[str, Any]:
     trainers = RemoteTrainers(actors.ranks)
-    stage = RemoteRollout(actors.rollout, run.hooks, wants_groups(run))
+    told = wants_groups(run)
+    rollout = RemoteRollout(actors.rollout, run.hooks, tells_groups=told, ahead=run.args.async_training)
     weights = RemoteWeights(actors.ranks, lambda v: run.hooks.slime_weights_updated(weight_version=v))
-    rollout: Any = RemoteAsyncRollout(actors.rollout, stage) if run.args.async_training else stage
     learner = RemoteLearner(actors.ranks)
-    parts = RunParts(trainers, trainers.save, stage, rollout, learner, weights)
+    parts = RunParts(trainers, trainers.save, rollout, rollout, learner, weights)
     if limit := run.args.max_trainer_restarts:
         parts.survives = (TrainerDied,)
-        parts.recover = Recovery(limit, actors, stage, learner, weights, replace_ranks).recover
+        parts.recover = Recovery(limit, actors, rollout, learner, weights, replace_ranks).recover
     return drive(run, parts, commit, started)
 
 

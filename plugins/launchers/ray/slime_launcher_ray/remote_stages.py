@@ -1,8 +1,8 @@
 """The stages as the driver's loop sees them: each passes its calls on to actors.
 
-`loop.train` runs over `RemoteRollout`, `RemoteLearner` and `RemoteWeights`, with `--async` over the same with
-`RemoteAsyncRollout`; journal, hooks and run directory are the driver's own. `RemoteBatch` is a reference; the batch
-itself goes from the rollout actor to the trainer's actors and is never here.
+`loop.train` runs over `RemoteRollout`, `RemoteLearner` and `RemoteWeights`; journal, hooks and run directory are the
+driver's own. `RemoteBatch` is a reference; the batch itself goes from the rollout actor to the trainer's actors and is
+never here.
 """
 
 from __future__ import annotations
@@ -45,53 +45,75 @@ class RemoteResult:
     metrics: dict[str, float]
 
 
-def evaluated(metrics: dict[str, float] | None) -> dict[str, float]:
-    """What the actor's `evaluate` gave. Raises RolloutInterrupted."""
-    if metrics is None:
-        raise RolloutInterrupted(drew=False)
-    return metrics
-
-
 class RemoteRollout:
-    """`loop.Rollout`, and the stage for checkpoints; `hooks` are the run's."""
+    """`loop.Rollout`, and the stage for checkpoints: the actor generates, with `--async` ahead of the loop.
 
-    def __init__(self, member: Member, hooks: Any, tells_groups: bool) -> None:
+    Args:
+        member: The rollout actor.
+        hooks: The run's.
+        tells_groups: One of them wants the samples of a rollout.
+        ahead: The loop awaits the verbs, beside which other things go on.
+    """
+
+    def __init__(self, member: Member, hooks: Any, *, tells_groups: bool, ahead: bool) -> None:
         self._member = member
         self._hooks = hooks
         self._tells_groups = tells_groups
+        self._ahead = ahead
 
-    def start(self) -> None:
+    def start(self) -> Any:
         """Bring the engine up."""
-        self._member.call("start")
+        return self._verb("start", self._member.submit("start"))
 
-    def generate(self, rollout_id: int) -> RemoteResult:
-        """One rollout. Raises what the stage raises, and RolloutInterrupted after `interrupt`."""
+    def generate(self, rollout_id: int) -> Any:
+        """The rollout's batch and metrics. Raises what the stage raises, and RolloutInterrupted after `interrupt`."""
         batch, told, groups = self._member.submit("generate", rollout_id, num_returns=3)
-        return self.result(rollout_id, batch, self._member.get(told, f"rollout {rollout_id}"), groups)
 
-    def result(self, rollout_id: int, batch: Any, found: dict[str, Any], groups: Any) -> RemoteResult:
-        """What `generate` of the actor gave, with the hooks told. `batch` and `groups` are references."""
-        relay([self._member])
-        if "interrupted" in found:
-            raise RolloutInterrupted(drew=found["interrupted"])
-        metrics: dict[str, float] = found["metrics"]
-        if self._tells_groups:
-            samples = self._member.get(groups, f"samples of rollout {rollout_id}")
-            if samples is not None:  # else a commit held it, and the hooks were told when it was generated
-                self._hooks.slime_rollout_end(rollout_id=rollout_id, groups=samples, metrics=metrics)
-        return RemoteResult(RemoteBatch(batch, *found["size"]), metrics)
+        def result(found: dict[str, Any]) -> RemoteResult:
+            if "interrupted" in found:
+                raise RolloutInterrupted(drew=found["interrupted"])
+            metrics: dict[str, float] = found["metrics"]
+            if self._tells_groups:
+                samples = self._member.get(groups, f"samples of rollout {rollout_id}")
+                if samples is not None:  # else a commit held it, and the hooks were told when it was generated
+                    self._hooks.slime_rollout_end(rollout_id=rollout_id, groups=samples, metrics=metrics)
+            return RemoteResult(RemoteBatch(batch, *found["size"]), metrics)
 
-    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        return self._verb(f"rollout {rollout_id}", told, result)
+
+    def evaluate(self, rollout_id: int) -> Any:
         """`eval/...` metrics. Raises RolloutInterrupted after `interrupt`."""
-        metrics = self._member.get(self._member.submit("evaluate", rollout_id), "evaluation")
-        relay([self._member])
-        return evaluated(metrics)
 
-    def before_push(self) -> None:
-        """Nothing is generated ahead."""
+        def metrics(found: dict[str, float] | None) -> dict[str, float]:
+            if found is None:
+                raise RolloutInterrupted(drew=False)
+            return found
 
-    def before_save(self) -> None:
-        """Nothing is generated ahead."""
+        lane = EVALUATION if self._ahead else WORK
+        return self._verb("evaluation", self._member.submit("evaluate", rollout_id, group=lane), metrics)
+
+    def before_push(self) -> Any:
+        """Wait until the engines may take new weights."""
+        return self._turn("before_push")
+
+    def before_save(self) -> Any:
+        """Wait until what has been generated ahead can be part of a commit."""
+        return self._turn("before_save")
+
+    def _turn(self, method: str) -> Any:
+        return self._verb(method, self._member.submit(method, group=TURNS)) if self._ahead else None
+
+    def _verb(self, what: str, reference: Any, result: Callable[[Any], Any] = lambda found: found) -> Any:
+        """`result` of what the actor's call gives, with its warnings said; or a coroutine of that."""
+
+        def told(found: Any) -> Any:
+            relay([self._member])
+            return result(found)
+
+        async def later() -> Any:
+            return told(await awaited(self._member, reference, what))
+
+        return later() if self._ahead else told(self._member.get(reference, what))
 
     def release_memory(self) -> None:
         """Have the engine give up its memory."""
@@ -118,48 +140,6 @@ class RemoteRollout:
     def stop(self) -> None:
         """Free engine and workers; safe to call twice, and when the actor is dead."""
         end_quietly(lambda: stopped([self._member], "stop"))
-
-
-class RemoteAsyncRollout:
-    """`loop.Rollout` of `--async`: the actor has what generates ahead, and this awaits it.
-
-    Args:
-        member: The rollout actor.
-        stage: The stand-in for checkpoints, which also tells the hooks.
-    """
-
-    def __init__(self, member: Member, stage: RemoteRollout) -> None:
-        self._member = member
-        self._stage = stage
-
-    async def start(self) -> None:
-        """Bring the engines up."""
-        await self._call("start", WORK)
-
-    async def generate(self, rollout_id: int) -> RemoteResult:
-        """The rollout's batch and metrics. Raises RolloutError, RolloutInterrupted."""
-        batch, told, groups = self._member.submit("generate", rollout_id, num_returns=3)
-        found = await awaited(self._member, told, f"rollout {rollout_id}")
-        return self._stage.result(rollout_id, batch, found, groups)
-
-    async def before_push(self) -> None:
-        """Wait until the engines may take new weights."""
-        await self._call("before_push", TURNS)
-
-    async def before_save(self) -> None:
-        """Wait until what has been generated ahead can be part of a commit."""
-        await self._call("before_save", TURNS)
-
-    async def evaluate(self, rollout_id: int) -> dict[str, float]:
-        """`eval/...` metrics. Raises RolloutInterrupted after `interrupt`."""
-        return evaluated(await self._call("evaluate", EVALUATION, rollout_id))
-
-    async def stop(self) -> None:
-        """Interrupt what is generated, and free the engines; safe to call twice, and when the actor is dead."""
-        self._stage.stop()
-
-    async def _call(self, method: str, group: str, *args: Any) -> Any:
-        return await awaited(self._member, self._member.submit(method, *args, group=group), method)
 
 
 class RemoteLearner:

@@ -9,6 +9,7 @@ left in the object store, from where the trainer's actors take it; the driver on
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from slime_launcher_ray.shell import Shell, travels
 from slime_launcher_ray.wait import Member
 
 if TYPE_CHECKING:
-    from slime_core.rollout.async_stage import AheadRollout
     from slime_core.rollout.loop_thread import LoopThread
     from slime_core.rollout.stage import RolloutStage
     from slime_launcher_ray.engine_restart import EngineRestart
@@ -49,8 +49,8 @@ class RolloutActor(Shell):
         super().__init__(*args)
         self._stage: RolloutStage | None = None
         self._loop: LoopThread
-        self._ahead: AheadRollout | None = None
-        """With `--async`: what generates, driven by `_ahead_loop`."""
+        self._rollout: Any
+        """What generates: the stage, or with `--async` what stands over it, driven by `_ahead_loop`."""
         self._ahead_loop: LoopThread
         self._samples = _Samples()
         self._restarter: EngineRestart | None = None
@@ -80,7 +80,7 @@ class RolloutActor(Shell):
             several_nodes: The run's actors are on more than one.
         """
         from slime_core.launch.drive import rollouts_of
-        from slime_core.rollout.async_stage import build_async_rollout
+        from slime_core.rollout.ahead import build_async_rollout
         from slime_core.rollout.loop_thread import LoopThread
         from slime_launcher_ray.engine_proxy import proxy_class
         from slime_launcher_ray.engine_restart import EngineRestart
@@ -95,33 +95,31 @@ class RolloutActor(Shell):
         self._loop = LoopThread()
         self._stage = run.rollout_stage(runner=self._loop)
         self._stage.parts.hooks = self._samples if tell_groups else None  # those of the run are the driver's
+        self._rollout = self._stage
         if run.args.async_training:
             self._ahead_loop = LoopThread("slime-async-rollout")
-            self._ahead = build_async_rollout(run.args, self._stage)
+            self._rollout = build_async_rollout(run.args, self._stage)
         if run.args.num_rollout is None:
             run.args.num_rollout = rollouts_of(run.args, self._stage.parts.data_source)
             return int(run.args.num_rollout)
         return None
+
+    def _done(self, work: Any) -> Any:
+        """What a verb of the loop's comes to: what it has done already, or is to be awaited."""
+        return self._ahead_loop.run(work) if inspect.iscoroutine(work) else work
 
     # -- the loop's calls ------------------------------------------------------------------------------------
 
     @travels
     def start(self) -> None:
         """Bring the engine up."""
-        if self._ahead is None:
-            self.stage.start()
-        else:
-            self._ahead_loop.run(self._ahead.start())
+        self._done(self._rollout.start())
 
     @travels
     def generate(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, Any], list[Group] | None]:
         """One rollout: the batch, what the driver is told, and the samples if it wants them."""
         try:
-            result: Any
-            if self._ahead is None:
-                result = self.stage.generate(rollout_id)
-            else:
-                result = self._ahead_loop.run(self._ahead.generate(rollout_id))
+            result = self._done(self._rollout.generate(rollout_id))
         except RolloutInterrupted as interrupted:
             return None, {"interrupted": interrupted.drew}, None
         batch: TrainBatch = result.batch
@@ -132,9 +130,8 @@ class RolloutActor(Shell):
     def evaluate(self, rollout_id: int) -> dict[str, float] | None:
         """`eval/...` metrics; None: interrupted."""
         try:
-            if self._ahead is None:
-                return self.stage.evaluate(rollout_id)
-            return self._ahead_loop.run(self._ahead.evaluate(rollout_id))
+            metrics: dict[str, float] = self._done(self._rollout.evaluate(rollout_id))
+            return metrics
         except RolloutInterrupted:
             return None
         except asyncio.CancelledError:
@@ -142,15 +139,13 @@ class RolloutActor(Shell):
 
     @travels
     def before_push(self) -> None:
-        """With `--async`: wait until the engines may take new weights."""
-        assert self._ahead is not None
-        self._ahead_loop.run(self._ahead.before_push())
+        """Wait until the engines may take new weights."""
+        self._done(self._rollout.before_push())
 
     @travels
     def before_save(self) -> None:
-        """With `--async`: wait until what has been generated ahead can be part of a commit."""
-        assert self._ahead is not None
-        self._ahead_loop.run(self._ahead.before_save())
+        """Wait until what has been generated ahead can be part of a commit."""
+        self._done(self._rollout.before_save())
 
     @travels
     def release_memory(self) -> None:
@@ -178,14 +173,12 @@ class RolloutActor(Shell):
 
         Called in the control lane, beside what it ends.
         """
-        from slime_core.rollout.async_stage import build_async_rollout
+        from slime_core.rollout.ahead import build_async_rollout
 
         self._streams.give_up()
-        if self._ahead is None:
-            self.stage.abandon()
-            return
-        self._ahead_loop.run(self._ahead.abandon())
-        self._ahead = build_async_rollout(self.prepared.args, self.stage)
+        self._done(self._rollout.abandon())
+        if self._rollout is not self._stage:
+            self._rollout = build_async_rollout(self.prepared.args, self.stage)
 
     def engine_facts(self) -> Mapping[str, Any] | None:
         """What the engine's actor told when it was opened last; None: nobody brings it back."""
@@ -199,12 +192,10 @@ class RolloutActor(Shell):
     def stop(self) -> None:
         """Free engine, workers and event loop; safe to call twice."""
         stage, self._stage = self._stage, None
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            self._ahead_loop.run(ahead.stop())
-            self._ahead_loop.close()
         if stage is not None:
-            stage.stop()
+            self._done(self._rollout.stop())
+            if self._rollout is not stage:
+                self._ahead_loop.close()
 
     # -- weights ---------------------------------------------------------------------------------------------
 

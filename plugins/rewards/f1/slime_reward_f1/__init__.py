@@ -1,8 +1,8 @@
 """Token F1 between response and label, the measure of extractive question answering (Rajpurkar et al., SQuAD, 2016).
 
-Both sides are lower-cased and stripped of punctuation, articles and repeated blanks. The answers yes, no and
-noanswer share no meaning with longer texts, so they must match exactly, and
-so must an empty label, which says that there is no answer.
+Both sides are lower-cased and stripped of punctuation (the sign and the point of a number are none), articles and
+repeated blanks. The answers yes, no and noanswer share no meaning with longer texts, so they must match exactly, and so
+must a label of one character (A is a choice, not an article) and an empty one, which says that there is no answer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import Counter
 
 from slime_core import Args, RewardTraits, Sample, declares
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = ("a", "an", "the")
+_PUNCTUATION = re.compile(rf"(?!(?<![\w.])-(?=[\d.])|(?<=\d)[./](?=\d))[{re.escape(string.punctuation)}]")
 _EXACT = {"yes", "no", "noanswer"}
 
 
@@ -27,6 +27,8 @@ def reward(args: Args, sample: Sample) -> float:
 def f1_score(prediction: str, label: str) -> float:
     """F1 = 2 P R / (P + R) over the multisets of normalised tokens; two that are empty are equal, as in SQuAD 2.0."""
     predicted, expected = normalized_tokens(prediction), normalized_tokens(label)
+    if len(label.strip()) == 1:
+        return float(_words(prediction) == _words(label))
     if not predicted or not expected:
         return float(predicted == expected)
     if predicted != expected and (" ".join(predicted) in _EXACT or " ".join(expected) in _EXACT):
@@ -39,5 +41,10 @@ def f1_score(prediction: str, label: str) -> float:
 
 
 def normalized_tokens(text: str) -> list[str]:
-    """Lower case, no punctuation, no articles, split at blanks."""
-    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+    """Lower case, no punctuation, no articles (unless there is nothing else), split at blanks."""
+    words = _words(text)
+    return [word for word in words if word not in _ARTICLES] or words
+
+
+def _words(text: str) -> list[str]:
+    return _PUNCTUATION.sub("", text.lower()).split()

@@ -20,9 +20,12 @@ from typing import Any
 from slime_core import Args, RewardTraits, Sample, declares
 from slime_reward_gpqa.letters import VALID_LETTERS, chosen_letter
 
-_DENIAL = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false)\b|n['\u2019]t\b", re.IGNORECASE)
+_DENIAL = re.compile(
+    r"\b(?:not|or|anything but|never|neither|nor|wrong|incorrect|false)\b|n['\u2019]t\b", re.IGNORECASE
+)
 _SENTENCE = re.compile(r"(?<=[.!?;\n])\s+|\n")
-_NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
+_NOT_ALPHANUMERIC = re.compile(r"(?:(?!(?<![\w.])-(?=[\d.])|(?<=\d)[./](?=\d))[\W_])+")
+"""But the sign of a number, and what stands between its digits."""
 
 
 def extract_answer(sample: Sample) -> str | None:
@@ -47,11 +50,13 @@ def reward(args: Args, sample: Sample) -> float:
 
 
 def _says_one_of(right: Sequence[str], choices: Sequence[str], response: str) -> bool:
-    """Whether a sentence says one of the texts and denies nothing, and none says another choice's."""
+    """Whether the last sentence says one of the texts as the answer, and nothing says another choice's."""
     others = [text for text in choices if text and not any(text in r or r in text for r in right)]
-    sentences = [f" {_plain(sentence)} " for sentence in _SENTENCE.split(response) if not _DENIAL.search(sentence)]
-    said = any(f" {text} " in sentence for text in right for sentence in sentences)
-    return said and not any(f" {text} " in f" {_plain(response)} " for text in others)
+    last = next((part for part in reversed(_SENTENCE.split(response)) if _plain(part)), "")
+    if _DENIAL.search(last) or any(f" {text} " in f" {_plain(response)} " for text in others):
+        return False
+    end = f" {_plain(last.rpartition(',')[2])} "  # of several with commas between them only the last can be meant
+    return any(f" {text} " in end for text in right)
 
 
 def correct_letter(label: Any, metadata: Mapping[str, Any], choices: Mapping[str, str], letters: str) -> str | None:

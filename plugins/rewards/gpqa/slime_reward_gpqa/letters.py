@@ -21,7 +21,8 @@ _PHRASES = tuple(
         r"(?i:\b(?:choose|select|pick)\s+(?:(?:option|choice|answer)\s+)?)" + _LETTER,
     )
 )
-_ALONE = re.compile(rf"(?<![A-Za-z'\u2019])([A-Z]|(?<=\()[a-z](?=\))){_ENDS}")
+_LISTED = re.compile(r"^[ \t]*\(?([A-Z])[).:]", re.MULTILINE)
+_ALONE = re.compile(rf"(?<![A-Za-z'\"\u2019\u201c])([A-Z]|(?<=\()[a-z](?=\))){_ENDS}")
 _ONLY = re.compile(r"[\W_]*([a-z])[\W_]*")
 _WORD = re.compile(r"\s+(?!(?:is|because|since|as|or|and)\b)[a-z]")
 _DENIED_BEFORE = re.compile(
@@ -59,7 +60,9 @@ def chosen_letter(response: str, letters: str = VALID_LETTERS) -> str | None:
         return None if _RETRACTED.search(response, last.end(1)) else last[1].upper()
     if only := _ONLY.fullmatch(response):
         return only[1].upper() if only[1].upper() in letters else None
-    alone = [match for match in _ALONE.finditer(response) if _counts(match, response, letters)]
+    listed = {match.start(1) for match in _LISTED.finditer(response)}
+    listed = listed if len(listed) > 1 else set()
+    alone = [m for m in _ALONE.finditer(response) if _counts(m, response, letters) and m.start(1) not in listed]
     if not alone or _SEVERAL_BEFORE.search(response, 0, alone[-1].start(1)):
         return None
     return None if _RETRACTED.search(response, alone[-1].end(1)) else alone[-1][1].upper()

@@ -8,7 +8,7 @@ math-verify's own time limits are built on SIGALRM, which works in no thread but
 in threads. They are switched off here; the deadline of a score is `--rm-timeout`. Since no deadline can interrupt an
 evaluation inside the interpreter's big-integer code, answers whose powers or factorials would not fit in memory
 (`9^{9^{9}}`, `size.py`) are refused before they are evaluated: they score 1.0 only when spelt as the label is. Without
-a box, a number that is denied (`not 4`, `4 is wrong`) or beside `or` is not read.
+a box, a number that is denied (`not 4`, `4 is wrong`) or quoted, or beside `or`, is not read.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ _VALUE = r"[$({\s]*[-+]?\\?[\w.,\\{}/^]+[)}$]*"
 _DENIED = re.compile(
     rf"(?:\bnot|n['\u2019]t|\bnever|\bneither|\bnor|\brather than|\binstead of|\banything but|\bexcept)\s+"
     rf"(?:(?:be|equals?|to|the|number|answer|simply|just|exactly|is)\s+)*(?=[$(\s]*[-+\d\\]){_VALUE}"
-    rf"|(?<![\w.,$])\$?-?\d[\d.,/]*\$?\s+(?:(?:is|was|are|seems|must be|would be)\s+(?:\w+ly\s+)?"
+    rf"|(?<![\w.,$\\])\$?-?(?:\d[\d.,/]*|\\[\w.,\\{{}}/^]+)\$?\s+"
+    r"(?:(?:is|was|are|seems|must be|would be)\s+(?:\w+ly\s+)?"
     rf"(?:not|wrong|incorrect|false|impossible)\b|(?:is|was|does|ca|wo)n['\u2019]t\b|can\s?not\b|does not\b)"
+    r"|\"[^\"\n]*\""
     rf"|(?<![\w.,$])\$?-?\d[\d.,/]*\$?(?:\s*,\s*\$?-?\d[\d.,/]*\$?)*,?\s+or\s+\$?-?\d[\d.,/]*\$?",
     re.IGNORECASE,
 )

@@ -121,6 +121,7 @@ def test_braces_that_are_escaped_are_text() -> None:
     [
         "The answer is not 4.", "It isn't $4$.", "4 is wrong.", "It is not equal to 4, of course.", "not 4",
         "Anything but 4.", "It is 5 or 4.", "It is 4 or 5.", "It is 2, 3, or 4.", "It cannot be 4; it is 5.",
+        'Some say "4", but I do not know.', r"\frac{8}{2} is wrong.",
     ],
 )  # fmt: skip
 def test_a_number_that_is_denied_or_one_of_several_is_no_answer(response: str) -> None:

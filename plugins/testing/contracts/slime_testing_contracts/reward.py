@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
+from slime_command_inspect.attack_answers import case_of, made_cases
+from slime_command_inspect.attacked_reward import scored_by
+from slime_command_inspect.reward_attack import audit
 
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.signatures import construct, is_async
@@ -135,6 +138,21 @@ class RewardContract(Contract):
                 " samples of a group, set scores_groups = True on it"
             )
         assert len(self.score(samples[0])) == 1, "a batch of one gets one reward"
+
+    def test_no_wrong_answer_is_paid(self) -> None:
+        """What `slime rewards attack` tries, on the examples' labels, or on made rows where they have none.
+
+        Programs are not tried here: one that ends its process would end the tests.
+        """
+        cases = [case_of(prompt, label, {}) for prompt, _, label, _ in self.examples[:8] if label not in (None, "")]
+        told = {(case.kind, case.right): case for case in cases if case and case.kind != "code"}
+        attacked = list(told.values())[:3] or ([] if self.examples else made_cases())
+        caller = RewardCaller(self.resolved, self.settings)
+        if not self.deterministic or not attacked:
+            pytest.skip("declared deterministic = False" if attacked else "no example has a label to attack")
+        report = asyncio.run(audit(scored_by(caller), attacked, companions=caller.scores_groups, made=True))
+        paid = [f"{f.what}: {f.response!r} for label {f.label!r} got {f.reward}" for f in report.false_passes]
+        assert not paid, f"{len(paid)} wrong answers are paid; slime rewards attack prints all: {'; '.join(paid[:4])}"
 
     def test_where_it_runs_is_a_place_there_is(self) -> None:
         """`execution`, where the component declares it."""
