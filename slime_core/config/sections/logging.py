@@ -35,7 +35,7 @@ class LoggingArgs(Section):
     log_correct_samples: bool = False
     """Metrics of the correct samples alone; reward 1 is correct."""
     log_samples: Annotated[str, Field(pattern="^(all|none|[1-9][0-9]*)$")] = "all"
-    """Samples that a run keeps in its directory, per rollout and evaluation: all, none, or so many."""
+    """Samples that a run keeps, per rollout and evaluation: all, none, or so many."""
     log_samples_budget: Annotated[int, Field(gt=0)] = 10_000_000_000
     """Bytes of kept samples; above it old rollouts keep their best, worst, failed and a few others, then none."""
     use_tensorboard: bool | None = None

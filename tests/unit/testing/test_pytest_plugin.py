@@ -14,7 +14,7 @@ from slime_core.engines.scripted import ScriptedEngine
 
 REWARDS = """
 def good(args, sample):
-    return float("2" in sample.response)
+    return float(sample.response.strip() == str(sample.label))
 
 def scaled(args, sample):
     return float(args.scale) * args.plugins["my_rm"]["factor"]
