@@ -6,10 +6,10 @@ A launcher puts `with Drain(seconds) as drain:` around its loop; the command's h
     signal --> Drain.ask --> drain.asked, and every `on_ask` callback   rollout stage: interrupt the rollout
                          \\-> clock of --drain-timeout --> SIGTERM: the run ends at once, exit status 143
 
-The loop commits and returns early. What a reader would get wrong: outside of such a block, for every other command, and
-as the second signal inside of it, both end the process at once; ctrl-C also where slime is called from a program, which
-has a use of its own for it. Ranks other than 0 take their turn from rank 0's messages, so for them a drain is only to
-outlive a signal that all processes get.
+The loop commits and returns early. Outside of such a block, for every other command, and as the second signal inside of
+it, both end the process at once; ctrl-C also where slime is called from a program, which has a use of its own for it.
+Ranks other than 0 take their turn from rank 0's messages, so for them a drain is only to outlive a signal that all
+processes get.
 """
 
 from __future__ import annotations

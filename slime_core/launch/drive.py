@@ -200,13 +200,11 @@ def build_learner(run: Prepared, trainers: Trainers) -> Any:
     estimator = run.parts.build_estimator(run.args)
     loss = run.parts.build_loss(run.args, estimator)
     return Learner(
-        run.args,
-        trainers.actor,
-        estimator,
-        loss,
+        *(run.args, trainers.actor, estimator, loss),
         critic=trainers.critic,
         postprocess=run.hooks.caller("slime_train_data"),
         on_trained=run.hooks.caller("slime_rollout_trained"),
+        on_steps=run.hooks.caller("slime_steps_taken"),
     )
 
 

@@ -38,6 +38,7 @@ class Learner:
         loss: The objective of the actor.
         critic: This rank's trainer of the critic, where the estimator `needs_values`.
         postprocess: Tells the hook `slime_train_data`.
+        on_steps: Tells the hook `slime_steps_taken`.
         on_trained: Tells the hook `slime_rollout_trained`.
 
     Raises:
@@ -53,6 +54,7 @@ class Learner:
         *,
         critic: Trainer | None = None,
         postprocess: DataPostprocess | None = None,
+        on_steps: DataPostprocess | None = None,
         on_trained: DataPostprocess | None = None,
     ) -> None:
         if loss.needs_advantages and (estimator is None or not args.compute_advantages_and_returns):
@@ -64,6 +66,7 @@ class Learner:
         self.trainer = trainer
         self.loss = loss
         self.critic = critic
+        self._on_steps = on_steps
         self._on_trained = on_trained
         self._passes = Passes(args, trainer, loss, estimator, critic, postprocess)
         self._cost = _sample_cost(args, trainer)
@@ -150,10 +153,9 @@ class Learner:
 
         assert self.critic is not None
 
-        def loss_of_step(number: int) -> LossFn:
-            return value_loss(self.args, local, tensors, denominators[number])
-
-        return over_steps(take_steps(self.critic, local, share, loss_of_step))
+        return over_steps(
+            take_steps(self.critic, local, share, lambda n: value_loss(self.args, local, tensors, denominators[n]))
+        )
 
     def _train_actor(
         self,
@@ -163,14 +165,11 @@ class Learner:
         denominators: list[Denominators],
     ) -> list[StepResult]:
         def loss_of_step(number: int) -> LossFn:
-            reuses = number == 0 and self._passes.reuses_own_log_probs
-            known = replace(tensors, old_log_probs=None) if reuses else tensors
-            return self.loss.bind(local, known, denominators[number])
+            own = number == 0 and self._passes.reuses_own_log_probs
+            return self.loss.bind(local, replace(tensors, old_log_probs=None) if own else tensors, denominators[number])
 
-        loss = self.loss
-        return take_steps(
-            self.trainer, local, share, loss_of_step, with_entropy=loss.needs_entropy, with_logits=loss.needs_logits
-        )
+        with_entropy, with_logits = self.loss.needs_entropy, self.loss.needs_logits
+        return take_steps(self.trainer, local, share, loss_of_step, with_entropy=with_entropy, with_logits=with_logits)
 
     # -- after the steps -----------------------------------------------------------------------------
 
@@ -182,6 +181,9 @@ class Learner:
         known = {p: part for p, part in enumerate(own or ()) if len(part) == local.response_lengths[p]}
         if steps and (not known or self._passes.reuses_own_log_probs):
             known |= steps[0].log_probs  # the first step's samples were looked at with the weights before the update
+        if self._on_steps is not None:
+            told = {"batch": batch, "local": local, "tensors": tensors, "steps": steps, "known": known}
+            self._on_steps(args=self.args, trainer=self.trainer, **told)
         # Every rank has samples in every step, so all ranks agree on this.
         column = [known[p] for p in range(len(local))] if len(known) == len(local) else None
         metrics = rollout_report(batch, local, tensors, column, self.trainer)

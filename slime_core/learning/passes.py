@@ -19,7 +19,7 @@ import torch
 
 from slime_core.errors import TrainError
 from slime_core.learning.advantages import compute_advantages
-from slime_core.learning.loss import Loss, OldPolicy
+from slime_core.learning.loss import Loss
 from slime_core.learning.packing import RankSchedule
 from slime_core.learning.tensors import Column, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, Trainer
@@ -53,7 +53,7 @@ class Passes:
     @property
     def _needs_own_log_probs(self) -> bool:
         """The trainer's log-probs of all samples are needed before the first step."""
-        args, old_policy = self.args, self._old_policy
+        args, old_policy = self.args, self.loss.old_policy
         if not self.loss.needs_advantages:
             return bool(args.use_rollout_entropy)
         if args.use_routing_replay and not args.use_rollout_routing_replay:
@@ -67,10 +67,6 @@ class Passes:
         assert self.estimator is not None
         for_advantages = self.estimator.needs_log_probs or bool(args.kl_coef) or args.use_opd
         return for_advantages or self.postprocess is not None
-
-    @property
-    def _old_policy(self) -> OldPolicy:
-        return self.loss.old_policy
 
     def run(self, local: TrainBatch, share: RankSchedule, clock: Clock, *, trains_actor: bool = True) -> TrainTensors:
         """This rank's samples as tensors, with all that the loss needs.
@@ -94,7 +90,7 @@ class Passes:
             self._other_models(local, micro_batches, tensors, clock)
             assert self.estimator is not None
             tensors = compute_advantages(self.args, local, tensors, self.estimator, self.trainer.all_reduce)
-            reads_later = trains_actor and len(share.steps) > 1 and self._old_policy != "interpolated"
+            reads_later = trains_actor and len(share.steps) > 1 and self.loss.old_policy != "interpolated"
             if tensors.old_log_probs is None and reads_later:
                 with clock.timed("log_probs"):
                     tensors.old_log_probs = self._later_log_probs(local, share)

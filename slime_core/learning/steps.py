@@ -16,12 +16,6 @@ from slime_core.learning.packing import RankSchedule
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult, Trainer
 from slime_core.types import TrainBatch
 
-LAST_VALUE = ("lr",)
-"""Step metrics reported as the last step's value, not the mean."""
-
-COUNTED = ("skipped_steps",)
-"""Step metrics added up."""
-
 
 def take_steps(
     trainer: Trainer,
@@ -57,12 +51,10 @@ def take_steps(
 
 
 def over_steps(results: Sequence[StepResult]) -> dict[str, float]:
-    """Mean of each metric over the steps, but for those in `LAST_VALUE` and `COUNTED`."""
-    steps = [result.metrics for result in results]
-    last = steps[-1]
-    sums = {name: sum(step[name] for step in steps) for name in last}
-    means = {name: total if name in COUNTED else total / len(steps) for name, total in sums.items()}
-    return means | {name: last[name] for name in LAST_VALUE if name in last}
+    """Mean of each metric over the steps, but for `lr`, which is the last one, and `skipped_steps`, their number."""
+    sums = {name: sum(result.metrics[name] for result in results) for name in results[-1].metrics}
+    means = {name: total / (1 if name == "skipped_steps" else len(results)) for name, total in sums.items()}
+    return means | ({"lr": results[-1].metrics["lr"]} if "lr" in sums else {})
 
 
 def _checked(loss_fn: LossFn, local: TrainBatch) -> LossFn:

@@ -18,7 +18,7 @@ CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
 _OURS = (
     CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts",
     "eval.json", "failures", "samples",
-    "actors", "engines", "events.jsonl", "stalls", "trace.jsonl",
+    "actors", "engines", "events.jsonl", "incidents.jsonl", "stalls", "trace.jsonl",
 )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from slime_core.config import Settings
     from slime_core.launch.findings import Finding
     from slime_core.plugins.registry import Registry
-    from slime_core.protocols import Args
-    from slime_core.types import Group, Sample
+    from slime_core.protocols import Args, StepResult, Trainer
+    from slime_core.types import Group, Sample, TrainBatch
 
 PROJECT = "slime"
 
@@ -157,6 +157,16 @@ def slime_train_data(args: Args, rollout_id: int, rollout_data: dict[str, Any]) 
     In every trainer process, on its share of the rollout. `rollout_data` has THUDM/slime's columns, with one row per
     sample; change them in place, their shapes stay. With an implementation the trainer computes its own log-probs
     first.
+    """
+
+
+@hookspec
+def slime_steps_taken(args: Args, trainer: Trainer, batch: TrainBatch, local: TrainBatch, tensors: Any,
+                      steps: list[StepResult], known: Mapping[int, Any]) -> None:  # fmt: skip
+    """The optimizer steps of a rollout are taken: to look at, not to change. The last step's gradients are still there.
+
+    In every trainer process, with the whole `batch` and its own share: `local` and `tensors`. `known` are the
+    trainer's log-probs from before the update, [response_length] by position in `local`, as far as they are known.
     """
 
 

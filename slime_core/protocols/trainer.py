@@ -64,7 +64,7 @@ class Trainer(Protocol):
     - `micro_batch_multiple: int` (instance, 1): a step has a multiple of that many micro-batches on every rank.
     - `context_parallel_size: int` (instance, 1): one micro-batch is spread over that many processes, so that
       `--max-tokens-per-gpu` counts as many times.
-    - `decoder_shape(directory) -> ops.flops.DecoderShape` and `routed_layers(directory) -> models.routed_layers.
+    - `decoder_shape(directory) -> ops.flops.DecoderShape` and `routed_layers(directory) -> models.family.
       RoutedLayers` (static methods): of a model in HF's layout whose family has no plugin of kind "models".
     - `processes(settings) -> int | None` (classmethod): how many processes this run needs; the launcher starts them
       when torchrun has not, and refuses another number of torchrun's. None, and no such method: as many as torchrun

@@ -10,8 +10,7 @@ over its deadline comes back, by `--group-timeout-policy`:
     stop         it does not: RolloutError
 
 An evaluated group has no other prompt in its place: there substitute and drop are shrink, and what failed counts as
-reward 0. What a reader would get wrong: the clock starts when a first sample gets its place, since a group may wait
-long for one; and a task that does not obey its cancellation is left behind, so what comes back then are copies.
+reward 0.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class GroupClock:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """A sample gets its place."""
+        """A sample gets its place, for which a group may wait long."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
             self._started()
@@ -143,7 +142,7 @@ async def run_group(
         result, obeyed = await _one_try(runner, group, params, keywords, name, limits)
         if result is not None:
             return result
-        if not obeyed:
+        if not obeyed:  # what was left behind may still write to its samples
             group = copy.deepcopy(group)
             break
         if attempt < tries:

@@ -58,6 +58,16 @@ def test_plugins_have_a_say(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.M
     assert [f["level"] for f in findings if f["subject"] == "memory"] == ["ok"], "slime's own: the estimate of the plan"
 
 
+@pytest.mark.parametrize(("reward", "level"), [("loose", "warning"), ("exact", "ok")])
+def test_what_the_reward_pays_by_mistake_is_told(tiny: TinyRun, tmp_path: Path, reward: str, level: str) -> None:
+    loose = tmp_path / "loose.py"
+    loose.write_text("def reward(args, sample):\n    return float(str(sample.label) in sample.response)\n")
+    spec = str(loose) if reward == "loose" else reward
+    _, findings = _check(*tiny.argv(tmp_path / "run", rm_type=None, custom_rm_path=spec))
+    (told,) = [finding for finding in findings if finding["subject"] == "reward"]
+    assert told["level"] == level, told
+
+
 @pytest.mark.slow
 def test_a_file_may_stand_first(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
     shown = slime("config", "show", "--changed", *tiny.argv()).stdout

@@ -69,7 +69,7 @@ OWN_FLAGS = {
     "engines": {"--num-gpus", "--for", "--json"},
     "submit": {"--address", "--no-wait", "--no-check", "--directory", "--python", "--job-id"},
     "plan": {"--num-gpus", "--num-cpus", "--gpu-memory-gib", "--trace", "--what", "--json"},
-    "why": {"--stacks", "--json", "--watch"},
+    "why": {"--learning", "--stacks", "--json", "--watch"},
     "ledger": {"--commit", "--json", "--group", "--state", "--summary"},
 }
 """Flags of commands that are no settings."""

@@ -23,10 +23,10 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One distribution per kind."""
+    """One distribution per kind; kinds that share an entry-point group share its names."""
     directory = tmp_path_factory.mktemp("scaffold")
     for kind in template_kinds():
-        write(plan(kind, "acme_thing2", directory, Registry()))
+        write(plan(kind, f"acme_{kind}" if kind in function_flags() else "acme_thing2", directory, Registry()))
     return directory
 
 

@@ -88,7 +88,7 @@ def test_files_and_patterns(tmp_path: Path) -> None:
     found = read_saved([str(tmp_path / name) for name in names])
     assert [saved.samples[0].index for saved in found] == [2, 0, 1, 9]
     assert all(saved.spec is None for saved in found)
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="no samples there"):
         read_saved([str(tmp_path / "absent*.jsonl")])
     (tmp_path / "cut.json").write_text('{"format": "slime reward failure 1", "samples": []}')
     with pytest.raises(DataError, match="not a complete record of a failed score"):

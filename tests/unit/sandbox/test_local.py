@@ -325,6 +325,20 @@ asyncio.run(run("best-effort"))
     assert not Path(missing.split()[-1]).exists()
 
 
+@pytest.mark.skipif(not _runs(NO_NAMESPACES), reason="no user namespaces for `unshare` here")
+def test_a_job_that_is_killed_for_its_memory_answers_without_namespaces() -> None:
+    body = """
+HUNGRY = "import os, time; [os.fork() for _ in range(2)]; x = os.urandom(90 << 20); time.sleep(60)"
+async def run():
+    async with LocalSandbox(SandboxLimits(memory_mb=200), isolation="best-effort") as box:
+        print(await box.exec(["/usr/bin/python3", "-c", HUNGRY], timeout=30))
+asyncio.run(run())
+"""
+    answer = as_another(NO_NAMESPACES, body).splitlines()[-1]
+    assert "code=137" in answer
+    assert "more than 200 MB of memory in use" in answer
+
+
 def test_a_program_whose_output_must_be_whole_is_ended_when_it_is_too_long() -> None:
     async def run() -> None:
         async with LocalSandbox(SandboxLimits(output_kb=4, stack_mb=24), isolation="best-effort") as box:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CALL_DEADLINE = 10.0
 """Seconds of a call, where `--rm-timeout` is not given."""
-CHECK_DEADLINE = 20.0
+_CHECK_DEADLINE = 20.0
 """Seconds of the attack in `slime check`."""
 _CHECKED_ROWS = 4
 
@@ -60,8 +60,15 @@ def cases_of(settings: Settings, data: str | None, count: int) -> list[Case]:
     return found[:count]
 
 
-def attack(settings: Settings, spec: str, origin: str, cases: Sequence[Case], *, made: bool) -> Report:
-    """Audit the reward. Raises PluginError and ConfigError where it does not resolve, or lacks settings."""
+def attack(
+    settings: Settings, spec: str, origin: str, cases: Sequence[Case], *, made: bool, deadline: float | None = None
+) -> Report:
+    """Audit the reward, in at most `deadline` seconds.
+
+    Raises:
+        PluginError, ConfigError: It does not resolve, or lacks settings.
+        TimeoutError: It took longer.
+    """
     from slime_core.launch.resolver import Resolver
 
     settings.args.run_dir = None
@@ -69,17 +76,18 @@ def attack(settings: Settings, spec: str, origin: str, cases: Sequence[Case], *,
         settings.args.rm_timeout = CALL_DEADLINE
     resolver = Resolver(settings)
     try:
-        return asyncio.run(_attacked(resolver.reward(spec, origin), cases, made))
+        return asyncio.run(_attacked(resolver.reward(spec, origin), cases, made, deadline))
     finally:
         if resolver.workers is not None:
             resolver.workers.close()
 
 
-async def _attacked(caller: RewardCaller, cases: Sequence[Case], made: bool) -> Report:
+async def _attacked(caller: RewardCaller, cases: Sequence[Case], made: bool, deadline: float | None) -> Report:
     from slime_command_inspect.reward_attack import audit
 
-    await caller.start()
-    return await audit(scored_by(caller), cases, companions=caller.scores_groups, made=made)
+    async with asyncio.timeout(deadline):
+        await caller.start()
+        return await audit(scored_by(caller), cases, companions=caller.scores_groups, made=made)
 
 
 def scored_by(caller: RewardCaller) -> Score:
@@ -121,7 +129,10 @@ def slime_check(settings: Settings) -> list[Finding]:
     own.args = copy.copy(args)
     try:
         cases = [case for case in cases_of(own, args.prompt_data, _CHECKED_ROWS) if case.kind != "code"]
-        report = attack(own, spec, "slime check", cases, made=False) if cases else None
+        report = attack(own, spec, "slime check", cases, made=False, deadline=_CHECK_DEADLINE) if cases else None
+    except TimeoutError:
+        why = f"{spec} took more than {_CHECK_DEADLINE:.0f} s"
+        return [Finding("reward", Level.NOTE, f"{why}, so it is not attacked here: {by_hand}")]
     except Exception as error:
         return [Finding("reward", Level.NOTE, f"{spec} was not attacked: {type(error).__name__}: {error}")]
     return [] if report is None else [Finding("reward", Level(level), text) for level, text in told(spec, report)]

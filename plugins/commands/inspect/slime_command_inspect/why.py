@@ -32,6 +32,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--stacks", action="store_true", help="ask every process for the stacks of its threads and tasks"
     )
+    parser.add_argument(
+        "--learning", action="store_true", help="what the run noticed of its numbers, and why its reward may not rise"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (with --watch one per line)")
     parser.add_argument("--watch", action="store_true", help="print again every two seconds until nothing is running")
 
@@ -39,6 +42,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(namespace: argparse.Namespace) -> int:
     """Print once, or until the run ends. Raises ConfigError where there is no such directory."""
     run_dir = Path(namespace.run)
+    if namespace.learning:
+        from slime_command_inspect.learning import describe_learning
+
+        print(describe_learning(run_dir))
+        return 0
     while True:
         report = read_run(run_dir)
         stacks = ask_for_stacks(report.answering, _STACKS_WITHIN) if namespace.stacks else {}

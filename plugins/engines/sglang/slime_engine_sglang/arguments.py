@@ -103,7 +103,6 @@ def _forced(args: Args, device: str, gpus: int, rank: int, given: Mapping[str, A
         flag = "--sglang-dp-size" if ranks == data else "--sglang-attn-dp-size"
         raise ConfigError(f"{flag} {ranks}{where} does not divide the engine's tp_size {tensor}.")
     fields: dict[str, Any] = {
-        "trust_remote_code": True,
         "skip_server_warmup": True,
         "random_seed": args.seed + rank * gpus,
         "tp_size": tensor,

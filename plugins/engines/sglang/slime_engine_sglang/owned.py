@@ -23,7 +23,6 @@ _NO_KEY = "slime's requests carry no key; keep the servers on a private network 
 SERVER_OWNED: Mapping[str, str] = {
     "model_path": "set --hf-checkpoint, or model_path of a model in a --sglang-config file",
     "config": "put the settings into slime's own --config file, as sglang_NAME: VALUE",
-    "trust_remote_code": "slime always sets it; remove it",
     "random_seed": "set --seed, from which each engine's seed follows",
     "enable_memory_saver": "set --offload-rollout",
     "enable_draft_weights_cpu_backup": "it follows from --offload-rollout; remove it",
@@ -98,7 +97,6 @@ def _server_values(args: Args) -> dict[str, Any]:
     """Field -> what slime is going to set, where that is known from the settings alone."""
     known = {
         "model_path": args.hf_checkpoint,
-        "trust_remote_code": True,
         "skip_server_warmup": True,
         "enable_memory_saver": bool(args.offload_rollout),
         "enable_return_routed_experts": bool(args.use_rollout_routing_replay),
@@ -133,9 +131,9 @@ def _check(owner: str, owned: Mapping[str, str], known: Mapping[str, Any], given
 def refuse_owned(fields: Mapping[str, Any], origin: str) -> None:
     """Raise ConfigError when overrides of a --sglang-config file hold a field that is slime's.
 
-    `trust_remote_code` and the like with slime's own value are let through, as on the command line.
+    `skip_server_warmup` with slime's own value is let through, as on the command line.
     """
-    always = {"trust_remote_code": True, "skip_server_warmup": True}
+    always = {"skip_server_warmup": True}
     refused = [
         f"{origin}: {name} {fields[name]!r} is slime's to set: {text}."
         for name, text in SERVER_OWNED.items()

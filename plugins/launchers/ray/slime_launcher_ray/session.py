@@ -1,7 +1,7 @@
 """The connection to Ray: a local cluster of this run, which ends with it, or one that is running already.
 
-`connected` is the whole interface. What a reader would get wrong: a cluster that happens to run on this machine is
-joined only when `--ray-address` or RAY_ADDRESS names it.
+`connected` is the whole interface. A cluster that happens to run on this machine is joined only when
+`--ray-address` or RAY_ADDRESS names it.
 """
 
 from __future__ import annotations

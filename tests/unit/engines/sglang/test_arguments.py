@@ -31,11 +31,11 @@ def test_what_slime_sets() -> None:
     assert server("--seed", "7", gpus=4, rank=2) == {
         "model_path": "/m",
         "enable_metrics": True,
-        "trust_remote_code": True,
         "skip_server_warmup": True,
         "random_seed": 7 + 2 * 4,
         "tp_size": 4,
     }
+    assert server("--sglang-trust-remote-code")["trust_remote_code"] is True
     assert server(model_path="/other")["model_path"] == "/other"
 
 

@@ -1,0 +1,72 @@
+"""Invariants of training, always on: what does not hold is named with its likely cause, and ends nothing.
+
+The hooks call `samples.py` where samples are generated and `batches.py` where they are trained on; both see numbers
+only.
+An incident is a warning and a line of `RUN/incidents.jsonl`, once for each check and process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core import Args, Sample, hookimpl
+from slime_hook_invariants.incident import FILE, Incident
+from slime_hook_invariants.samples import sample_incidents
+
+if TYPE_CHECKING:
+    from slime_hook_invariants.batches import Batches
+
+__all__ = ["FILE", "Incident", "Invariants"]
+
+logger = logging.getLogger(__name__)
+
+
+class Invariants:
+    """The hooks of one process."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._batches: Batches | None = None
+
+    @hookimpl
+    def slime_run_start(self, args: Args, run_dir: Path) -> None:
+        """A run that starts over keeps no incidents of the one before."""
+        if not args.load:
+            (Path(run_dir) / FILE).unlink(missing_ok=True)
+
+    @hookimpl
+    def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
+        """Samples as they will become a batch."""
+        self._report(args, rollout_id, sample_incidents(samples))
+
+    @hookimpl
+    def slime_steps_taken(
+        self,
+        args: Args,
+        trainer: Any,
+        batch: Any,
+        local: Any,
+        tensors: Any,
+        steps: Sequence[Any],
+        known: Mapping[int, Any],
+    ) -> None:
+        """The steps of a rollout, as the trainer took them."""
+        from slime_hook_invariants.batches import Batches, Trained
+
+        self._batches = self._batches or Batches()
+        found = self._batches.incidents(Trained(args, trainer, batch, local, tensors, list(steps), known))
+        self._report(args, batch.rollout_id, found)
+
+    def _report(self, args: Args, rollout_id: int, found: Iterable[Incident]) -> None:
+        for incident in found:
+            if incident.check in self._seen:
+                continue
+            self._seen.add(incident.check)
+            logger.warning("rollout %d: %s: %s", rollout_id, incident.cause, incident.numbers)
+            line = json.dumps({"rollout_id": rollout_id, **incident._asdict()})
+            with (Path(str(args.run_dir)) / FILE).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")

@@ -1,0 +1,41 @@
+"""A rollout that has been trained on -> incidents: what is compared is in `of_rewards`, `of_tokens` and `of_steps`.
+
+`Batches` remembers, between rollouts, what one rollout alone does not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_hook_invariants.incident import Incident
+from slime_hook_invariants.of_rewards import Signal, advantages_of_rewards, normalised
+from slime_hook_invariants.of_steps import Weights, learning_rate, loss_of_its_terms, loss_of_the_batch, ratio_one
+from slime_hook_invariants.of_tokens import Gaps, References, mask_of_the_sampled, versions_known
+from slime_hook_invariants.trained import Trained
+
+__all__ = ["Batches", "Trained"]
+
+
+class Batches:
+    """What must hold of every rollout that is trained on, in one process."""
+
+    def __init__(self) -> None:
+        self._signal, self._gaps, self._references, self._weights = Signal(), Gaps(), References(), Weights()
+
+    def incidents(self, it: Trained) -> Iterator[Incident]:
+        """What does not hold. Of losses without advantages (SFT) only what is true of any optimizer step."""
+        moved = yield from self._weights.incidents(it)
+        yield from learning_rate(it)
+        if it.tensors.advantages is None:
+            return
+        yield from normalised(it)
+        yield from advantages_of_rewards(it)
+        yield from self._signal.incidents(it)
+        yield from mask_of_the_sampled(it)
+        yield from versions_known(it)
+        yield from self._gaps.incidents(it)
+        yield from self._references.incidents(it, moved=moved)
+        if it.steps:
+            yield from ratio_one(it)
+            yield from loss_of_its_terms(it)
+            yield from loss_of_the_batch(it)

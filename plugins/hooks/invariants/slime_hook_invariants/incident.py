@@ -1,0 +1,19 @@
+"""What an invariant that does not hold leaves behind."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+FILE = "incidents.jsonl"
+"""In the run's directory, a JSON object a line: `rollout_id` and the fields of `Incident`."""
+
+
+class Incident(NamedTuple):
+    """An invariant that does not hold."""
+
+    check: str
+    """Its name."""
+    cause: str
+    """What this comes from, most likely first."""
+    numbers: str
+    """What was seen."""

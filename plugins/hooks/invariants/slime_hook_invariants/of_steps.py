@@ -1,0 +1,164 @@
+"""Ratio, loss, gradients and learning rate of the optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import torch
+
+from slime_hook_invariants.incident import Incident
+from slime_hook_invariants.trained import Trained
+
+_SURROGATE = ("grpo", "gspo", "rloo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+_RATIO = 0.01
+_PATIENCE = 3
+_RARE = ("expert", "router", "visual", "vision", "embed", "lm_head")
+"""Parts of names of tensors that some rollouts, or some of their elements, do not reach."""
+_LOOKED_AT = 256
+
+
+def ratio_one(it: Trained) -> Iterator[Incident]:
+    """The first step's policy is the old one: no distance, and nothing to clip."""
+    if not it.plain:
+        return
+    first = it.steps[0]
+    kl, clipped = first.metrics.get("ppo_kl", 0.0), first.metrics.get("pg_clipfrac", 0.0)
+    if abs(kl) > _RATIO or clipped > _RATIO:
+        yield Incident(
+            "ratio_begins_at_one",
+            "the first step's ratio is not 1: old log-probs are stale, of another temperature or of other tokens,"
+            " dropout is on, or the clipping is on the wrong side",
+            f"old minus new log-prob {kl:.3g}, clipped {clipped:.2%}",
+        )
+    old = it.tensors.old_log_probs
+    parts = [(old[p], new, it.tensors.loss_masks[p]) for p, new in first.log_probs.items() if old and len(old[p])]
+    if parts:
+        distance = sum(float(((a - b).abs() * m).sum()) for a, b, m in parts)
+        distance /= max(sum(float(m.sum()) for _, _, m in parts), 1.0)
+        if distance > _RATIO:
+            yield Incident(
+                "passes_agree",
+                "two passes of the trainer over the same tokens disagree: dropout is on, or they differ in"
+                " temperature, padding or positions",
+                f"{distance:.3g} nats a token",
+            )
+
+
+def loss_of_its_terms(it: Trained) -> Iterator[Incident]:
+    """The loss is policy loss - coefficient * entropy + coefficient * KL, and both are not negative."""
+    args = it.args
+    if args.loss_type != "policy_loss":
+        return
+    for step in it.steps:
+        m = step.metrics
+        if "loss" not in m or "pg_loss" not in m:
+            return
+        kl, entropy = m.get("kl_loss", 0.0), m.get("entropy_loss", 0.0)
+        expected = m["pg_loss"] - args.entropy_coef * entropy + args.kl_loss_coef * kl * bool(args.use_kl_loss)
+        if abs(m["loss"] - expected) > 1e-4 * (1 + abs(expected)):
+            yield Incident(
+                "loss_of_its_terms",
+                "the loss is not the sum of its terms: KL or entropy has the wrong sign or factor",
+                f"{m['loss']:.6g}, where its terms give {expected:.6g}",
+            )
+        if kl < -1e-4 and args.kl_loss_type in ("low_var_kl", "k2", "k3") and not args.use_unbiased_kl:
+            yield Incident("kl_not_negative", "the KL has the wrong sign or direction", f"{kl:.4g} nats")
+        if entropy < -1e-4:
+            yield Incident("entropy_not_negative", "the entropy has the wrong sign", f"{entropy:.4g} nats")
+
+
+def loss_of_the_batch(it: Trained) -> Iterator[Incident]:
+    """At ratio 1 the first step's policy loss is minus the mean advantage, by the batch's own denominators."""
+    args, local, first = it.args, it.local, it.steps[0]
+    alone = getattr(it.trainer, "world_size", 1) == 1
+    if not it.plain or not alone or args.advantage_estimator not in _SURROGATE or "pg_loss" not in first.metrics:
+        return
+    total = size = 0.0
+    tokens = 0
+    for p in first.log_probs:
+        mask = it.tensors.loss_masks[p]
+        value, magnitude = (
+            float((it.tensors.advantages[p] * mask).sum()),
+            float((it.tensors.advantages[p].abs() * mask).sum()),
+        )
+        share = 1.0 if args.calculate_per_token_loss else 1.0 / max(local.rollout_mask_sums[p], 1)
+        total, size, tokens = total + value * share, size + magnitude * share, tokens + int(mask.sum())
+    count = tokens if args.calculate_per_token_loss else len({local.rollout_ids[p] for p in first.log_probs})
+    expected, size = -total / max(count, 1), size / max(count, 1)
+    if abs(first.metrics["pg_loss"] - expected) > 1e-4 + 0.01 * size:
+        yield Incident(
+            "loss_of_the_batch",
+            "the policy loss is not minus the mean advantage at ratio 1: the mean is over other tokens (padding,"
+            " prompt, micro-batches each for itself), a factor is missing, or the sign is turned",
+            f"{first.metrics['pg_loss']:.5g}, where the advantages give {expected:.5g}",
+        )
+
+
+def learning_rate(it: Trained) -> Iterator[Incident]:
+    """It is what the settings say, as far as they say it without a schedule."""
+    args = it.args
+    rates = [step.metrics["lr"] for step in it.steps if "lr" in step.metrics]
+    warms = args.lr_warmup_iters or args.lr_warmup_fraction
+    constant = args.lr_decay_style == "constant" and not warms
+    for rate in rates:
+        if rate > args.lr * 1.001 or (constant and abs(rate - args.lr) > 1e-3 * args.lr):
+            yield Incident(
+                "learning_rate_as_set",
+                "the learning rate is not that of --lr: the schedule is of another length or unit, or scaled twice",
+                f"{rate:.4g}, --lr {args.lr:.4g}",
+            )
+            return
+
+
+class Weights:
+    """Which tensors had a gradient, and which moved, over the rollouts; of trainers whose model is a torch module."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, torch.Tensor] = {}
+        self._still: dict[str, int] = {}
+        self._without: dict[str, int] = {}
+
+    def incidents(self, it: Trained) -> Generator[Incident, None, bool]:
+        """What has none or stands still; returns whether any tensor moved since the rollout before."""
+        model = getattr(it.trainer, "model", None)
+        stepped = [s for s in it.steps if not s.metrics.get("skipped_steps") and s.metrics.get("lr")]
+        if not isinstance(model, torch.nn.Module) or not stepped:
+            return False
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
+        norms = torch._foreach_norm([p.grad for p in named.values() if p.grad is not None])
+        some = any(s.metrics.get("grad_norm", 0.0) > 0 for s in stepped)
+        for name, norm in zip(named, norms):
+            self._without[name] = self._without.get(name, 0) + 1 if float(norm) == 0.0 else 0
+        now = {name: p.detach().reshape(-1)[:_LOOKED_AT].clone() for name, p in named.items()}
+        still = {name for name, part in now.items() if name in self._before and torch.equal(part, self._before[name])}
+        for name in now:
+            self._still[name] = self._still.get(name, 0) + 1 if name in still else 0
+        known, self._before = bool(self._before), now
+        yield from self._found(it, some=some, all_still=known and len(still) == len(now))
+        return known and len(still) < len(now)
+
+    def _found(self, it: Trained, *, some: bool, all_still: bool) -> Iterator[Incident]:
+        carrying = it.tensors.advantages is not None and any(
+            bool(((a != 0) & (m > 0)).any()) for a, m in zip(it.tensors.advantages, it.tensors.loss_masks)
+        )
+        if carrying and not some and it.args.loss_type == "policy_loss" and it.plain:
+            yield Incident(
+                "gradient_there",
+                "samples have advantages and the gradient is 0: log-probs or the ratio are detached, all is clipped or"
+                " masked in the loss",
+                f"{len(it.steps)} steps with gradient norm 0",
+            )
+        if some and all_still:
+            yield Incident(
+                "weights_move",
+                "there is a gradient and no weight moves: the optimizer holds other tensors, or the learning rate is"
+                " too small for the weights' precision",
+                f"{len(self._before)} tensors as they were a rollout ago",
+            )
+        for counts, check, cause in (
+            (self._without, "gradient_of_every_tensor", "a trained tensor never gets a gradient: it is detached"),
+            (self._still, "every_tensor_moves", "a trained tensor never moves: the optimizer leaves it out"),
+        ):
+            rare = [n for n, times in counts.items() if times >= _PATIENCE and not any(part in n for part in _RARE)]
+            if some and rare and not all_still:
+                yield Incident(check, cause, f"{', '.join(rare[:4])}, {_PATIENCE} rollouts")

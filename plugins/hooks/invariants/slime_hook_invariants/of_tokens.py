@@ -1,0 +1,134 @@
+"""Masks, versions and log-probs, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from slime_hook_invariants.incident import Incident
+from slime_hook_invariants.trained import Trained
+
+_MOST = 0.9
+_ROWS = 4
+_NATS = 0.1
+"""Mean distance of trainer and engine that rounding in bfloat16 does not reach."""
+_FORWARD = 0.02
+"""The same of two passes of the trainer."""
+
+
+def mask_of_the_sampled(it: Trained) -> Iterator[Incident]:
+    """What trains was sampled, from its first token to its last."""
+    batch = it.batch
+    foreign = ended = unended = begun = unbegun = last = unlast = 0
+    for position, mask in enumerate(batch.loss_masks):
+        sampled = it.sampled(position)
+        foreign += sum(m and not s for m, s in zip(mask, sampled))
+        if not any(mask) or not sampled or it.withholds:
+            continue
+        begun += sampled[0]
+        unbegun += sampled[0] and not mask[0]
+        last += sampled[-1]
+        unlast += sampled[-1] and not mask[-1]
+        if not batch.truncated[position]:
+            ended += sampled[-1]
+            unended += sampled[-1] and not mask[-1]
+    if foreign and batch.rollout_log_probs is not None:
+        yield Incident(
+            "mask_within_the_sampled",
+            "tokens are trained that the policy did not sample: the mask is shifted, or tool output is in it",
+            f"{foreign} tokens",
+        )
+    if begun >= _ROWS and unbegun >= _MOST * begun:
+        yield Incident(
+            "first_token_trains",
+            "the first sampled token never trains: the mask is shifted by one, or the prompt is counted a token longer",
+            f"{unbegun} of {begun} samples",
+        )
+    if (ended >= _ROWS and unended >= _MOST * ended) or (last >= _ROWS and unlast >= _MOST * last):
+        yield Incident(
+            "end_trains",
+            "the token that ends an answer never trains: EOS is masked as padding, or the mask is a token short; the"
+            " model will not learn to stop",
+            f"{unlast} of {last} samples, {unended} of {ended} that ended by themselves",
+        )
+
+
+def versions_known(it: Trained) -> Iterator[Incident]:
+    """No token is newer than the weights that it trains."""
+    versions = it.batch.token_weight_versions or ()
+    newest = max((max(row, default=0) for row in versions), default=0)
+    if newest > it.batch.weight_version:
+        yield Incident(
+            "versions_exist",
+            "tokens say that weights wrote them which did not exist yet: versions are counted twice or mispaired",
+            f"version {newest}, the newest is {it.batch.weight_version}",
+        )
+
+
+class Gaps:
+    """Distance of trainer and engine on tokens of the weights that are trained, over the rollouts."""
+
+    def __init__(self) -> None:
+        self._least: float | None = None
+
+    def incidents(self, it: Trained) -> Iterator[Incident]:
+        """It is that of rounding, and stays so."""
+        if it.tensors.rollout_log_probs is None:
+            return
+        total = count = 0.0
+        by_group: dict[int, float] = {}
+        for position, own in it.known.items():
+            mask = it.tensors.loss_masks[position]
+            if not it.fresh(position) or not bool(mask.any()):
+                continue
+            gap = ((own - it.tensors.rollout_log_probs[position]).abs() * mask).sum()
+            total, count = total + float(gap), count + float(mask.sum())
+            group = it.local.group_indices[position]
+            by_group[group] = max(by_group.get(group, 0.0), float(gap / mask.sum()))
+        if not count:
+            return
+        mean, least = total / count, self._least
+        self._least = mean if least is None else min(mean, least)
+        worst = max(by_group, key=by_group.__getitem__)
+        numbers = f"{mean:.3g} nats a token in the mean, {by_group[worst]:.3g} in a sample of group {worst}"
+        if least is not None and mean > 20 * least + 1e-3:
+            yield Incident(
+                "engine_serves_the_trained",
+                "trainer and engine came apart after a weight update: a tensor is not sent, the engine serves an older"
+                " version, or a cache of older weights is used",
+                f"{numbers}; it was {least:.3g}",
+            )
+        elif least is None and mean > _NATS:
+            yield Incident(
+                "engine_is_the_trainer",
+                "trainer and engine disagree from the first rollout on: another temperature, top-p, template, tokens or"
+                " attention there, log-probs shifted or stale, or positions that are wrong",
+                numbers,
+            )
+
+
+class References:
+    """The reference begins as the policy, and stays."""
+
+    def incidents(self, it: Trained, *, moved: bool) -> Iterator[Incident]:
+        """What it is not."""
+        reference, args = it.tensors.ref_log_probs, it.args
+        known = [p for p, own in it.known.items() if reference is not None and len(own) == len(reference[p])]
+        if not known or args.ref_update_interval:
+            return
+        own = torch.cat([it.known[p] for p in known])
+        distance = (own - torch.cat([reference[p] for p in known])).abs()
+        starts = it.batch.rollout_id == 0 and not args.load and args.ref_load in (None, args.hf_checkpoint)
+        if starts and float(distance.mean()) > _FORWARD:
+            yield Incident(
+                "reference_is_the_start",
+                "the reference is not the model that training starts from: other weights, temperature or tokens",
+                f"{float(distance.mean()):.3g} nats a token before the first step",
+            )
+        if moved and it.batch.rollout_id > 1 and float(distance.max()) == 0.0:
+            yield Incident(
+                "reference_stays",
+                "the reference follows the policy: it shares its tensors or is updated, so the KL term is 0",
+                f"equal on {len(own)} tokens after {it.batch.rollout_id} rollouts",
+            )

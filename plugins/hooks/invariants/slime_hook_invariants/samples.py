@@ -1,0 +1,83 @@
+"""A rollout's samples -> incidents: groups, prompts, text and rewards, before they are a batch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from slime_core import Sample, SampleStatus
+from slime_hook_invariants.incident import Incident
+
+_FEW = 2
+
+
+def sample_incidents(samples: Sequence[Sample]) -> Iterator[Incident]:
+    """What does not hold of a rollout's samples."""
+    groups: dict[int | None, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group_index].append(sample)
+    yield from _mixed(groups)
+    yield from _failed(samples)
+    yield from _doubled_start(samples)
+    yield from _answers(groups)
+
+
+def _mixed(groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
+    for number, members in groups.items():
+        rows = {sample.row for sample in members}
+        labels = {repr(sample.label) for sample in members}
+        if number is not None and (len(rows) > 1 or len(labels) > 1):
+            yield Incident(
+                "group_of_one_prompt",
+                "a group mixes prompts: group numbers were given out again after a drop, or samples regrouped",
+                f"group {number} has samples of rows {sorted(map(str, rows))}, {len(labels)} labels",
+            )
+            return
+
+
+def _failed(samples: Sequence[Sample]) -> Iterator[Incident]:
+    scored = [s for s in samples if s.status == SampleStatus.FAILED and s.reward is not None and not s.remove_sample]
+    if scored:
+        yield Incident(
+            "failed_not_scored",
+            "failed samples are scored and train as if the model had answered so",
+            f"{len(scored)} of {len(samples)} samples failed and have a reward, the first {scored[0].reward!r:.40}",
+        )
+
+
+def _doubled_start(samples: Sequence[Sample]) -> Iterator[Incident]:
+    starts = {tuple(s.tokens[:2]) for s in samples if len(s.prompt_tokens) > 1}
+    prompts = {tuple(s.prompt_tokens) for s in samples}
+    if len(prompts) > 1 and len(starts) == 1 and len(set(next(iter(starts)))) == 1:
+        yield Incident(
+            "one_start_token",
+            "prompts begin with their first token twice: the tokenizer adds a BOS to a template that has one",
+            f"all {len(prompts)} prompts begin with token {next(iter(starts))[0]} twice",
+        )
+
+
+def _answers(groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
+    """One list of tokens has one text, and, after one prompt, one reward."""
+    texts = rewards = 0
+    for members in groups.values():
+        first: dict[tuple[int, ...], Sample] = {}
+        for sample in members:
+            if not sample.response_length or sample.is_removed:
+                continue
+            same = first.setdefault(tuple(sample.tokens), sample)
+            texts += same.response != sample.response
+            rewards += same.reward != sample.reward and same.response == sample.response
+    if texts >= _FEW:
+        yield Incident(
+            "text_of_the_tokens",
+            "the text that is scored is not that of the tokens that are trained on: texts and samples are mispaired,"
+            " or another tokenizer decodes",
+            f"{texts} samples have another text than a sample of the same tokens",
+        )
+    if rewards >= _FEW:
+        yield Incident(
+            "reward_of_the_answer",
+            "equal answers to one prompt have different rewards: rewards are paired with other samples, or the grader"
+            " is random",
+            f"{rewards} samples have another reward than an equal answer in their group",
+        )

@@ -1,0 +1,70 @@
+"""What the hook `slime_steps_taken` tells, and what the checks ask of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slime_core import Args
+from slime_core.types import NOT_SAMPLED, TrainBatch
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A rollout and the steps taken on it."""
+
+    args: Args
+    trainer: Any
+    batch: TrainBatch
+    """All samples of the rollout."""
+    local: TrainBatch
+    """Those of this process."""
+    tensors: Any
+    """`learning.tensors.TrainTensors` of `local`."""
+    steps: list[Any]
+    """Of the actor."""
+    known: Mapping[int, torch.Tensor]
+    """Position in `local` -> the trainer's log-probs before the update, [response_length]."""
+
+    @property
+    def plain(self) -> bool:
+        """The first step's policy is its own old policy, and its loss nothing but the estimator's."""
+        args = self.args
+        return not (
+            args.use_rollout_logprobs
+            or args.keep_old_actor
+            or args.use_tis
+            or args.use_opsm
+            or args.proximal_policy == "interpolate"
+            or args.loss_type != "policy_loss"
+            or args.custom_pg_loss_reducer_function_path
+        )
+
+    @property
+    def withholds(self) -> bool:
+        """Tokens that were sampled are withheld from training on purpose."""
+        return bool(self.args.mask_offpolicy_in_partial_rollout) or self.args.staleness_policy == "mask"
+
+    def groups(self) -> dict[int, list[int]]:
+        """Group -> positions in the batch of its samples that are trained on."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for position, group in enumerate(self.batch.group_indices):
+            if any(self.batch.loss_masks[position]):
+                found[group].append(position)
+        return found
+
+    def sampled(self, position: int) -> list[bool]:
+        """[response_length] whether the policy wrote each token of a sample of the batch."""
+        versions = self.batch.token_weight_versions
+        if versions is None:
+            return [True] * self.batch.response_lengths[position]
+        return [version != NOT_SAMPLED for version in versions[position]]
+
+    def fresh(self, position: int) -> bool:
+        """The weights that are trained wrote all that was sampled of a local sample."""
+        versions = self.local.token_weight_versions
+        return versions is None or set(versions[position]) <= {NOT_SAMPLED, self.local.weight_version}
