@@ -2,8 +2,8 @@
 
 The program is the last fenced ```` ```python ```` block of the response (else the last fenced block; no block scores
 0.0). The tests are `metadata["tests"]`, else the label, in the forms of HumanEval, MBPP, APPS and LiveCodeBench
-(`cases.py`). Each run of a program has a sandbox of its own (`runs.py`), and what it prints or exits with proves
-nothing (`harness.py`).
+(`cases.py`). Each run of a program has a sandbox of its own (`runs.py`), and nothing in it decides: what it returns or
+prints is compared outside, and Python texts run in another one (`judge.py`), which asks it for values (`remote.py`).
 
 Where the machine permits no namespaces, the sandbox is made of what is left, and a warning says what that is.
 """

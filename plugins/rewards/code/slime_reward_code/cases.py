@@ -10,7 +10,7 @@ the same with `"fn_name"`                                        calls of that f
 list of `{"input", "output"[, "testtype"]}`                      the same (LiveCodeBench, `metadata["func_name"]`)
 ==============================================================  ===============================================
 
-`metadata["setup"]` (or `test_setup_code`) is run before each Python text. Expected answers of calls and of stdin never
+`metadata["setup"]` (or `test_setup_code`) is run before each Python text. Neither these texts nor expected answers ever
 enter the process that runs the program.
 """
 

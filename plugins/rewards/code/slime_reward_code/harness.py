@@ -1,30 +1,24 @@
-"""Runs one program and its tests in a sandbox: started with this file's text, told what to do over descriptor 0.
+"""Runs one program, or its tests, in a sandbox: started with this file's text, told what to do over descriptor 0.
 
 ::
 
     runs.py --job--> "up" --go--> the program's own code, `token` --tests--> the tests; what they prove on descriptor 1
 
-Each answer is a line on descriptor 3. How passing is proved: a test text passes only when its secret is written to the
-report after its last statement, and the secret reaches the process only after the program's own code has run. Exiting,
-raising, printing "ok", patching builtins or modules before the tests, and objects that claim to be equal to everything
-prove nothing. It imports only the standard library, since it runs outside the package.
+Each answer is a line on descriptor 3. How passing is proved: nothing in the process of a program is secret, and it
+decides nothing. Calls and scripts give their values out, to be compared outside. Python texts run in the process of
+mode `judge`, which never runs a line of the program; in mode `asserts` this one answers its questions (`remote.py`).
+It imports only the standard library, and the two files that `runs.py` sends along.
 """
 
-import ast
-import builtins
-import importlib
 import json
 import os
 import sys
 import tempfile
 import types
 
-_GUARDED_MODULES = (
-    "math", "cmath", "copy", "collections", "itertools", "functools", "operator", "re", "json", "string", "random",
-    "decimal", "fractions", "statistics", "heapq", "bisect", "unittest", "unittest.case", "types", "typing", "ast",
-    "os", "sys", "json.decoder", "json.scanner", "__main__",
-)  # fmt: skip
-"""Put back as they were before the tests run, should the program have changed them."""
+from slime_reward_code.judge import run_tests
+from slime_reward_code.remote import Peer, Refused
+
 _SOLUTION = "<solution>"
 _MARK = 3
 
@@ -40,7 +34,8 @@ def main():
     os.write(_MARK, b"up\n")
     os.read(tests, 1)
     try:
-        code = {"script": _script, "asserts": _asserts, "calls": _calls}[job["mode"]](job, report, tests)
+        run = {"script": _script, "asserts": _asserts, "calls": _calls, "judge": _judge}[job["mode"]]
+        code = run(job, report, tests)
     except BaseException:
         code = 1
     os._exit(code)
@@ -94,26 +89,36 @@ def _script(job, report, tests):
 
 
 def _asserts(job, report, tests):
-    """The program, then each test; a secret on the report for each that runs to its end."""
-    # The program may change any module, this one too, so what follows it is held in local names.
-    read_tests, write, guarded, check, run, compiled, end = (
-        _tests, os.write, _guard_comparisons, _checked, exec, compile, os._exit
-    )  # fmt: skip
-    pristine, modules, restore = dict(vars(builtins)), _snapshot(), _restore
+    """The program, then what the tests ask of it, until the sandbox ends."""
     namespace = _namespace()
-    run(compiled(job["program"], _SOLUTION, "exec"), namespace)  # what it raises fails every test
-    sys.settrace(None)
-    sys.setprofile(None)
-    restore(modules, pristine)
-    tests = read_tests(tests, job)
-    for index, text in enumerate(tests["statements"]):
-        scope = {**namespace, "__builtins__": pristine, "__slime_checked__": check}
-        try:
-            run(compiled(guarded(text), "<tests>", "exec"), scope)
-        except BaseException:
-            continue
-        write(report, f"{tests['nonce']}:{index}\n".encode())
-    end(0)
+    exec(compile(job["program"], _SOLUTION, "exec"), namespace)  # what it raises fails every test
+    peer = Peer(lambda message: _exchange(report, tests, message))
+    peer.scope = namespace
+    request = _tests(tests, job)
+    while True:
+        request = peer.exchange(peer.done(request))
+
+
+def _judge(job, report, tests):
+    """The tests, in a process without the program; a line for each that passes."""
+
+    def passed(index):
+        os.write(_MARK, f"passed {index}\n".encode())
+        _message(tests)
+
+    statements = _tests(tests, job)["statements"]
+    run_tests(statements, lambda message: _exchange(report, tests, message), passed)
+    return 0
+
+
+def _exchange(report, answers, message):
+    """Say it to the other process by way of `runs.py`, and wait for what that one says."""
+    _write(report, json.dumps(message).encode())
+    os.write(_MARK, b"said\n")
+    try:
+        return _message(answers)
+    except (ValueError, RecursionError) as wrong:
+        raise Refused(str(wrong)) from None
 
 
 def _calls(job, report, tests):
@@ -144,58 +149,6 @@ def _as_list(value):
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError
-
-
-def _snapshot():
-    return [(module, dict(vars(module))) for module in map(importlib.import_module, _GUARDED_MODULES)]
-
-
-def _restore(modules, pristine):
-    """Undo what the program did to built-ins and to modules that tests, or this harness, lean on."""
-    for module, content in [*modules, (builtins, pristine)]:
-        names = vars(module)
-        for name in set(names) - set(content):
-            del names[name]
-        names.update(content)
-
-
-def _guard_comparisons(text):
-    """The test with both sides of every comparison in an `assert` checked by `_checked`."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert):
-            for inner in list(ast.walk(node.test)):
-                if isinstance(inner, ast.Compare):
-                    inner.left = _wrapped(inner.left)
-                    inner.comparators = [_wrapped(side) for side in inner.comparators]
-    return ast.fix_missing_locations(tree)
-
-
-def _wrapped(side):
-    return ast.Call(func=ast.Name(id="__slime_checked__", ctx=ast.Load()), args=[side], keywords=[])
-
-
-def _checked(value, depth=0):
-    """The value, unless it decides by the program's own code whether it equals something."""
-    kind = type(value)
-    if kind in (list, tuple, set, frozenset) and depth < 8:
-        for item in value:
-            _checked(item, depth + 1)
-    elif kind is dict and depth < 8:
-        for key, item in value.items():
-            _checked(key, depth + 1)
-            _checked(item, depth + 1)
-    method = getattr(kind, "__eq__", None)
-    if getattr(getattr(method, "__code__", None), "co_filename", "") == _SOLUTION and _equals_anything(value):
-        raise AssertionError("a value that says it is equal to anything")
-    return value
-
-
-def _equals_anything(value):
-    try:
-        return bool(value == object()) or not bool(value != object())
-    except Exception:  # an honest comparison may expect its own kind
-        return False
 
 
 if __name__ == "__main__":

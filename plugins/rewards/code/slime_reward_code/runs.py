@@ -1,7 +1,7 @@
 """Runs a program and its tests in a sandbox of its own, by the three ways of testing it.
 
-`__init__` calls `run_assertions`, `run_calls` and `run_program`. The process is `harness.py` in a fresh interpreter of
-a `slime_sandbox_local.LocalSandbox`, which ends with all that the program started. The sandbox is made of what the
+`__init__` calls `run_assertions`, `run_calls` and `run_program`. Each process is `harness.py` in a fresh interpreter
+of a `slime_sandbox_local.LocalSandbox`, which ends with all that the program started. The sandbox is made of what the
 kernel permits (`best-effort`), since a reward must score in a container too.
 """
 
@@ -12,25 +12,50 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from slime_sandbox_local import LocalSandbox, SandboxLimits
 
-_HARNESS = Path(__file__).with_name("harness.py")
+_HERE = Path(__file__).parent
+_IMPORT = """
+import sys, types
+for name, text in {modules!r}.items():
+    module = sys.modules["slime_reward_code." + name] = types.ModuleType("slime_reward_code." + name)
+    exec(compile(text, name + ".py", "exec"), vars(module))
+"""
+_MESSAGE_KB = 16_384
+"""One value that goes between a program and its tests."""
 _START_SECONDS = 10.0
 """What the interpreter may take to come up, on top of the program's time."""
 
 
 async def run_assertions(program: str, statements: Sequence[str], limits: SandboxLimits, seconds: float) -> set[int]:
-    """Indices of the texts that ran to their end after the program."""
-    nonce = secrets.token_hex(16)
-    tests = {"statements": list(statements), "nonce": nonce}
-    ran = await _run({"mode": "asserts", "program": program}, tests, limits, seconds)
-    proofs = {f"{nonce}:{index}": index for index in range(len(statements))}
-    return {proofs[line] for line in ran.output.splitlines() if line in proofs}
+    """Indices of the texts that ran to their end, in a process that asks the one of the program for what they call."""
+    limits = replace(limits, output_kb=max(_MESSAGE_KB, limits.output_kb))
+    passed: set[int] = set()
+    async with _started({"mode": "asserts", "program": program}, limits, seconds) as solution:
+        until = time.monotonic() + seconds
+        if solution is None or not await solution.ready(seconds):
+            return passed
+        left = until - time.monotonic()
+        async with _started({"mode": "judge"}, limits, seconds) as judge:
+            if judge is None or not await judge.ready(_START_SECONDS):
+                return passed
+            until = time.monotonic() + left
+            heard, body = await judge.call("tests", _message({"statements": list(statements)}), left)
+            while "mark" in heard:
+                if heard["mark"] == "said\n":  # what the program answers is for the judge alone to read
+                    heard, body = await solution.call("a program", _framed(body), until - time.monotonic())
+                    if "mark" not in heard:
+                        break
+                else:
+                    passed.add(int(heard["mark"].removeprefix("passed ")))
+                    body = b"null"
+                heard, body = await judge.call("tests", _framed(body), until - time.monotonic())
+    return passed
 
 
 async def run_calls(
@@ -68,32 +93,63 @@ async def _run(job: dict[str, Any], tests: dict[str, Any], limits: SandboxLimits
     Args:
         seconds: Wall and CPU time of the program and the tests.
     """
+    async with _started(job, limits, seconds) as process:
+        until = time.monotonic() + seconds
+        if process is None or not await process.ready(seconds):
+            return _Ran()
+        done, body = await process.call("the tests of a program", _message(tests), until - time.monotonic())
+    output = body.decode("utf-8", "replace")
+    return _Ran(output, done["code"] if "mark" not in done else None, "out" not in done.get("cut", ()))
+
+
+@dataclass
+class _Process:
+    """One harness that has come up."""
+
+    box: LocalSandbox
+    number: int
+    token: str
+
+    async def call(self, what: str, body: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
+        """Give it input; how it answered (`mark`: its line, absent when it ended), and its output."""
+        asked = {"op": "call", "process": self.number}
+        done, output = await self.box.request(
+            asked, what=f"{what} in a sandbox", timeout=max(0.0, timeout), body=body
+        )  # fmt: skip
+        return done, output[: done["out"]]
+
+    async def ready(self, timeout: float) -> bool:
+        """Whether the program's own code runs to its end."""
+        done, _ = await self.call("a program", b"\n", timeout)
+        return str(done.get("mark", "")).strip() == self.token
+
+
+@contextlib.asynccontextmanager
+async def _started(job: dict[str, Any], limits: SandboxLimits, seconds: float) -> AsyncIterator[_Process | None]:
+    """A sandbox with the harness in it, about to do the job; None when it did not come up."""
     token = secrets.token_hex(16)
-    command = [sys.executable, "-I", "-c", _HARNESS.read_text(encoding="utf-8")]
+    command = [sys.executable, "-I", "-c", _text()]
     async with LocalSandbox(replace(limits, cpu_seconds=seconds + 1), isolation="best-effort") as box:
         opened, _ = await box.request(
             {"op": "open", "command": command, "whole": True}, what="an interpreter in a sandbox",
             timeout=_START_SECONDS,
         )  # fmt: skip
-        if "process" not in opened:
-            return _Ran()
+        process = _Process(box, opened.get("process", 0), token)
+        up: dict[str, Any] = {}
+        if "process" in opened:
+            up, _ = await process.call("the start of an interpreter", _message({**job, "token": token}), _START_SECONDS)
+        yield process if "mark" in up else None
 
-        async def call(what: str, body: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
-            asked = {"op": "call", "process": opened["process"]}
-            return await box.request(asked, what=f"{what} in a sandbox", timeout=max(0.0, timeout), body=body)
 
-        up, _ = await call("the start of an interpreter", _message({**job, "token": token}), _START_SECONDS)
-        if "mark" not in up:
-            return _Ran()
-        until = time.monotonic() + seconds
-        ready, _ = await call("a program", b"\n", seconds)
-        if ready.get("mark", "").strip() != token:
-            return _Ran()
-        done, body = await call("the tests of a program", _message(tests), until - time.monotonic())
-    output = body[: done["out"]].decode("utf-8", "replace")
-    return _Ran(output, done["code"] if "mark" not in done else None, "out" not in done.get("cut", ()))
+def _text() -> str:
+    """The harness, after the modules of this package that it imports, which the sandbox cannot see."""
+    modules = {name: (_HERE / f"{name}.py").read_text(encoding="utf-8") for name in ("values", "remote", "judge")}
+    return _IMPORT.format(modules=modules) + (_HERE / "harness.py").read_text(encoding="utf-8")
 
 
 def _message(value: dict[str, Any]) -> bytes:
-    part = json.dumps(value).encode()
+    return _framed(json.dumps(value).encode())
+
+
+def _framed(part: bytes) -> bytes:
     return len(part).to_bytes(8, "big") + part
