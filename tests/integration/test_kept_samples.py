@@ -72,6 +72,7 @@ def test_a_file_is_read_as_saved_rollouts_are(run_dir: Path) -> None:
     assert all(sample.tokens for sample in read_samples(first))
 
 
+@pytest.mark.slow
 def test_what_was_kept_trains_another_run(run_dir: Path, tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     """The form is that of --save-debug-rollout-data."""
     kept = f"{run_dir}/samples/rollout_{{rollout_id:07}}.jsonl.zst"
@@ -129,6 +130,7 @@ def test_none_and_so_many(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     assert "--log-samples" in refused.stderr
 
 
+@pytest.mark.slow
 def test_old_rollouts_make_room(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     save = tmp_path / "run"
     slime("train", *tiny.argv(save, num_rollout=6, rollout_batch_size=8, log_samples_budget=30_000))
@@ -141,6 +143,7 @@ def test_old_rollouts_make_room(tiny: TinyRun, slime: Any, tmp_path: Path) -> No
     assert any(counts.values()) or len(files) < 9
 
 
+@pytest.mark.slow
 def test_overwriting_a_run_takes_its_samples_along(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     save = tmp_path / "run"
     slime("train", *tiny.argv(save, num_rollout=3))
@@ -163,6 +166,7 @@ def test_what_a_model_wrote_cannot_move_the_terminal(tiny: TinyRun, slime: Any, 
         assert not set("\x1b\x07\u202e\r") & set(text)
 
 
+@pytest.mark.slow
 def test_runs_of_other_seeds_are_the_noise_of_a_comparison(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     for name, seed, lr in (("a1", 1, "1e-3"), ("a2", 2, "1e-3"), ("b1", 1, "1e-2"), ("b2", 2, "1e-2")):
         slime("train", *tiny.argv(tmp_path / name, num_rollout=2, eval_interval=None, seed=seed, lr=lr))

@@ -10,6 +10,7 @@ from slime_command_inspect.learning import describe_learning
 from tests.zoo.bugs import BUGS
 
 
+@pytest.mark.slow
 def test_it_names_the_planted_cause(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = next(bug for bug in BUGS if bug.name == "always_right")
     bug.plant(monkeypatch)
