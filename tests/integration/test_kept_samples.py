@@ -12,9 +12,12 @@ import pytest
 from slime_runs import Run
 from slime_runs.files import sample_files
 from slime_runs.index import Filter
+from slime_runs.store import SampleStore
 
 from slime_core.data.dumps import read_samples
+from slime_core.types import Sample
 from tests.conftest import TinyRun
+from tests.toy_trainer import make_args
 
 NASTY = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>\u202egnp.exe\r\nnext"
 
@@ -149,6 +152,14 @@ def test_overwriting_a_run_takes_its_samples_along(tiny: TinyRun, slime: Any, tm
     slime("train", *tiny.argv(save, num_rollout=3))
     slime("train", *tiny.argv(save, num_rollout=1, overwrite=True))
     assert {s.entry.rollout for s in Run(save).samples(Filter(data_set=""))} == {0}
+
+
+def test_a_last_file_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "samples" / "rollout_0000000.jsonl.zst" / "in the way").mkdir(parents=True)
+    store = SampleStore()
+    store.slime_log_rollout(0, make_args(run_dir=str(tmp_path)), [Sample(tokens=[1], prompt="p", group_index=0)])
+    store.slime_run_end(None)
+    assert "samples are no longer stored in this run: IsADirectoryError" in caplog.text
 
 
 def test_what_a_model_wrote_cannot_move_the_terminal(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ class SampleStore:
     def slime_run_end(self, error: BaseException | None) -> None:
         """The last file is written."""
         if self._thread is not None:
+            self._written()
             if self._writer is not None:
                 self._thread.submit(self._writer.close)
             self._thread.shutdown(wait=True)
@@ -136,13 +137,18 @@ class SampleStore:
     def _later(self, write: Callable[[], Any]) -> None:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="slime-samples")
-        if self._writing is not None:
-            try:
-                self._writing.result()
-            except (OSError, sqlite3.Error) as error:
-                self._stop(error)
-                return
-        self._writing = self._thread.submit(write)
+        if self._written():
+            self._writing = self._thread.submit(write)
+
+    def _written(self) -> bool:
+        """Whether the file before is written, which is waited for."""
+        writing, self._writing = self._writing, None
+        try:
+            if writing is not None:
+                writing.result()
+        except (OSError, sqlite3.Error) as error:
+            self._stop(error)
+        return not self._stopped
 
     def _stop(self, error: BaseException) -> None:
         """The run goes on without: no training is worth less for want of its record."""
