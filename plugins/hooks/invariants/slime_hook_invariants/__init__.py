@@ -33,12 +33,6 @@ class Invariants:
         self._batches: Batches | None = None
 
     @hookimpl
-    def slime_run_start(self, args: Args, run_dir: Path) -> None:
-        """A run that starts over keeps no incidents of the one before."""
-        if not args.load:
-            (Path(run_dir) / FILE).unlink(missing_ok=True)
-
-    @hookimpl
     def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
         """Samples as they will become a batch."""
         self._report(args, rollout_id, sample_incidents(samples))
