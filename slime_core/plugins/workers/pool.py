@@ -15,9 +15,11 @@ import logging
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
@@ -30,6 +32,13 @@ from slime_core.waits import placed
 
 logger = logging.getLogger(__name__)
 
+_BATCH_S = 0.02
+"""Seconds that calls written at once may take together."""
+_BATCH_CALLS = 64
+_LINGER_S = 0.001
+"""Where fast calls come one upon another, for more of them to come."""
+_BATCH_BYTES = 1 << 16
+"""Of all requests but the first: what a socket holds, so that neither side waits for the other to read."""
 START_DEADLINE = 60.0
 """Seconds a fresh interpreter gets to come up."""
 
@@ -48,11 +57,13 @@ class _Call:
     timeout: float | None
     seed: int
     begun: Callable[[], None]
-    future: Future[list[Any]] = field(default_factory=Future)
+    future: asyncio.Future[list[Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     process: _Process | None = None
     """Which one runs it now."""
     given_up: bool = False
     """Nobody waits for it any more."""
+    outcome: list[Any] | BaseException | None = None
+    """Rewards, or what went wrong."""
 
 
 class WorkerPool:
@@ -77,6 +88,8 @@ class WorkerPool:
         self._processes: set[_Process] = set()
         self._components: dict[Component, None] = {}
         """Loaded somewhere, so a replacement loads them before it is asked."""
+        self._batch: dict[Component, int] = {}
+        """How many calls of it are written at once."""
         self._idle = 0
         self._closed = False
 
@@ -101,7 +114,7 @@ class WorkerPool:
         call = _Call(component, samples, evaluation, timeout, seed, placed())
         self._submit(call)
         try:
-            return await asyncio.wrap_future(call.future)
+            return await call.future
         except asyncio.CancelledError:
             call.given_up = True
             if (process := call.process) is not None:
@@ -166,45 +179,92 @@ class WorkerPool:
                     process = self._started()  # before it is needed: the next call does not wait for an interpreter
             with self._lock:
                 self._idle += 1
+            asked = time.monotonic()
             call = self._queue.get()
+            if call is not None and self._batch.get(call.component, 1) > 1 and time.monotonic() < asked + _LINGER_S:
+                time.sleep(_LINGER_S)
             with self._lock:
                 self._idle -= 1
             if call is None:
                 break
-            if not call.future.set_running_or_notify_cancel():
-                continue
-            rewards, error = None, None
-            for again in (True, False):
-                try:
-                    broken = process is None
-                    process = process or self._started()
-                    broken = False
-                    rewards, error = self._run(call, process), None
-                except BaseException as raised:
-                    error = raised
-                if process is not None and not process.usable:
-                    self._end(process)
-                    process = None
-                # Whoever killed it meant the process; the call gets one more, with the same random numbers.
-                killed = isinstance(error, WorkerDied) and error.killed
-                if not (again and killed) or call.given_up or self._closed:
-                    break
-            if error is None:
-                call.future.set_result(rewards or [])
-            else:
-                call.future.set_exception(error)
+            began, calls = time.monotonic(), self._with_others(call)
+            left = calls
+            if process is not None and len(calls) > 1:
+                left = self._run_all(calls, process)
+                process = process if process.usable else None
+            for call in left:
+                if not call.given_up:
+                    process, broken = self._run(call, process)
+                    _deliver([call])
+            fast = time.monotonic() - began < _BATCH_S
+            size = max(self._batch.get(calls[0].component, 1), min(2 * len(calls), _BATCH_CALLS))
+            self._batch[calls[0].component] = size if fast else max(1, len(calls) // 4)
         if process is not None:
             self._end(process)
 
-    def _run(self, call: _Call, process: _Process) -> list[Any]:
+    def _with_others(self, call: _Call) -> list[_Call]:
+        """The call with as many of those that wait as go with it."""
+        calls = [call]
+        share = self._queue.qsize() // max(len(self._threads), 1) + 1
+        while len(calls) < min(self._batch.get(call.component, 1), share):
+            try:
+                other = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if other is None or (other.component, other.timeout) != (call.component, call.timeout):
+                self._queue.put(other)
+                break
+            calls.append(other)
+        return calls
+
+    def _run_all(self, calls: list[_Call], process: _Process) -> list[_Call]:
+        """Make the calls in one go, as far as all goes well; those that are left to be made one by one."""
         assert self._packed is not None
-        call.process = process
-        call.begun()
+        done, left = list[_Call](), deque(calls)
         try:
             process.update(self._packed)
-            return process.run(call)
-        finally:
+            for _ in process.run_all(calls):
+                done.append(left.popleft())
+                if not process.has_answer:
+                    _deliver(done)
+                    done = []
+        except BaseException as error:
+            if not process.usable:
+                self._end(process)
+            # Of the call that ran; after a signal that one is made again.
+            if left[0].process is not None and not (isinstance(error, WorkerDied) and error.killed):
+                left[0].outcome = error
+                done.append(left.popleft())
+        for call in left:
             call.process = None
+        _deliver(done)
+        return list(left)
+
+    def _run(self, call: _Call, process: _Process | None) -> tuple[_Process | None, bool]:
+        """Make one call; the process that is there then, and whether none could be started."""
+        assert self._packed is not None
+        broken = False
+        for again in (True, False):
+            try:
+                broken = process is None
+                process = process or self._started()
+                broken = False
+                call.process = process
+                call.begun()
+                process.update(self._packed)
+                call.outcome = process.run(call)
+            except BaseException as error:
+                call.outcome = error
+            finally:
+                call.process = None
+            if process is not None and not process.usable:
+                self._end(process)
+                process = None
+            # Whoever killed it meant the process; the call gets one more, with the same random numbers.
+            killed = isinstance(call.outcome, WorkerDied) and call.outcome.killed
+            if not (again and killed) or call.given_up or self._closed:
+                break
+        return process, broken
 
     def _started(self) -> _Process:
         """A process that answers and has tried to load what is known. Raises DeadlineExceeded, WorkerDied."""
@@ -268,28 +328,99 @@ class _Process(Worker):
         self.load(call.component)
         if not call.samples:
             return []
-        try:
-            states = pickle.dumps([sample_state(sample) for sample in call.samples])
-        except Exception as error:
-            raise PluginError(
-                f"sample {call.samples[0].index} cannot be sent to a worker process ({type(error).__name__}: {error});"
-                " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
-            ) from error
-        request = ("score", call.component.key, states, call.evaluation, call.seed)
-        rewards, changed = self._ask(request, call.timeout, "--rm-timeout")
-        for sample, fields in zip(call.samples, changed):
-            apply(sample, fields)
-        return list(rewards)
+        request = _request(call)
+        with _overrun(call.timeout, "--rm-timeout"):
+            answer = next(self.ask_all([request], call.timeout))
+        return _rewards(call, answer)
+
+    def run_all(self, calls: Sequence[_Call]) -> Iterator[None]:
+        """Score calls of one component and deadline, in order; yields as each has its outcome, and raises as `ask`."""
+        self.load(calls[0].component)
+        requests = []
+        for call in calls:
+            try:
+                requests.append(_request(call))
+            except PluginError as error:
+                requests.append(b"")
+                call.outcome = error
+        start = 0
+        while start < len(calls):
+            end, size = start + 1, 0
+            while end < len(calls) and (size := size + len(requests[end])) <= _BATCH_BYTES:
+                end += 1
+            answers = self.ask_all([request for request in requests[start:end] if request], calls[0].timeout)
+            for call, request in zip(calls[start:end], requests[start:end]):
+                if request:
+                    call.process = self
+                    call.begun()
+                    with _overrun(call.timeout, "--rm-timeout"):
+                        answer = next(answers)
+                    call.process = None
+                    try:
+                        call.outcome = _rewards(call, answer)
+                    except Exception as error:
+                        call.outcome = error
+                yield
+            start = end
 
     def _ask(self, request: tuple[Any, ...], timeout: float | None, flag: str) -> Any:
         """Send a request and return what comes after "ok" in the answer."""
-        try:
+        with _overrun(timeout, flag):
             answer = self.ask(request, timeout)
-        except TimeoutError:
-            raise DeadlineExceeded(overrun(timeout, flag)) from None
-        if answer[0] == "ok":
-            return answer[1:]
-        raise _error(*answer[1:])
+        return _good(answer)
+
+
+@contextlib.contextmanager
+def _overrun(timeout: float | None, flag: str) -> Iterator[None]:
+    """A deadline that passes inside is told by its flag."""
+    try:
+        yield
+    except TimeoutError:
+        raise DeadlineExceeded(overrun(timeout, flag)) from None
+
+
+def _request(call: _Call) -> bytes:
+    """What is sent of the call. Raises PluginError when a sample cannot be."""
+    try:
+        states = pickle.dumps([sample_state(sample) for sample in call.samples])
+    except Exception as error:
+        raise PluginError(
+            f"sample {call.samples[0].index} cannot be sent to a worker process ({type(error).__name__}: {error});"
+            " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
+        ) from error
+    return pickle.dumps(("score", call.component.key, states, call.evaluation, call.seed))
+
+
+def _good(answer: Any) -> Any:
+    """What comes after "ok"; raises the error that the answer is otherwise."""
+    if answer[0] == "ok":
+        return answer[1:]
+    raise _error(*answer[1:])
+
+
+def _rewards(call: _Call, answer: Any) -> list[Any]:
+    """The rewards in an answer; samples get what the reward changed in them. Raises what the reward raised."""
+    rewards, changed = _good(answer)
+    for sample, fields in zip(call.samples, changed):
+        apply(sample, fields)
+    return list(rewards)
+
+
+def _deliver(calls: Sequence[_Call]) -> None:
+    """Have those who wait for the calls get their outcomes, all of a loop in one turn of it."""
+    for loop, group in groupby(calls, key=lambda call: call.future.get_loop()):
+        with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits
+            loop.call_soon_threadsafe(_settle, list(group))
+
+
+def _settle(calls: Sequence[_Call]) -> None:
+    for call in calls:
+        if call.future.done():
+            continue
+        if isinstance(call.outcome, BaseException):
+            call.future.set_exception(call.outcome)
+        else:
+            call.future.set_result(call.outcome or [])
 
 
 def _error(kind: str, text: str, worker_traceback: str) -> Exception:
