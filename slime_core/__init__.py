@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slime_core.buffer import BufferBase
-    from slime_core.data.observations import Observations
     from slime_core.data.prompts import DatasetSource
-    from slime_core.data.tokenizer import encode_prompt
+    from slime_core.data.tokenizer import encode_prompt, encode_result
     from slime_core.data.tools import prompt_tools, run_tools, tool_parser
     from slime_core.data.turns import turn_delta
     from slime_core.engines.model_urls import get_model_url, planned_models
@@ -91,7 +90,6 @@ _EXPORTS = {
     "Level": "slime_core.launch.findings",
     "LossInputs": "slime_core.protocols",
     "LossOutputs": "slime_core.protocols",
-    "Observations": "slime_core.data.observations",
     "PluginOptions": "slime_core.plugins.options",
     "RewardCaller": "slime_core.plugins.adapters",
     "RewardInputs": "slime_core.protocols",
@@ -114,6 +112,7 @@ _EXPORTS = {
     "candidate_rewards": "slime_core.plugins.candidates",
     "declares": "slime_core.protocols",
     "encode_prompt": "slime_core.data.tokenizer",
+    "encode_result": "slime_core.data.tokenizer",
     "execution_rewards": "slime_core.fan_out",
     "executions": "slime_core.fan_out",
     "get_model_url": "slime_core.engines.model_urls",
@@ -155,7 +154,6 @@ __all__ = [
     "Level",
     "LossInputs",
     "LossOutputs",
-    "Observations",
     "PluginOptions",
     "RewardCaller",
     "RewardInputs",
@@ -179,6 +177,7 @@ __all__ = [
     "candidate_rewards",
     "declares",
     "encode_prompt",
+    "encode_result",
     "execution_rewards",
     "executions",
     "get_model_url",
