@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic import Field
-from slime_generator_tool_use import Observations
+from slime_generator_multi_turn import Observations
 
 from slime_core import Args, GenerateContext, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import ConfigError

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from slime_generator_multi_turn import UNTEMPLATED, cut, turn_tokens
+
 from slime_core import Args, Sample, encode_result, turn_delta
 from slime_core.errors import DataError
 from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall
-from slime_generator_tool_use.observations import UNTEMPLATED, cut, turn_tokens
 from slime_generator_tool_use.running import ToolResult
 from slime_generator_tool_use.settings import Settings
 
