@@ -1,8 +1,8 @@
 """Everything about a run that can be found wrong before a model is loaded or a process started, in a few seconds.
 
 `slime check` prints the findings; `slime train` runs the same checks first and goes on when there is no error. By the
-time it is called, settings are valid and every component has been resolved here; meanwhile the plugin `probes` calls each
-once in another interpreter (hook `slime_preflight`).
+time it is called, settings are valid and every component has been resolved here; meanwhile the plugin `probes` calls
+each once in another interpreter (hook `slime_preflight`).
 """
 
 from __future__ import annotations
