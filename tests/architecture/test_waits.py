@@ -32,6 +32,7 @@ _JUST_KILLED = "of a process or task that was just killed or cancelled, or has j
 
 ALLOWED = {
     "slime_command_serve/command.py:_serve": "serves until a signal",
+    "slime_command_view/command.py:_serve": "serves until a signal",
     "slime_environment_session/child.py:_answered": "the other side kills this process at --environment-step-timeout",
     "slime_environment_session/places.py:_answered": "the session's `within` around it: --environment-step-timeout",
     "slime_environment_session/places.py:_work": _SERVES,
