@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 from slime_core import provenance
 from slime_core.errors import PluginError
-from slime_core.protocols import EditTraits, traits_of
 from slime_core.provenance import NOT_SAMPLED, POSITIVE_LOG_PROB, TRAINABLE, Source, Spans
 from slime_core.types import Sample, SampleStatus
 
@@ -124,9 +123,9 @@ class Sealed:
 class Held:
     """Samples that somebody's code keeps for a while: sealed when it gets them, checked when they come back."""
 
-    def __init__(self, component: object, label: str) -> None:
-        """`component` is the code, which may declare `EditTraits`; `label` is how errors call it."""
-        self._edits, self._label = traits_of(component, EditTraits, label).edits_samples, label
+    def __init__(self, label: str, *, edits: bool) -> None:
+        """`label` is how errors call the code; `edits`: it may change them, so nothing is checked."""
+        self._label, self._edits = label, edits
         self._before: dict[int, tuple[object, list[int | None]]] = {}
         """id -> a weak reference that takes its entry along, and what the sample was."""
 

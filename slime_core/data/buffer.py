@@ -18,7 +18,7 @@ from slime_core.errors import CheckpointError, RolloutError
 from slime_core.fan_out import executions
 from slime_core.plugins.boundary import user_code
 from slime_core.plugins.signatures import construct, positional_names, signature_of
-from slime_core.protocols import Args, BufferFilter, GroupBuffer, with_defaults
+from slime_core.protocols import Args, BufferFilter, EditTraits, GroupBuffer, traits_of, with_defaults
 from slime_core.types import Group, Sample, SampleStatus
 
 _THREE = ("args", "buffer", "num_samples")
@@ -64,7 +64,8 @@ class SampleBuffer:
         self._name = _name(args)
         self._group_size = group_size
         whole: Any = plugin
-        self._held = Held(plugin, f"--buffer-filter-path {self._name!r}")
+        label = f"--buffer-filter-path {self._name!r}"
+        self._held = Held(label, edits=traits_of(plugin, EditTraits, label).edits_samples)
         self._plugin: GroupBuffer = whole
         if inspect.isfunction(whole) or not hasattr(whole, "take"):
             self._plugin = _around_function(args, whole, self._name)

@@ -14,7 +14,7 @@ from typing import Any
 from slime_core.admission import Held
 from slime_core.buffer import BufferBase
 from slime_core.errors import RolloutError
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.types import Group, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Reuse(BufferBase):
         self.kept: list[Sample] = []
         """Finished samples of groups that were trained on once."""
         self._choose, self._label = choose, label
-        self._held = Held(choose, label)
+        self._held = Held(label, edits=traits_of(choose, EditTraits, label).edits_samples)
         if choose is not None and not (args.use_tis or args.use_rollout_logprobs):
             logger.warning(
                 "%s: the samples that it chooses are trained on again, and come from older weights: --use-tis corrects"
