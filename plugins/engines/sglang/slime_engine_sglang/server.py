@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.ports import PortBlock, url_host
+from slime_engine_sglang.api.transport import MODEL_INFO
 from slime_engine_sglang.arguments import attention_ranks, to_argv
-from slime_engine_sglang.environment import server_environment
 from slime_engine_sglang.plan import ServerPlan
 from slime_engine_sglang.service import Service, StrangerError, get_json
 
@@ -36,7 +36,6 @@ class ServerProcess(Service):
         self,
         plan: ServerPlan,
         *,
-        device: str,
         python: Path,
         log: Path,
         timeout: float,
@@ -46,7 +45,6 @@ class ServerProcess(Service):
 
         Args:
             plan: What to run.
-            device: "cpu" or "cuda".
             python: Interpreter of SGLang's environment.
             log: File for its output.
             timeout: Seconds until it must be ready.
@@ -58,7 +56,6 @@ class ServerProcess(Service):
         self.plan = plan
         self.arguments: dict[str, Any] = dict(plan.arguments)
         """`ServerArgs` fields but for host and ports; what is added here holds from the next start on."""
-        self._device = device
         self._python = python
         self._port_fields = _port_fields(plan)
         count = len(self._port_fields) + _dist_ports(plan)
@@ -80,10 +77,8 @@ class ServerProcess(Service):
         return [str(self._python), "-m", "sglang.launch_server", *to_argv(fields, self._python)]
 
     def environment(self) -> Mapping[str, str]:
-        """What its device, its interpreter and its plan need set."""
-        found = server_environment(self._device, self.arguments, self._python)
-        # The plan is made without a look at the interpreter, on which it depends which stubs are on the path.
-        return dict(self.plan.environment) | {"PYTHONPATH": found["PYTHONPATH"]}
+        """The plan's."""
+        return self.plan.environment
 
     async def missing(self, session: aiohttp.ClientSession, left: float) -> str:
         """Raises StrangerError when it is the server of another model."""
@@ -92,19 +87,18 @@ class ServerProcess(Service):
             return f"{self.url}/health_generate to generate a token (status {status})"
         if self.plan.worker_type == "encoder":
             return ""
-        for path in ("/model_info", "/get_model_info"):
-            status, body = await get_json(session, self.url + path, left)
-            if status == 200 and isinstance(body, dict):
-                found, wanted = body.get("model_path"), self.arguments.get("model_path")
-                if found != wanted:
-                    raise StrangerError(
-                        f"SGLang server {self.name}: what answers at {self.url} serves model {found!r}, not {wanted!r}"
-                    )
-                # Each flush of the cache, one per weight update, collects garbage on CPU: without what was there at the
-                # start that takes no time. SGLang asks itself for it too early when it skips its warm-up.
-                await get_json(session, f"{self.url}/freeze_gc", left)
-                return ""
-        return f"{self.url}/model_info to name its model (status {status})"
+        status, body = await get_json(session, self.url + MODEL_INFO, left)
+        if status != 200 or not isinstance(body, dict):
+            return f"{self.url}{MODEL_INFO} to name its model (status {status})"
+        found, wanted = body.get("model_path"), self.arguments.get("model_path")
+        if found != wanted:
+            raise StrangerError(
+                f"SGLang server {self.name}: what answers at {self.url} serves model {found!r}, not {wanted!r}"
+            )
+        # Each flush of the cache, one per weight update, collects garbage on CPU: without what was there at the start
+        # that takes no time. SGLang asks itself for it too early when it skips its warm-up.
+        await get_json(session, f"{self.url}/freeze_gc", left)
+        return ""
 
 
 def _port_fields(plan: ServerPlan) -> list[str]:

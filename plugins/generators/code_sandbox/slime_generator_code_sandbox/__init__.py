@@ -17,19 +17,10 @@ import time
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_generator_multi_turn import Observations
 from slime_sandbox_local import Call, InterpreterPool, SandboxLimits, check_settings, pool_of
 
-from slime_core import (
-    Args,
-    GenerateContext,
-    GenerateTraits,
-    Observations,
-    PluginOptions,
-    Sample,
-    SampleStatus,
-    declares,
-    options,
-)
+from slime_core import Args, GenerateContext, GenerateTraits, PluginOptions, Sample, SampleStatus, declares, options
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""
