@@ -21,7 +21,8 @@ from slime_core.plugins.kind import Call, HookFlag
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
-    from slime_core.launch.findings import Finding
+    from slime_core.launch.findings import Finding, Probe
+    from slime_core.launch.prepare import Prepared
     from slime_core.plugins.registry import Registry
     from slime_core.protocols import Args, StepResult, Trainer
     from slime_core.types import Group, Sample, TrainBatch
@@ -48,6 +49,11 @@ def slime_configure(args: Args) -> None:
 @hookspec
 def slime_check(settings: Settings) -> list[Finding] | None:
     """What `slime check` is to say of the run besides its own findings; nothing may be started or written."""
+
+
+@hookspec
+def slime_preflight(run: Prepared) -> Probe | None:
+    """Before a run starts, and in `slime check`: what looks at it beside the core's checks."""
 
 
 @hookspec

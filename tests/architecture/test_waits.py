@@ -33,6 +33,7 @@ _JUST_KILLED = "of a process or task that was just killed or cancelled, or has j
 
 ALLOWED = {
     "slime_command_serve/command.py:_serve": "serves until a signal",
+    "slime_command_view/command.py:_serve": "serves until a signal",
     "slime_environment_session/child.py:_answered": "the other side kills this process at --environment-step-timeout",
     "slime_environment_session/places.py:_answered": "the session's `within` around it: --environment-step-timeout",
     "slime_environment_session/places.py:_work": _SERVES,
@@ -51,9 +52,6 @@ ALLOWED = {
     "slime_command_serve/http/streams.py:merge": _CLIENT,
     "slime_command_serve/http/streams.py:unless_disconnected": _CLIENT,
     "slime_command_serve/front/app.py:__call__": _CLIENT,
-    "engines/scripted.py:_due": _SAMPLE,
-    "engines/scripted.py:_interrupted": _SAMPLE,
-    "engines/scripted.py:generate": _SAMPLE,
     "slime_engine_sglang/engine.py:stop": "processes get SIGTERM, then SIGKILL after a grace",
     "launch/ranks.py:_wait": "of ranks, each of which has deadlines of its own; named by its caller",
     "waits/table.py:placed": "reads a variable",
@@ -65,7 +63,6 @@ ALLOWED = {
     "slime_engine_sglang/weights/distributed.py:_in_thread": _COLLECTIVE,
     "slime_engine_sglang/weights/distributed.py:_together": "requests with a deadline, and a collective",
     "slime_engine_sglang/weights/distributed.py:broadcast": _COLLECTIVE,
-    "launch/probes.py:finish": "in a fresh process that slime check kills at its deadline",
     "tools/running.py:_in_thread": _TOOL,
     "tools/running.py:_value": _TOOL,
     "loop.py:cancel": _JUST_KILLED,
