@@ -133,6 +133,8 @@ class RewardTraits(Traits):
     """Its list of samples must be the whole group, since scores depend on each other."""
     extract_answer: Callable[[Sample], str | None] | None = None
     """A sample -> the answer it reads out of the response, for votes (`plugins.answers`)."""
+    check: Callable[..., None] | None = None
+    """As a generate function's."""
 
 
 @dataclass(frozen=True)
