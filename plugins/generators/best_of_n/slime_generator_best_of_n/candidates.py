@@ -1,0 +1,175 @@
+"""One prompt -> several candidates of another generate function, for generators that choose among them.
+
+`best_of_n` and `self_consistency` call `sample_candidates` and return one of the candidates as it was sampled. A
+candidate is what one call returned, so it may be several samples (fan-out); and candidates hold one place of the engine
+together (`--sglang-server-concurrency` counts samples of the run).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from slime_core import Args, GenerateCaller, GenerateContext, Group, RewardCaller, Sample, SampleStatus, resolve
+from slime_core.errors import ConfigError, PluginError
+
+_PENDING = (SampleStatus.PENDING, SampleStatus.ABORTED)
+
+
+class Candidate(NamedTuple):
+    """What one call of the generate function made."""
+
+    number: int
+    """From 0."""
+    samples: Group
+
+
+async def sample_candidates(
+    args: Args,
+    sample: Sample,
+    sampling_params: dict[str, Any],
+    context: GenerateContext,
+    *,
+    num: int,
+    generator: str,
+    origin: str,
+) -> list[Candidate] | None:
+    """`num` candidates from the prompt, at once; each with a seed of its own made of the sample's and its number.
+
+    A candidate whose call raised is left out, unless all did.
+
+    Args:
+        args: The run's settings.
+        sample: The prompt; not changed.
+        sampling_params: As the sample's generate function got them.
+        context: Likewise.
+        num: How many.
+        generator: Name or path of the generate function.
+        origin: The option that names it, for messages.
+
+    Returns:
+        The candidates in order, or None when a rollout's end interrupted one of several: the sample is to be done
+        again. An only one is returned as it is, to be continued.
+
+    Raises:
+        PluginError: The generate function cannot be found or loaded, or takes no `context` while this one has to.
+        Exception: What the first call raised, when all did.
+    """
+    caller = GenerateCaller(resolve("generators", generator, origin=origin))
+
+    async def one(number: int, done: Callable[[], None]) -> Group:
+        own = copy.deepcopy(sample)
+        own.session_id = f"{sample.session_id or sample.index}-c{number}"
+        params = {**sampling_params, "sampling_seed": _seed(sampling_params.get("sampling_seed"), number)}
+        try:
+            made = await caller.call(args, own, params, evaluation=context.evaluation, context=context)
+        finally:
+            done()
+        return made if isinstance(made, list) else [made]
+
+    with _live_together(context.engine, num) as done:
+        results = await asyncio.gather(*(one(i, done) for i in range(num)), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, Exception):
+            raise result
+    found = [Candidate(i, made) for i, made in enumerate(results) if not isinstance(made, BaseException)]
+    if not found:
+        raise next(result for result in results if isinstance(result, BaseException))
+    interrupted = any(s.status in _PENDING for c in found for s in c.samples)
+    return None if interrupted and num > 1 else found
+
+
+async def candidate_rewards(
+    args: Args, candidates: Sequence[Candidate], spec: str | None, context: GenerateContext, origin: str
+) -> list[float]:
+    """[candidates] mean reward over each one's samples; minus infinity for one that failed, or that no reward scores.
+
+    Rewards that a generate function has set count, where `spec` does not name another.
+
+    Args:
+        args: The run's settings.
+        candidates: Of one prompt.
+        spec: Name or path of a reward; None is the sample's own, or the run's.
+        context: Of the sample.
+        origin: The option that names it, for messages.
+
+    Raises:
+        ConfigError: Nothing scores them.
+        Exception: What the reward raised, when it raised for every candidate.
+    """
+    results = await asyncio.gather(
+        *(_reward(args, c.samples, spec, context, origin) for c in candidates), return_exceptions=True
+    )
+    failures = [r for r in results if isinstance(r, BaseException)]
+    fatal = next((r for r in failures if not isinstance(r, Exception) or isinstance(r, ConfigError)), None)
+    if fatal is not None or len(failures) == len(results):
+        raise fatal or failures[0]
+    return [float("-inf") if isinstance(r, BaseException) else r for r in results]
+
+
+async def _reward(args: Args, samples: Group, spec: str | None, context: GenerateContext, origin: str) -> float:
+    if any(s.status in (SampleStatus.FAILED, *_PENDING) for s in samples):
+        return float("-inf")
+    values = []
+    for sample in samples:
+        reward: Any = sample.reward if spec is None else None
+        if reward is None:
+            name = spec or sample.custom_rm_path or sample.metadata.get("custom_rm_path")
+            name = name or sample.metadata.get("rm_type") or _run_reward(args)
+            if not name:
+                raise ConfigError(f"{origin}: nothing scores the candidates; name a reward, or set --rm-type NAME")
+            (reward,) = await _scorer(args, str(name), origin).score([sample], evaluation=context.evaluation)
+        values.append(_number(args, reward, context.evaluation))
+    return sum(values) / len(values)
+
+
+def _run_reward(args: Args) -> str | None:
+    return args.custom_rm_path or args.rm_type
+
+
+def _scorer(args: Args, spec: str, origin: str) -> RewardCaller:
+    scorer = RewardCaller(resolve("rewards", spec, origin=origin), args)
+    if scorer.scores_groups:
+        raise ConfigError(f"{origin}: {scorer.label} scores whole groups; candidates are scored one by one")
+    return scorer
+
+
+def _number(args: Args, reward: Any, evaluation: bool) -> float:
+    if not hasattr(reward, "keys"):
+        return float(reward)
+    key = (args.eval_reward_key if evaluation else None) or args.reward_key
+    if key not in reward:
+        raise PluginError(f"a candidate's reward is a mapping with keys {sorted(reward)}; --eval-reward-key says which")
+    return float(reward[key])
+
+
+def _seed(seed: int | None, number: int) -> int | None:
+    """31 bits of the sample's seed and the candidate's number; None where the sample has none."""
+    if seed is None:
+        return None
+    return int.from_bytes(hashlib.blake2b(repr((seed, number)).encode(), digest_size=4).digest(), "little") >> 1
+
+
+@contextmanager
+def _live_together(engine: Any, num: int) -> Iterator[Callable[[], None]]:
+    """Until all but one have ended, each candidate counts as live, so that a held engine waits for it as for a sample.
+
+    The sample itself is live already and stands for the last one. Yields what to call when one has ended.
+    """
+    live: Callable[[], AbstractContextManager[None]] | None = getattr(engine, "live", None)
+    with ExitStack() as left:
+        held: list[ExitStack] = []
+        if live is not None:
+            held = [left.enter_context(ExitStack()) for _ in range(num - 1)]
+            for each in held:
+                each.enter_context(live())
+
+        def done() -> None:
+            if held:
+                held.pop().close()
+
+        yield done

@@ -1,0 +1,143 @@
+"""One call -> its result as text, with a deadline; what goes wrong is text for the model, too.
+
+    coroutine functions    in the event loop                  at the deadline: cancelled
+    plain functions        in a daemon thread of their own    at the deadline: left behind there
+
+Generators call it, several calls at once. It raises nothing that a tool may raise. A tool that fails is an observation
+like another, which the model can react to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slime_core.tools import Tool, json_text
+from slime_core.waits import loop_turn, waiting
+
+if TYPE_CHECKING:
+    from slime_core import Args
+
+MAX_LEFT_BEHIND = 256
+"""Threads of plain functions that overran their deadline; while there are so many, no other is started."""
+_LONGEST_ERROR = 500
+"""Characters of an error that the model is shown."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a call came to."""
+
+    text: str
+    """For the model: the result, or `error: ...`."""
+    failed: bool
+    seconds: float
+
+
+class _Overdue:
+    """How many threads still run what nobody waits for."""
+
+    count = 0
+    lock = threading.Lock()
+
+
+async def call_tool(
+    tool: Tool, arguments: Mapping[str, Any], *, deadline: float | None, args: Args | None = None, sample: Any = None
+) -> ToolResult:
+    """Call the tool by name of argument.
+
+    Args:
+        tool: What to call.
+        arguments: Checked against its schema already.
+        deadline: Seconds; None waits as long as the tool takes.
+        args: The run's settings, for tools that take `args`.
+        sample: The sample, for tools that take `sample`.
+    """
+    given = {"args": args, "sample": sample}
+    call = {**arguments, **{name: given[name] for name in tool.given}}
+    started = time.monotonic()
+    clock = asyncio.timeout(deadline)
+    try:
+        with waiting(f"tool {tool.name}", deadline=deadline, then="the call is answered with an error"):
+            async with clock:
+                value = await _value(tool.function, call)
+    except Exception as error:  # the tool's code: what it raises is for the model to read
+        overran = isinstance(error, TimeoutError) and clock.expired()
+        text = f"{tool.name} did not answer within {deadline:g} s" if overran else f"{type(error).__name__}: {error}"
+        result = ToolResult(error_text(text), True, time.monotonic() - started)
+    else:
+        text = value if isinstance(value, str) else _as_text(value)
+        result = ToolResult(_encodable(text), False, time.monotonic() - started)
+    await loop_turn()
+    return result
+
+
+def error_text(problem: str) -> str:
+    """An error as the model reads it, on one line."""
+    text = _encodable(" ".join(problem.split()))
+    return f"error: {text if len(text) <= _LONGEST_ERROR else text[:_LONGEST_ERROR] + '...'}"
+
+
+async def _value(function: Callable[..., Any], call: Mapping[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        return await function(**call)
+    value = await _in_thread(lambda: function(**call))
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """The result of a call that may block, or that never returns."""
+    if _Overdue.count >= MAX_LEFT_BEHIND:
+        raise RuntimeError(f"{MAX_LEFT_BEHIND} calls that overran their deadlines still run; no other is started")
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+    state = {"left": False, "ended": False}
+
+    def run() -> None:
+        value: Any = None
+        failure: BaseException | None = None
+        try:
+            value = call()
+        except BaseException as error:  # belongs to the caller, whatever it is
+            failure = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        with _Overdue.lock:
+            state["ended"] = True
+            _Overdue.count -= state["left"]
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, done, value, failure)
+
+    threading.Thread(target=run, name="slime: tool", daemon=True).start()
+    try:
+        return await done
+    except asyncio.CancelledError:
+        with _Overdue.lock:
+            state["left"] = not state["ended"]
+            _Overdue.count += state["left"]
+        raise
+
+
+def _settle(done: asyncio.Future[Any], value: Any, failure: BaseException | None) -> None:
+    if done.done():
+        return
+    if failure is not None:
+        done.set_exception(failure)
+    else:
+        done.set_result(value)
+
+
+def _as_text(value: Any) -> str:
+    try:
+        return json_text(value)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")

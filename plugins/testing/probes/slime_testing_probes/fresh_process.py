@@ -1,0 +1,144 @@
+"""The run's components once more in an interpreter that knows nothing of this one: do they load there, and answer?
+
+The other end of `probes.py`. A component that hangs or ends its process takes only that process with it; another one
+goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slime_core.launch.findings import Finding, Level
+from slime_core.launch.prepare import Prepared
+from slime_core.plugins.registry import Resolved
+from slime_core.plugins.workers.calls import pack_args
+from slime_core.procs.guarded import Guarded, signal_of
+from slime_core.types import Sample
+
+LOAD_DEADLINE = 300.0
+"""Seconds that importing one component in a fresh process may take; from a cold network disk it takes minutes."""
+CALL_DEADLINE = 2.0
+"""Seconds one call may take before it counts as hanging."""
+_BOOT = "import sys; sys.path[:] = {path!r}; from slime_testing_probes.probes import main; main({descriptor})"
+
+
+class FreshProcess:
+    """Loads and calls the run's components elsewhere; started again without a component that hangs or kills it."""
+
+    def __init__(self, run: Prepared) -> None:
+        self._run = run
+        first = {(a.kind, a.spec): a for a in reversed(run.resolver.used)}
+        self._asked: list[Resolved] = list(reversed(first.values()))
+        self._skip: set[int] = set()
+        self._sample: Sample | None = None
+        self._folder = tempfile.TemporaryDirectory()
+        self._process, self._events = self._start()
+
+    def _start(self) -> tuple[Guarded, int]:
+        ours, theirs = os.pipe()
+        boot = _BOOT.format(path=sys.path, descriptor=theirs)
+        process = Guarded("a fresh process", stop_s=0.0, leftover_s=0.0, log=Path(self._folder.name, "log"))
+        process.start([sys.executable, "-P", "-c", boot], stdin=subprocess.PIPE, only=[theirs])
+        os.close(theirs)
+        return process, ours
+
+    def begin(self, sample: Sample | None) -> None:
+        """Send the order; `sample` is a row of the data, None where none could be read."""
+        self._sample = sample
+        order = {
+            "args": base64.b64encode(pack_args(self._run.args)).decode(),
+            "components": [
+                {"kind": a.kind, "spec": a.spec, "origin": f"in a fresh process, {a.origin}"} for a in self._asked
+            ],
+            "skip": sorted(self._skip),
+            "prompt": sample.prompt if sample else "1+1=",
+            "label": sample.label if sample else "2",
+            "metadata": sample.metadata if sample else {},
+            "real": sample is not None,
+        }
+        try:
+            self._process.stdin.write(json.dumps(order, default=str).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has died; the events say so
+
+    def findings(self) -> Iterator[Finding]:
+        """What became of each component; OK lines for those without trouble are summed up in one."""
+        bad: set[int] = set()
+        while True:
+            number, event = -1, "start"
+            for report in self._reports():
+                event, number = report["event"], report.get("number", number)
+                if event in _TROUBLE:
+                    bad.add(number)
+                    yield self._finding(number, _TROUBLE[event], report["message"])
+                if event == "done":
+                    break
+            if event == "done":
+                break
+            ended = self._end()
+            bad.add(number)
+            hangs = "no answer" in ended[0] and event == "call"
+            yield self._finding(number, Level.WARNING if hangs else Level.ERROR, ended[event != "call"])
+            if event != "call":
+                return
+            self._skip |= {number, *bad}
+            self._process, self._events = self._start()
+            self.begin(self._sample)
+        fine = [a.spec for i, a in enumerate(self._asked) if i not in bad]
+        yield Finding("components", Level.OK, f"{len(fine)} work in a fresh process: {', '.join(fine)}")
+
+    def _reports(self) -> Iterator[dict[str, Any]]:
+        """Events as they come; ends early when none comes in time or the process dies."""
+        buffered, limit = b"", LOAD_DEADLINE
+        while True:
+            ready, _, _ = select.select([self._events], [], [], limit)
+            if not ready:
+                return
+            data = os.read(self._events, 1 << 16)
+            if not data:  # it has ended, or is about to
+                self._process.wait(limit)
+                return
+            *lines, buffered = (buffered + data).split(b"\n")
+            for line in lines:
+                report = json.loads(line)
+                limit = CALL_DEADLINE if report["event"] == "call" else LOAD_DEADLINE
+                yield report
+
+    def _end(self) -> tuple[str, str]:
+        """Kill what is left; how it ended during a call, and otherwise."""
+        status = self._process.poll()
+        self.close(log=False)
+        if status is None:
+            return f"no answer within {CALL_DEADLINE:.0f} s", f"not loaded within {LOAD_DEADLINE:.0f} s"
+        number = signal_of(status)
+        how = f"with exit status {status}" if number is None else f"by signal {number.name}"
+        written = Path(self._folder.name, "log").read_bytes()[self._process.begin :]
+        tail = written[-400:].decode(errors="replace").strip().splitlines()
+        return f"ended the process {how}", f"the fresh process ended {how}{': ' + tail[-1] if tail else ''}"
+
+    def _finding(self, number: int, level: Level, message: str) -> Finding:
+        where = f"{self._asked[number].origin} {self._asked[number].spec!r}: " if number >= 0 else ""
+        return Finding("components", level, message if "in a fresh process" in message else where + message)
+
+    def close(self, *, log: bool = True) -> None:
+        """Kill the process and whatever it started."""
+        self._process.kill()
+        self._process.stdin.close()
+        if self._events >= 0:
+            os.close(self._events)
+            self._events = -1
+        if log:
+            self._folder.cleanup()
+
+
+_TROUBLE = {"broken": Level.ERROR, "wrong": Level.ERROR, "failed": Level.ERROR, "raised": Level.WARNING}

@@ -1,0 +1,252 @@
+"""What the preflight's fresh interpreter runs: resolve every component again, then call each once on a small sample.
+
+`fresh_process.py` starts it with a boot line, sends one JSON line with what to do, and reads one JSON line per event.
+Nothing that a component does here (crash, hang, print) reaches the run. A component that raises on a row of the data is
+an error, as one that answers the wrong type is. A warning it is where there is no row, so that the sample is made up,
+or where a run may answer better: a service that is not there, a stand-in that lacks what is asked of it, a score that
+is NaN.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import copy
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slime_core.errors import EngineError, SlimeError
+from slime_core.plugins.adapters import PluginNotFiniteError
+from slime_core.plugins.registry import Resolved
+from slime_core.plugins.resolve import resolve
+from slime_core.plugins.workers.calls import unpack_args
+from slime_core.protocols import Args
+from slime_core.types import Group, Sample, SampleStatus
+
+
+class WrongAnswer(Exception):
+    """The component answered something it may not."""
+
+
+class Bench:
+    """Small samples to call components with."""
+
+    def __init__(self, args: Args, prompt: Any, label: Any, metadata: dict[str, Any]) -> None:
+        self.args = args
+        self._prompt, self._label, self._metadata = prompt, label, metadata
+
+    def prompt(self) -> Sample:
+        """A sample before generation, one token per character."""
+        from slime_testing_probes.scripted import CharTokenizer
+
+        text = self._prompt if isinstance(self._prompt, str) else json.dumps(self._prompt)
+        sample = Sample(prompt=copy.deepcopy(self._prompt), label=self._label, tokens=CharTokenizer().encode(text))
+        sample.metadata = copy.deepcopy(self._metadata)
+        sample.group_index = sample.index = 0
+        sample.session_id = "preflight"
+        return sample
+
+    def answered(self) -> Sample:
+        """The sample with its label for an answer."""
+        sample, text = self.prompt(), str(self._label) if self._label not in (None, "") else "42"
+        tokens = [ord(c) for c in text]
+        sample.append_response_tokens(None, tokens, [-0.5] * len(tokens), text=text)
+        sample.status = SampleStatus.COMPLETED
+        return sample
+
+    def group(self, *, scored: bool = True) -> Group:
+        """As many answers to one prompt as a run has, at most four, with rewards 0 and 1 in turn."""
+        size = min(self.args.n_samples_per_prompt, 4)
+        samples = [self.answered() for _ in range(size)]
+        for i, sample in enumerate(samples):
+            key = self.args.reward_key
+            value = float(i % 2)
+            sample.index, sample.reward = i, ({key: value} if key else value) if scored else None
+        return samples
+
+
+def _reward(bench: Bench, resolved: Resolved) -> None:
+    from slime_core.plugins.adapters import RewardCaller
+    from slime_core.plugins.signatures import asks_by_name
+
+    if inspect.isclass(resolved.obj) and asks_by_name(resolved.obj):
+        return  # a model, which is built once, where it scores
+    caller = RewardCaller(resolved, bench.args, inline=True, group=bool(bench.args.group_rm))
+    samples = bench.group(scored=False) if caller.scores_groups else [bench.answered()]
+    with contextlib.suppress(EngineError):  # it asks a model of an engine that does not run yet
+        asyncio.run(caller.score(samples))
+
+
+def _generator(bench: Bench, resolved: Resolved) -> None:
+    from slime_core.plugins.adapters import GenerateCaller
+    from slime_core.protocols import GenerateContext
+    from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
+
+    caller = GenerateCaller(resolved)
+    if not caller.takes_context:
+        return  # it posts to an engine that does not run yet
+    engine = ScriptedEngine(lambda _: "42")
+    context = GenerateContext(engine, CharTokenizer(), False, 0)
+    params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 16, "sampling_seed": 0}
+    result = asyncio.run(caller.call(bench.args, bench.prompt(), params, context=context))
+    for sample in result if isinstance(result, list) else [result]:
+        try:
+            sample.validate()
+        except ValueError as error:
+            raise WrongAnswer(f"returned a sample out of order: {error}") from error
+        if sample.status == SampleStatus.PENDING:
+            raise WrongAnswer("returned a sample whose status is still PENDING")
+
+
+def _filter(bench: Bench, resolved: Resolved) -> None:
+    answer = resolved.obj(bench.args, bench.group())
+    if not hasattr(answer, "keep"):
+        answer = answer.item() if hasattr(answer, "item") else answer
+        _expect(isinstance(answer, bool), answer, "a bool or a decision with .keep and .reason")
+
+
+def _buffer(bench: Bench, resolved: Resolved) -> None:
+    from slime_core.plugins.signatures import construct
+
+    waiting = [bench.group(), bench.group()]
+    if inspect.isclass(resolved.obj):
+        buffer = construct(resolved.obj, bench.args)
+        buffer.add(waiting)
+        answer = buffer.take(1)
+    else:
+        answer = resolved.obj(bench.args, None, waiting, 1)
+    _expect(isinstance(answer, list) and len(answer) <= 1, answer, "a list of at most as many groups as asked for")
+
+
+def _post_process(bench: Bench, resolved: Resolved) -> None:
+    group = bench.group()
+    answer = resolved.obj(bench.args, group)
+    right = isinstance(answer, tuple) and len(answer) == 2 and all(len(part) == len(group) for part in answer)
+    _expect(right, answer, f"(raw_rewards, rewards), {len(group)} numbers each")
+
+
+def _converter(bench: Bench, resolved: Resolved) -> None:
+    answer = resolved.obj(bench.args, bench.group())
+    _expect(isinstance(answer, dict), answer, "a dictionary")
+
+
+def _sample_hook(bench: Bench, resolved: Resolved) -> None:
+    known = {"rollout_id": 0, "evaluation": False}
+    names = inspect.signature(resolved.obj).parameters
+    answer = resolved.obj(bench.args, bench.answered(), **{k: v for k, v in known.items() if k in names})
+    if inspect.isawaitable(answer):
+
+        async def finish() -> Any:
+            return await answer
+
+        answer = asyncio.run(finish())
+    _expect(answer is None or isinstance(answer, Sample), answer, "None or a Sample")
+
+
+def _sample_filter(bench: Bench, resolved: Resolved) -> None:
+    resolved.obj(bench.args, [bench.group()])
+
+
+def _estimator(bench: Bench, resolved: Resolved) -> None:
+    import torch
+
+    from slime_core.estimator import estimator_class
+    from slime_core.protocols import AdvantageInputs, LossInputs, RewardInputs
+
+    args, lengths = bench.args, [3, 2]
+    estimator = estimator_class(resolved.obj, resolved.ref.label)(args)
+    shaped = estimator.shape_rewards(args, RewardInputs([1.0, 0.0], [0, 0], [0, 1], lengths, [False] * 2, [0.5, 0.5]))
+    _expect(len(shaped) == 2, shaped, "one shaped reward per sample")
+
+    def column(value: float) -> list[torch.Tensor]:
+        return [torch.full((n,), value) for n in lengths]
+
+    inputs = AdvantageInputs(
+        rewards=torch.tensor(shaped, dtype=torch.float32), response_lengths=lengths, group_indices=[0, 0],
+        rollout_ids=[0, 1], loss_masks=column(1.0), kl=column(0.0), log_probs=column(-0.5),
+        rollout_log_probs=column(-0.5), ref_log_probs=column(-0.5), teacher_log_probs=column(-0.5), values=column(0.1),
+    )  # fmt: skip
+    answer = estimator.advantages(args, inputs)
+    shapes = [tuple(part.shape) for part in answer.advantages]
+    _expect(shapes == [(n,) for n in lengths], shapes, "one [response_length] tensor of advantages per sample")
+    old = torch.full((sum(lengths),), -0.5)
+    outputs = estimator.policy_loss(
+        args,
+        LossInputs(
+            log_probs=old.clone().requires_grad_(), old_log_probs=old, advantages=torch.cat(answer.advantages),
+            loss_mask=torch.ones(sum(lengths)), sample_lengths=lengths, returns=torch.cat(answer.returns),
+        ),
+    )  # fmt: skip
+    _expect(outputs.loss.shape == old.shape, tuple(outputs.loss.shape), "one loss per token")
+
+
+def _expect(right: bool, answer: Any, expected: str) -> None:
+    if not right:
+        raise WrongAnswer(f"returned {repr(answer)[:80]}; expected {expected}")
+
+
+PROBES: Mapping[str, Callable[[Bench, Resolved], None]] = {
+    "rewards": _reward,
+    "generators": _generator,
+    "filters": _filter,
+    "buffers": _buffer,
+    "reward_post_processes": _post_process,
+    "sample_converters": _converter,
+    "slime_sample_generated": _sample_hook,
+    "slime_filter_samples": _sample_filter,
+    "estimators": _estimator,
+    "advantages": _estimator,
+}
+"""Kinds whose components are called. The others only load: calling them starts a model, writes to a logger, or needs
+what exists in a run alone."""
+
+
+def _may_work(error: Exception) -> bool:
+    """Whether a run may do better: a service did not answer, or a stand-in lacks what is asked of it."""
+    from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
+
+    if isinstance(error, AttributeError):
+        return isinstance(error.obj, CharTokenizer | ScriptedEngine)
+    of_files = FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
+    return isinstance(error, OSError) and not isinstance(error, of_files)
+
+
+def main(descriptor: int) -> None:
+    """Read the order from standard input, write events to the file `descriptor`."""
+    order = json.loads(sys.stdin.readline())
+    args = unpack_args(base64.b64decode(order["args"]))
+    loaded: list[tuple[int, str, Resolved]] = []
+    with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as out:
+
+        def tell(**event: Any) -> None:
+            out.write(json.dumps(event) + "\n")
+
+        for number, item in enumerate(order["components"]):
+            tell(event="load", number=number)
+            try:
+                loaded.append((number, item["kind"], resolve(item["kind"], item["spec"], origin=item["origin"])))
+            except SlimeError as error:
+                tell(event="broken", number=number, message=str(error))
+        bench = Bench(args, order["prompt"], order["label"], order["metadata"])
+        for number, kind, resolved in loaded:
+            probe = PROBES.get(kind)
+            if probe is None or number in order["skip"]:
+                continue
+            tell(event="call", number=number)
+            try:
+                probe(bench, resolved)
+            except PluginNotFiniteError as error:
+                tell(event="raised", number=number, message=str(error))
+            except (WrongAnswer, SlimeError) as error:
+                tell(event="wrong", number=number, message=str(error))
+            except Exception as error:
+                event = "failed" if order["real"] and not _may_work(error) else "raised"
+                tell(event=event, number=number, message=f"{type(error).__name__}: {error}")
+        tell(event="done")
+        out.flush()
+        os._exit(0)  # without exit handlers and threads of user code, which may hang
