@@ -4,6 +4,9 @@
 process: it starts it, writes a call, waits for the answer under the deadline, and kills the process with all it
 started when none comes, so only the samples of that call are lost. What a reader would get wrong: a call whose process
 is killed by a signal is made once more in a fresh one, since mostly somebody else killed it.
+
+Calls of a component that answers fast are written several at once, twice as many each time while all answers together
+take less than `_BATCH_S`; the process answers each as it is made, so each has its own deadline from when it begins.
 """
 
 from __future__ import annotations
@@ -12,20 +15,18 @@ import asyncio
 import atexit
 import contextlib
 import logging
-import pickle
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.workers.calls import Component, apply, args_changes, pack_args, sample_state
-from slime_core.plugins.workers.execution import LOAD_DEADLINE, DeadlineExceeded, overrun
-from slime_core.procs.worker import Worker, WorkerDied
+from slime_core.plugins.workers.calls import Component, pack_args
+from slime_core.plugins.workers.process import START_DEADLINE, Call, RewardProcess
+from slime_core.procs.worker import WorkerDied
 from slime_core.protocols import Args
 from slime_core.types import Sample
 from slime_core.waits import placed
@@ -37,33 +38,6 @@ _BATCH_S = 0.02
 _BATCH_CALLS = 64
 _LINGER_S = 0.001
 """Where fast calls come one upon another, for more of them to come."""
-_BATCH_BYTES = 1 << 16
-"""Of all requests but the first: what a socket holds, so that neither side waits for the other to read."""
-START_DEADLINE = 60.0
-"""Seconds a fresh interpreter gets to come up."""
-
-
-class WorkerError(Exception):
-    """What the reward raised in its worker; subclasses carry the name of the original class."""
-
-    worker_traceback: str = ""
-
-
-@dataclass
-class _Call:
-    component: Component
-    samples: Sequence[Sample]
-    evaluation: bool
-    timeout: float | None
-    seed: int
-    begun: Callable[[], None]
-    future: asyncio.Future[list[Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    process: _Process | None = None
-    """Which one runs it now."""
-    given_up: bool = False
-    """Nobody waits for it any more."""
-    outcome: list[Any] | BaseException | None = None
-    """Rewards, or what went wrong."""
 
 
 class WorkerPool:
@@ -82,10 +56,10 @@ class WorkerPool:
         self._args = args
         self._memory_limit = memory_limit
         self._packed: bytes | None = None
-        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._processes: set[_Process] = set()
+        self._processes: set[RewardProcess] = set()
         self._components: dict[Component, None] = {}
         """Loaded somewhere, so a replacement loads them before it is asked."""
         self._batch: dict[Component, int] = {}
@@ -111,7 +85,7 @@ class WorkerPool:
             WorkerError: The reward raised.
             PluginError: The component cannot be loaded there, answers nonsense, or a sample cannot be sent.
         """
-        call = _Call(component, samples, evaluation, timeout, seed, placed())
+        call = Call(component, samples, evaluation, timeout, seed, placed())
         self._submit(call)
         try:
             return await call.future
@@ -147,7 +121,7 @@ class WorkerPool:
             thread.join(timeout=START_DEADLINE)
         atexit.unregister(self.close)
 
-    def _submit(self, call: _Call) -> None:
+    def _submit(self, call: Call) -> None:
         with self._lock:
             if self._closed:
                 raise PluginError("the worker processes of rewards have been stopped")
@@ -171,7 +145,7 @@ class WorkerPool:
     # -- on an owner's thread ------------------------------------------------------------------------
 
     def _own(self) -> None:
-        process: _Process | None = None
+        process: RewardProcess | None = None
         broken = False
         while True:
             if process is None and not broken and not self._closed:
@@ -202,7 +176,7 @@ class WorkerPool:
         if process is not None:
             self._end(process)
 
-    def _with_others(self, call: _Call) -> list[_Call]:
+    def _with_others(self, call: Call) -> list[Call]:
         """The call with as many of those that wait as go with it."""
         calls = [call]
         share = self._queue.qsize() // max(len(self._threads), 1) + 1
@@ -217,10 +191,10 @@ class WorkerPool:
             calls.append(other)
         return calls
 
-    def _run_all(self, calls: list[_Call], process: _Process) -> list[_Call]:
+    def _run_all(self, calls: list[Call], process: RewardProcess) -> list[Call]:
         """Make the calls in one go, as far as all goes well; those that are left to be made one by one."""
         assert self._packed is not None
-        done, left = list[_Call](), deque(calls)
+        done, left = list[Call](), deque(calls)
         try:
             process.update(self._packed)
             for _ in process.run_all(calls):
@@ -240,7 +214,7 @@ class WorkerPool:
         _deliver(done)
         return list(left)
 
-    def _run(self, call: _Call, process: _Process | None) -> tuple[_Process | None, bool]:
+    def _run(self, call: Call, process: RewardProcess | None) -> tuple[RewardProcess | None, bool]:
         """Make one call; the process that is there then, and whether none could be started."""
         assert self._packed is not None
         broken = False
@@ -266,12 +240,12 @@ class WorkerPool:
                 break
         return process, broken
 
-    def _started(self) -> _Process:
+    def _started(self) -> RewardProcess:
         """A process that answers and has tried to load what is known. Raises DeadlineExceeded, WorkerDied."""
         assert self._packed is not None
         if self._closed:
             raise WorkerDied("the run has ended")
-        process = _Process()
+        process = RewardProcess()
         with self._lock:
             self._processes.add(process)
         try:
@@ -288,7 +262,7 @@ class WorkerPool:
             raise
         return process
 
-    def _end(self, process: _Process) -> None:
+    def _end(self, process: RewardProcess) -> None:
         try:
             process.end()
         except SlimeError as error:
@@ -297,123 +271,14 @@ class WorkerPool:
             self._processes.discard(process)
 
 
-class _Process(Worker):
-    """One worker process."""
-
-    def __init__(self) -> None:
-        super().__init__("a worker process of rewards", "slime_core.plugins.workers.main")
-        self._loaded: set[Component] = set()
-        self._args = b""
-
-    def begin(self, args: bytes, memory_limit: float | None) -> None:
-        """Wait until it answers."""
-        self._ask(("start", args, memory_limit), START_DEADLINE, "the start of a worker process")
-        self._args = args
-
-    def update(self, args: bytes) -> None:
-        """Bring its settings to `args`, packed by the pool; nothing to do for those it has."""
-        if args is not self._args:
-            self._ask(("update", args_changes(self._args, args)), START_DEADLINE, "new settings in a worker process:")
-            self._args = args
-
-    def load(self, component: Component) -> None:
-        """Resolve and build a component there, unless it has been."""
-        if component not in self._loaded:
-            request = ("load", component.key, component.spec, component.group, component.options)
-            self._ask(request, LOAD_DEADLINE, f"loading {component.spec!r} in a worker process:")
-            self._loaded.add(component)
-
-    def run(self, call: _Call) -> list[Any]:
-        """Score, loading the component first where this process has not seen it."""
-        self.load(call.component)
-        if not call.samples:
-            return []
-        request = _request(call)
-        with _overrun(call.timeout, "--rm-timeout"):
-            answer = next(self.ask_all([request], call.timeout))
-        return _rewards(call, answer)
-
-    def run_all(self, calls: Sequence[_Call]) -> Iterator[None]:
-        """Score calls of one component and deadline, in order; yields as each has its outcome, and raises as `ask`."""
-        self.load(calls[0].component)
-        requests = []
-        for call in calls:
-            try:
-                requests.append(_request(call))
-            except PluginError as error:
-                requests.append(b"")
-                call.outcome = error
-        start = 0
-        while start < len(calls):
-            end, size = start + 1, 0
-            while end < len(calls) and (size := size + len(requests[end])) <= _BATCH_BYTES:
-                end += 1
-            answers = self.ask_all([request for request in requests[start:end] if request], calls[0].timeout)
-            for call, request in zip(calls[start:end], requests[start:end]):
-                if request:
-                    call.process = self
-                    call.begun()
-                    with _overrun(call.timeout, "--rm-timeout"):
-                        answer = next(answers)
-                    call.process = None
-                    try:
-                        call.outcome = _rewards(call, answer)
-                    except Exception as error:
-                        call.outcome = error
-                yield
-            start = end
-
-    def _ask(self, request: tuple[Any, ...], timeout: float | None, flag: str) -> Any:
-        """Send a request and return what comes after "ok" in the answer."""
-        with _overrun(timeout, flag):
-            answer = self.ask(request, timeout)
-        return _good(answer)
-
-
-@contextlib.contextmanager
-def _overrun(timeout: float | None, flag: str) -> Iterator[None]:
-    """A deadline that passes inside is told by its flag."""
-    try:
-        yield
-    except TimeoutError:
-        raise DeadlineExceeded(overrun(timeout, flag)) from None
-
-
-def _request(call: _Call) -> bytes:
-    """What is sent of the call. Raises PluginError when a sample cannot be."""
-    try:
-        states = pickle.dumps([sample_state(sample) for sample in call.samples])
-    except Exception as error:
-        raise PluginError(
-            f"sample {call.samples[0].index} cannot be sent to a worker process ({type(error).__name__}: {error});"
-            " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
-        ) from error
-    return pickle.dumps(("score", call.component.key, states, call.evaluation, call.seed))
-
-
-def _good(answer: Any) -> Any:
-    """What comes after "ok"; raises the error that the answer is otherwise."""
-    if answer[0] == "ok":
-        return answer[1:]
-    raise _error(*answer[1:])
-
-
-def _rewards(call: _Call, answer: Any) -> list[Any]:
-    """The rewards in an answer; samples get what the reward changed in them. Raises what the reward raised."""
-    rewards, changed = _good(answer)
-    for sample, fields in zip(call.samples, changed):
-        apply(sample, fields)
-    return list(rewards)
-
-
-def _deliver(calls: Sequence[_Call]) -> None:
+def _deliver(calls: Sequence[Call]) -> None:
     """Have those who wait for the calls get their outcomes, all of a loop in one turn of it."""
     for loop, group in groupby(calls, key=lambda call: call.future.get_loop()):
         with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits
             loop.call_soon_threadsafe(_settle, list(group))
 
 
-def _settle(calls: Sequence[_Call]) -> None:
+def _settle(calls: Sequence[Call]) -> None:
     for call in calls:
         if call.future.done():
             continue
@@ -421,13 +286,3 @@ def _settle(calls: Sequence[_Call]) -> None:
             call.future.set_exception(call.outcome)
         else:
             call.future.set_result(call.outcome or [])
-
-
-def _error(kind: str, text: str, worker_traceback: str) -> Exception:
-    """An exception that reads like the one raised in the worker."""
-    if kind.startswith("Plugin"):
-        error: Exception = PluginError(text)
-    else:
-        error = type(kind, (WorkerError,), {"__module__": "builtins"})(text)
-    error.worker_traceback = worker_traceback  # type: ignore[attr-defined]
-    return error

@@ -20,8 +20,10 @@ from slime_core.config import Args
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
+from slime_core.plugins.workers.calls import Component
 from slime_core.plugins.workers.execution import DeadlineExceeded
-from slime_core.plugins.workers.pool import Component, WorkerError, WorkerPool
+from slime_core.plugins.workers.pool import WorkerPool
+from slime_core.plugins.workers.process import WorkerError
 from slime_core.procs.worker import Worker, WorkerDied
 from slime_core.types import Sample
 from slime_core.waits.processes import runs
