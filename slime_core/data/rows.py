@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.dataset import Row, Rows, split_path
-from slime_core.data.images import ImagePrompts, has_images, load_processor
 from slime_core.data.tokenizer import as_messages, encode_text, render_prompt
 from slime_core.data.tools import prompt_tools
 from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
-from slime_core.multimodal import IMAGES
+from slime_core.multimodal import IMAGES, has_images
 from slime_core.protocols import Args
 from slime_core.types import Sample
 
 if TYPE_CHECKING:
+    from slime_core.data.images import ImagePrompts
     from slime_core.data.layouts import Layout
 
 
@@ -95,6 +95,8 @@ class PromptReader:
         self._source_name = path.stem
         self._images: ImagePrompts | None = None
         if columns.multimodal:
+            from slime_core.data.images import ImagePrompts, load_processor
+
             processor = processor or load_processor(columns.checkpoint or "")
             self._images = ImagePrompts(processor, columns.multimodal, path.parent)
 
