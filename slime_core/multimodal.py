@@ -222,6 +222,13 @@ def images_of(inputs: Mapping[str, Any] | None) -> list[Any]:
     return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
 
 
+def has_images(prompt: str | Sequence[Mapping[str, Any]]) -> bool:
+    """Whether chat messages hold image parts."""
+    contents = [] if isinstance(prompt, str) else [m.get("content") for m in prompt]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
+
+
 def inputs_to_json(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`Sample.multimodal_inputs` with every image as a text. Raises ValueError for what is no image."""
     refs = [image_ref(image, fetched=False) for image in images_of(inputs)]
