@@ -240,10 +240,3 @@ def _data_url(data: bytes) -> str:
     if kind is None:
         raise ValueError(f"{len(data)} bytes that are no PNG, JPEG, GIF, BMP or WebP file")
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def has_images(prompt: str | Sequence[Mapping[str, Any]]) -> bool:
-    """Whether chat messages hold image parts."""
-    contents = [] if isinstance(prompt, str) else [m.get("content") for m in prompt]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
