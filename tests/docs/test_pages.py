@@ -39,6 +39,10 @@ OWN_FLAGS = {
     "compare": {"--last", "--json"},
     "show": {"--json"},
     "runs": {"--json"},
+    "resample": {
+        *("--rollout", "--eval", "--from-token", "--weights", "--temperature", "--top-p", "--top-k", "--max-new-tokens"),
+        *("--tool-answer", "--times", "--json"),
+    },
     "samples": {
         *("--rollout", "--group", "--eval", "--best", "--worst", "--failed", "--dropped", "--grep"),
         "--hf-checkpoint",

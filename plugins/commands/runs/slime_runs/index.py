@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_core.provenance import NOT_SAMPLED
 from slime_runs.files import INDEX, Frame, Row, parse_name, read_frames, sample_files
 
 _COLUMNS = (
@@ -32,6 +33,7 @@ ORDERS = {
     "rollout": "rollout DESC, group_index, sample_index, rowid",
     "best": "score IS NULL, score DESC, rollout DESC, rowid",
     "worst": "score IS NULL, score, rollout DESC, rowid",
+    "file": "file, rowid",
 }
 
 
@@ -75,6 +77,8 @@ class Filter:
     data_set: str | None = None
     """Name of an evaluation's data set, "" for training alone."""
     group_index: int | None = None
+    sample_index: int | None = None
+    file: str | None = None
     status: str | None = None
     fate: str | None = None
     failed: bool = False
@@ -85,7 +89,7 @@ class Filter:
         """The SQL condition and its values."""
         terms: list[tuple[str, object]] = [
             (f"{name} = ?", getattr(self, name))
-            for name in ("rollout", "group_index", "status", "fate")
+            for name in ("rollout", "group_index", "sample_index", "file", "status", "fate")
             if getattr(self, name) is not None
         ]
         if self.data_set is not None:
@@ -233,7 +237,7 @@ class Index:
 def _values(file: str, rollout: int, frame: Frame, place: int, row: Row) -> tuple[object, ...]:
     kept = row.get("kept") or {}
     response, mask = row.get("response_length") or 0, row.get("loss_mask")
-    versions: Iterable[int] = [v for v in row.get("token_weight_versions") or () if v is not None]
+    versions: Iterable[int] = [v for v in row.get("token_weight_versions") or () if v is not None and v != NOT_SAMPLED]
     failure = (row.get("metadata") or {}).get("failure")
     return (
         file, rollout, kept.get("data_set"), row.get("group_index"), row.get("index"), place, *frame,

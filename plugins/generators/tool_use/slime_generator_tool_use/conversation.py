@@ -67,11 +67,17 @@ class Conversation:
 
     def append(self, observation: Observation) -> None:
         """Put it behind the sample's response, untrained."""
+        self.sample.metadata[MESSAGES] = [*self._past(), *observation.messages]
         for piece in observation:
             self.sample.append_response_tokens(
                 self._args, piece.tokens, trainable=False, text=piece.text, source=piece.source
             )
-        self.sample.metadata.setdefault(MESSAGES, []).extend(observation.messages)
+
+    def _past(self) -> list[Mapping[str, Any]]:
+        """Messages of the turns that the response has; the metadata of one that was cut back tells of more."""
+        messages: list[Mapping[str, Any]] = self.sample.metadata.get(MESSAGES, [])
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        return messages[: [*turns, len(messages)][min(finished_turns(self.sample), len(turns))]]
 
     def _templated(self, assistant: Mapping[str, Any], answered: Sequence[Mapping[str, Any]]) -> Observation:
         prompt = self.sample.prompt
@@ -79,7 +85,7 @@ class Conversation:
         pieces = turn_delta(
             self._tokenizer,
             self._args,
-            [*begun, *self.sample.metadata.get(MESSAGES, [])],
+            [*begun, *self._past()],
             answered,
             tools=self.settings.told or None,
             sampled_ids=turn_tokens(self.sample),
