@@ -10,23 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slime_core.buffer import BufferBase
-    from slime_core.data.observations import Observations
     from slime_core.data.prompts import DatasetSource
     from slime_core.data.tokenizer import encode_prompt
     from slime_core.data.tools import prompt_tools, run_tools, tool_parser
     from slime_core.data.turns import turn_delta
-    from slime_core.engines.model_urls import get_model_url, planned_models
     from slime_core.errors import SlimeError
     from slime_core.estimator import EstimatorBase
     from slime_core.fan_out import execution_rewards, executions
     from slime_core.launch.findings import Finding, Level
     from slime_core.learning.corrections import CorrectionInputs, CorrectionOutputs
-    from slime_core.plugins.adapters import RewardCaller
+    from slime_core.plugins.adapters import GenerateCaller, RewardCaller
     from slime_core.plugins.answers import answer_extractor, answer_of
     from slime_core.plugins.boxed import last_boxed
-    from slime_core.plugins.candidates import Candidate, candidate_rewards, sample_candidates
     from slime_core.plugins.hookspecs import hookimpl
-    from slime_core.plugins.json_client import JsonClient
     from slime_core.plugins.numerals import same_number
     from slime_core.plugins.options import PluginOptions, options
     from slime_core.plugins.resolve import resolve
@@ -51,7 +47,6 @@ if TYPE_CHECKING:
         declares,
     )
     from slime_core.provenance import Source, Span
-    from slime_core.trajectory import Trajectory
     from slime_core.types import (
         DynamicFilterOutput,
         FilterDecision,
@@ -71,7 +66,6 @@ _EXPORTS = {
     "Advantages": "slime_core.protocols",
     "Args": "slime_core.protocols",
     "BufferBase": "slime_core.buffer",
-    "Candidate": "slime_core.plugins.candidates",
     "Command": "slime_core.protocols",
     "CorrectionInputs": "slime_core.learning.corrections",
     "CorrectionOutputs": "slime_core.learning.corrections",
@@ -82,16 +76,15 @@ _EXPORTS = {
     "EstimatorBase": "slime_core.estimator",
     "FilterDecision": "slime_core.types",
     "Finding": "slime_core.launch.findings",
+    "GenerateCaller": "slime_core.plugins.adapters",
     "GenerateContext": "slime_core.protocols",
     "GenerateTraits": "slime_core.protocols",
     "GenerationOutput": "slime_core.types",
     "Group": "slime_core.types",
-    "JsonClient": "slime_core.plugins.json_client",
     "LauncherTraits": "slime_core.protocols",
     "Level": "slime_core.launch.findings",
     "LossInputs": "slime_core.protocols",
     "LossOutputs": "slime_core.protocols",
-    "Observations": "slime_core.data.observations",
     "PluginOptions": "slime_core.plugins.options",
     "RewardCaller": "slime_core.plugins.adapters",
     "RewardInputs": "slime_core.protocols",
@@ -107,24 +100,19 @@ _EXPORTS = {
     "Step": "slime_core.protocols",
     "TrainBatch": "slime_core.types",
     "TrainerTraits": "slime_core.protocols",
-    "Trajectory": "slime_core.trajectory",
     "Turn": "slime_core.protocols",
     "answer_extractor": "slime_core.plugins.answers",
     "answer_of": "slime_core.plugins.answers",
-    "candidate_rewards": "slime_core.plugins.candidates",
     "declares": "slime_core.protocols",
     "encode_prompt": "slime_core.data.tokenizer",
     "execution_rewards": "slime_core.fan_out",
     "executions": "slime_core.fan_out",
-    "get_model_url": "slime_core.engines.model_urls",
     "hookimpl": "slime_core.plugins.hookspecs",
     "last_boxed": "slime_core.plugins.boxed",
     "options": "slime_core.plugins.options",
-    "planned_models": "slime_core.engines.model_urls",
     "resolve": "slime_core.plugins.resolve",
     "run_tools": "slime_core.data.tools",
     "same_number": "slime_core.plugins.numerals",
-    "sample_candidates": "slime_core.plugins.candidates",
     "prompt_tools": "slime_core.data.tools",
     "tool_parser": "slime_core.data.tools",
     "turn_delta": "slime_core.data.turns",
@@ -135,7 +123,6 @@ __all__ = [
     "Advantages",
     "Args",
     "BufferBase",
-    "Candidate",
     "Command",
     "CorrectionInputs",
     "CorrectionOutputs",
@@ -146,16 +133,15 @@ __all__ = [
     "EstimatorBase",
     "FilterDecision",
     "Finding",
+    "GenerateCaller",
     "GenerateContext",
     "GenerateTraits",
     "GenerationOutput",
     "Group",
-    "JsonClient",
     "LauncherTraits",
     "Level",
     "LossInputs",
     "LossOutputs",
-    "Observations",
     "PluginOptions",
     "RewardCaller",
     "RewardInputs",
@@ -171,31 +157,37 @@ __all__ = [
     "Step",
     "TrainBatch",
     "TrainerTraits",
-    "Trajectory",
     "Turn",
     "__version__",
     "answer_extractor",
     "answer_of",
-    "candidate_rewards",
     "declares",
     "encode_prompt",
     "execution_rewards",
     "executions",
-    "get_model_url",
     "hookimpl",
     "last_boxed",
     "options",
-    "planned_models",
     "resolve",
     "run_tools",
     "same_number",
-    "sample_candidates",
     "prompt_tools",
     "tool_parser",
     "turn_delta",
 ]
 
-_OF_PLUGINS = {"Dialogue": "slime_environment_session", "EnvironmentSession": "slime_environment_session"}
+_OF_PLUGINS = {
+    "Candidate": "slime_generator_best_of_n",
+    "Dialogue": "slime_environment_session",
+    "EnvironmentSession": "slime_environment_session",
+    "JsonClient": "slime_reward_remote",
+    "Observations": "slime_generator_multi_turn",
+    "Trajectory": "slime_agent_base_url",
+    "candidate_rewards": "slime_generator_best_of_n",
+    "get_model_url": "slime_engine_sglang",
+    "planned_models": "slime_engine_sglang",
+    "sample_candidates": "slime_generator_best_of_n",
+}
 """Name -> the package of a plugin that has it."""
 
 

@@ -16,11 +16,11 @@ import aiohttp
 import psutil
 import pytest
 import torch
+from slime_engine_sglang.api import router as router_fields
 from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.api.router import FORWARDED, HARMLESS, Router
+from slime_engine_sglang.api.router import HARMLESS, Router
 from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool
-from slime_engine_sglang.environment import installed_versions
+from slime_engine_sglang.api.worker import Worker
 from slime_engine_sglang.router_process import RouterProcess
 
 from slime_core.config import Args
@@ -48,21 +48,11 @@ async def direct(sglang_pair: Running) -> AsyncIterator[HttpEngine]:
 
 
 @pytest.fixture
-async def routed(sglang_pair: Running, sglang_python: Path) -> AsyncIterator[HttpEngine]:
+async def routed(sglang_pair: Running) -> AsyncIterator[HttpEngine]:
     """Both servers behind the router."""
-    version = installed_versions(sglang_python)["sglang-router"]
-
-    class Routed(HttpEngine):
-        """Knows its router's version, as an engine does that started the router."""
-
-        async def _find_workers(self) -> tuple[WorkerPool, Router | None]:
-            pool, router = await super()._find_workers()
-            assert router is not None
-            return pool, Router(self.http, router.url, version)
-
     args = copy.copy(sglang_pair.args)
     args.rollout_timeout = 120.0
-    engine = Routed(args)
+    engine = HttpEngine(args)
     await engine.start()
     yield engine
     await engine.stop()
@@ -203,16 +193,14 @@ PARAMS = {
 
 
 async def test_which_fields_the_router_drops(sglang_python: Path, tmp_path: Path) -> None:
-    """Fails with a router version that forwards others than `FORWARDED` says, or that is not in it."""
-    version = installed_versions(sglang_python)["sglang-router"]
-    fields, params = FORWARDED[version]
+    """Fails with a router version that passes on others than `router.FIELDS` and `router.PARAMS`."""
     process = RouterProcess("echo", {}, device="cpu", python=sglang_python, log=tmp_path / "router.log", timeout=60.0)
     http = Http(timeout=30.0)
     await http.open()
     try:
         await process.launch()
         async with servers(echo) as (worker,):
-            router = Router(http, process.url, version)
+            router = Router(http, process.url)
             await router.add_worker(Worker(worker.url))
             assert await router.list_workers() == [worker.url]
             arrived_fields, arrived_params = set(), set()
@@ -231,8 +219,8 @@ async def test_which_fields_the_router_drops(sglang_python: Path, tmp_path: Path
                     echoed = (await sent(input_ids=[1], sampling_params={name: value}))["sampling_params"]
                     if echoed.get(name) == value:
                         arrived_params.add(name)
-            assert arrived_fields == fields - {"sampling_params"}
-            assert arrived_params == params
+            assert arrived_fields == router_fields.FIELDS - {"sampling_params"}
+            assert arrived_params == router_fields.PARAMS
             assert not arrived_params & HARMLESS
             await router.remove_worker(worker.url)
             assert await router.list_workers() == []

@@ -12,7 +12,6 @@ import pytest
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker
-from slime_engine_sglang.environment import installed_versions
 from slime_engine_sglang.router_process import RouterProcess
 
 from tests.front_servers import in_thread, tiny
@@ -32,7 +31,7 @@ async def test_a_router_in_front_of_two_servers_of_slime(
     try:
         await process.launch()
         with in_thread(serve) as first, in_thread(serve) as second:
-            router = Router(http, process.url, installed_versions(sglang_python)["sglang-router"])
+            router = Router(http, process.url)
             for url in (first, second):
                 await router.add_worker(Worker(url))
             async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as api:

@@ -26,7 +26,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import hold
-from slime_core import get_model_url
+from slime_engine_sglang import get_model_url
 
 
 def log(rollout_id, args, samples, extra, seconds):

@@ -114,7 +114,7 @@ def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, t
     """The engine that serves it does not run; a name that no model has is told all the same."""
     reward, models = tmp_path / "rm.py", tmp_path / "models.yaml"
     reward.write_text(
-        "from slime_core import get_model_url\n\n"
+        "from slime_engine_sglang import get_model_url\n\n"
         "def reward(args, sample):\n    return len(get_model_url(args, args.judge))\n"
     )
     (tmp_path / "own.yaml").write_text("custom: {judge: default}\n")

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_agent_base_url.trajectory import Trajectory
 
 from slime_core import Sample, SampleStatus, admission
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.provenance import NOT_SAMPLED, Source, Span
 from slime_core.rollout.batch import make_batch
-from slime_core.trajectory import Trajectory
 
 ARGS = Args(reward_key=None)
 

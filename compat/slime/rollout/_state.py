@@ -87,16 +87,13 @@ class RouterEngine:
         import aiohttp
 
         router = self.url
-        for path in ("/workers", "/list_workers"):
-            try:
-                answer = await get(router + path, max_retries=3, timeout=_CONTROL_TIMEOUT)
-            except aiohttp.ClientResponseError as error:
-                if error.status not in (404, 405):
-                    raise
-                continue
-            listed = answer.get("workers") or answer.get("urls") or [] if isinstance(answer, dict) else []
-            return [str(w["url"] if isinstance(w, dict) else w).rstrip("/") for w in listed]
-        return [router]
+        try:
+            answer = await get(f"{router}/workers", max_retries=3, timeout=_CONTROL_TIMEOUT)
+        except aiohttp.ClientResponseError as error:
+            if error.status not in (404, 405):
+                raise
+            return [router]
+        return [str(worker["url"]).rstrip("/") for worker in answer["workers"]]
 
 
 class GenerateState(metaclass=SingletonMeta):

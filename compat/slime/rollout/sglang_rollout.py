@@ -17,10 +17,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from slime_engine_sglang import get_model_url
+
 from slime import _missing
 from slime.rollout._state import GenerateState, RouterEngine, router_url
 from slime.utils.async_utils import run
-from slime_core import get_model_url
 from slime_core.sample import Group, Sample, SampleStatus
 from slime_core.types import RolloutFnEvalOutput, RolloutFnTrainOutput
 

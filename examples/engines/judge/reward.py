@@ -9,7 +9,10 @@ import json
 from typing import Any
 from urllib.request import Request, urlopen
 
-from slime_core import JsonClient, Sample, get_model_url
+from slime_engine_sglang import get_model_url
+from slime_reward_remote import JsonClient
+
+from slime_core import Sample
 
 MODEL = "judge"
 TIMEOUT_S = 60.0

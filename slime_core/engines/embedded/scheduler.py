@@ -52,13 +52,16 @@ class Scheduler:
         return len(self._admissions)
 
     def admit(self) -> Admission:
-        """Move waiting sequences into rows, first come first served."""
-        admission, leaders, tokens = Admission(), dict[tuple[int, ...], Sequence](), 0
+        """Move waiting sequences into rows, first come first served.
+
+        Twins get their rows after all leaders, so that those lie side by side and are computed in one pass.
+        """
+        admission, leaders, tokens, kept = Admission(), dict[tuple[int, ...], Sequence](), 0, 0
         while self.waiting and self.num_running < self._max_running and tokens < PREFILL_BUDGET:
             sequence = self.waiting[0]
             length = len(sequence.tokens)
             room = min(length + 1, self.cache.max_context)
-            if not self._has_room(room):
+            if not self._has_room(room, kept):
                 break
             self.waiting.popleft()
             self._admissions[sequence] = None
@@ -66,12 +69,14 @@ class Scheduler:
             leader = self._leader(sequence, leaders)
             if leader is not None:
                 admission.twins.append((sequence, leader))
-                self._place(sequence, room)
+                kept += self.cache.capacity_for(room)
                 continue
             start = self._place_with_prefix(sequence, room)
             admission.sequences.append(sequence)
             admission.starts.append(start)
             tokens += length - start
+        for twin, _ in admission.twins:
+            self._place(twin, min(len(twin.tokens) + 1, self.cache.max_context))
         return admission
 
     def _leader(self, sequence: Sequence, leaders: dict[tuple[int, ...], Sequence]) -> Sequence | None:
@@ -80,13 +85,12 @@ class Scheduler:
         leader = leaders.setdefault(tuple(sequence.tokens), sequence)
         return leader if leader is not sequence else None
 
-    def _has_room(self, length: int) -> bool:
-        if self.prefixes is None:
-            return self.cache.fits(length)
-        if not self.cache.fits(length, self.prefixes.finished_tokens):
-            needed = self.cache.used_tokens + self.cache.capacity_for(length)
+    def _has_room(self, length: int, kept: int) -> bool:
+        """Beside `kept` tokens for sequences that get their rows later; prefixes of finished ones make way."""
+        if self.prefixes is not None and not self.cache.fits(length, kept + self.prefixes.finished_tokens):
+            needed = self.cache.used_tokens + kept + self.cache.capacity_for(length)
             self.prefixes.shrink(self.cache.max_tokens - needed)
-        return self.cache.fits(length)
+        return self.cache.fits(length, kept)
 
     def _place(self, sequence: Sequence, room: int) -> None:
         self.cache.arena_for(room).place(sequence, len(sequence.tokens))

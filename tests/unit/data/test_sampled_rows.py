@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_agent_base_url.trajectory import Trajectory
 from slime_command_inspect.selection import Wanted, select
 from slime_command_sft.rollout import fill_supervised
 from slime_command_sft.sampled_rows import KEY, SampledRow, to_row
@@ -16,7 +17,6 @@ from slime_core.config import Args
 from slime_core.data.dumps import write_samples
 from slime_core.errors import DataError
 from slime_core.provenance import Source, Span
-from slime_core.trajectory import Trajectory
 from slime_core.types import Sample, SampleStatus
 from tests.chat_tokenizers import chat_tokenizer
 

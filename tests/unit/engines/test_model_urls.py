@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_engine_sglang import get_model_url, planned_models
 
-from slime_core import get_model_url, planned_models
 from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError
 

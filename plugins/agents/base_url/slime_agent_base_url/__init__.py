@@ -8,8 +8,8 @@
     await server.stop()
 
 `server.py` has the endpoints, `answering.py` one request, `tree.py` the messages, `linearise.py` what becomes of them,
-`harness.py` runs a program per sample. The generator plugin `agent` uses them. A session may become several samples;
-they share a `rollout_id`, so that the run counts once.
+`harness.py` runs a program per sample; `Trajectory` puts turns together in code of your own, too. The generator plugin
+`agent` uses them. A session may become several samples; they share a `rollout_id`, so that the run counts once.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slime_agent_base_url.harness import AgentPlan, run_agent, serving
     from slime_agent_base_url.server import AgentServer
     from slime_agent_base_url.sessions import Session, SessionLimits
+    from slime_agent_base_url.trajectory import Trajectory
 
 _EXPORTS = {
     "AgentPlan": "slime_agent_base_url.harness",
@@ -29,8 +30,9 @@ _EXPORTS = {
     "AgentServer": "slime_agent_base_url.server",
     "Session": "slime_agent_base_url.sessions",
     "SessionLimits": "slime_agent_base_url.sessions",
+    "Trajectory": "slime_agent_base_url.trajectory",
 }
-__all__ = ["AgentPlan", "AgentServer", "Session", "SessionLimits", "run_agent", "serving"]
+__all__ = ["AgentPlan", "AgentServer", "Session", "SessionLimits", "Trajectory", "run_agent", "serving"]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from slime_agent_base_url.trajectory import Trajectory
 from slime_agent_base_url.tree import Turn
 from slime_core.protocols import Args
 from slime_core.provenance import Source
-from slime_core.trajectory import Trajectory
 
 
 class Step(StrEnum):

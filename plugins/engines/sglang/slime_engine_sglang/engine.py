@@ -23,7 +23,7 @@ from slime_core.protocols import Args
 from slime_engine_sglang.api.engine import DELTA, HttpEngine, run_dir, without_deltas
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import server_url
-from slime_engine_sglang.api.versions import untested
+from slime_engine_sglang.api.versions import FIRST_ROUTER, untested, version_number
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.environment import (
     ROUTER_DISTRIBUTION,
@@ -94,10 +94,12 @@ class SglangEngine(Planned, HttpEngine):
         versions = installed_versions(python)
         if warning := untested(versions[SERVER_DISTRIBUTION], f"{python} -m pip"):
             warnings.append(warning)
-        if settings.args.engine_router and ROUTER_DISTRIBUTION not in versions:
+        router = versions.get(ROUTER_DISTRIBUTION, "")
+        if settings.args.engine_router and (version_number(router) or (0, 0, 0)) < FIRST_ROUTER:
+            problem = f"sglang-router {router} is too old" if router else "sglang-router is not installed"
             raise ConfigError(
-                f"{settings.cite('engine_router')}: sglang-router is not installed for {python}; type"
-                f" {python} -m pip install sglang-router, or --no-engine-router"
+                f"{settings.cite('engine_router')}: {problem} for {python}; type {python} -m pip install -U"
+                " sglang-router, or --no-engine-router"
             )
         return warnings
 
@@ -193,16 +195,15 @@ class SglangEngine(Planned, HttpEngine):
             )
             await self._puller.launch()
             self.pullers = [self._puller.url]
-        version = installed_versions(python).get(ROUTER_DISTRIBUTION, "")
-        found = {model.plan.name: await self._bring_in(model, version) for model in self.fleet.models}
+        found = {model.plan.name: await self._bring_in(model) for model in self.fleet.models}
         self._settings_given = {name: getattr(args, name) for name in _ADDRESSES if hasattr(args, name)}
         args.sglang_model_routers = {name: _host_port(pool, router) for name, (pool, router) in found.items()}
         pool, router = found[plan.main.name]
         args.sglang_router_ip, args.sglang_router_port = _host_port(pool, router)
         return pool, router
 
-    async def _bring_in(self, model: ModelFleet, version: str) -> tuple[WorkerPool, Router | None]:
-        """The pool of one model, with its router told of it; `version` is that of routers started here."""
+    async def _bring_in(self, model: ModelFleet) -> tuple[WorkerPool, Router | None]:
+        """The pool of one model, with its router told of it."""
         plan, servers = model.plan, model.workers()
         external = [Worker(server_url(address), state=WorkerState.READY) for address in plan.external]
         pool = WorkerPool([*servers, *external])
@@ -211,7 +212,7 @@ class SglangEngine(Planned, HttpEngine):
             host, port = plan.router_address
             router = Router(self.http, f"http://{url_host(host)}:{port}")
         elif model.router is not None:
-            router = Router(self.http, model.router.url, version)
+            router = Router(self.http, model.router.url)
         if router is not None:
             if model.router is None:
                 self._joined += [(router, worker) for worker in pool.workers]

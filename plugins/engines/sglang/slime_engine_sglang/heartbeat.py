@@ -20,8 +20,6 @@ from slime_engine_sglang.api.worker import Worker, WorkerPool
 
 _AGAIN_S = 0.25
 """Between two questions of one look."""
-_GENERATES = ("/health_generate", "/health")
-"""Newer or stricter first; the other one where the server has no such route."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,9 @@ class Heartbeat:
         told: dict[str, Any] = {}
 
         async def ask(left: float) -> str:
-            told.update((await self._http.first(worker.url, MODEL_INFO, timeout=left, attempts=1)).object())
-            return "" if told else f"{worker.url}{MODEL_INFO[0]}: no JSON object"
+            answer = await self._http.send("GET", worker.url, MODEL_INFO, timeout=left, attempts=1)
+            told.update(answer.object())
+            return "" if told else f"{worker.url}{MODEL_INFO}: no JSON object"
 
         wanted = pool.version_wanted
         finding = await self._persists(worker, ask, alive, _no)
@@ -109,7 +108,7 @@ class Heartbeat:
         return HEALTHY
 
     async def _generates(self, worker: Worker, left: float) -> str:
-        await self._http.first(worker.url, _GENERATES, timeout=left, attempts=1)
+        await self._http.send("GET", worker.url, "/health_generate", timeout=left, attempts=1)
         return ""
 
     async def _persists(

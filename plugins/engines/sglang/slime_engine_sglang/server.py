@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.ports import PortBlock, url_host
+from slime_engine_sglang.api.transport import MODEL_INFO
 from slime_engine_sglang.arguments import attention_ranks, to_argv
 from slime_engine_sglang.environment import server_environment
 from slime_engine_sglang.plan import ServerPlan
@@ -92,19 +93,18 @@ class ServerProcess(Service):
             return f"{self.url}/health_generate to generate a token (status {status})"
         if self.plan.worker_type == "encoder":
             return ""
-        for path in ("/model_info", "/get_model_info"):
-            status, body = await get_json(session, self.url + path, left)
-            if status == 200 and isinstance(body, dict):
-                found, wanted = body.get("model_path"), self.arguments.get("model_path")
-                if found != wanted:
-                    raise StrangerError(
-                        f"SGLang server {self.name}: what answers at {self.url} serves model {found!r}, not {wanted!r}"
-                    )
-                # Each flush of the cache, one per weight update, collects garbage on CPU: without what was there at the
-                # start that takes no time. SGLang asks itself for it too early when it skips its warm-up.
-                await get_json(session, f"{self.url}/freeze_gc", left)
-                return ""
-        return f"{self.url}/model_info to name its model (status {status})"
+        status, body = await get_json(session, self.url + MODEL_INFO, left)
+        if status != 200 or not isinstance(body, dict):
+            return f"{self.url}{MODEL_INFO} to name its model (status {status})"
+        found, wanted = body.get("model_path"), self.arguments.get("model_path")
+        if found != wanted:
+            raise StrangerError(
+                f"SGLang server {self.name}: what answers at {self.url} serves model {found!r}, not {wanted!r}"
+            )
+        # Each flush of the cache, one per weight update, collects garbage on CPU: without what was there at the start
+        # that takes no time. SGLang asks itself for it too early when it skips its warm-up.
+        await get_json(session, f"{self.url}/freeze_gc", left)
+        return ""
 
 
 def _port_fields(plan: ServerPlan) -> list[str]:

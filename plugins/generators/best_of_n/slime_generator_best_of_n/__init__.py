@@ -17,7 +17,6 @@ from pydantic import Field
 
 from slime_core import (
     Args,
-    Candidate,
     GenerateContext,
     GenerateTraits,
     PluginOptions,
@@ -25,12 +24,13 @@ from slime_core import (
     SampleStatus,
     answer_extractor,
     answer_of,
-    candidate_rewards,
     declares,
     options,
-    sample_candidates,
 )
 from slime_core.errors import ConfigError
+from slime_generator_best_of_n.candidates import Candidate, candidate_rewards, sample_candidates
+
+__all__ = ["Candidate", "Options", "candidate_rewards", "generate", "sample_candidates"]
 
 _NAME = "best_of_n"
 

@@ -17,19 +17,10 @@ import time
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_generator_multi_turn import Observations
 from slime_sandbox_local import Call, InterpreterPool, SandboxError, SandboxLimits, pool_of, require_isolation
 
-from slime_core import (
-    Args,
-    GenerateContext,
-    GenerateTraits,
-    Observations,
-    PluginOptions,
-    Sample,
-    SampleStatus,
-    declares,
-    options,
-)
+from slime_core import Args, GenerateContext, GenerateTraits, PluginOptions, Sample, SampleStatus, declares, options
 from slime_core.errors import ConfigError
 
 STATS = "tool_stats"

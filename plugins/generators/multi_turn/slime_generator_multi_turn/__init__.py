@@ -32,8 +32,9 @@ from slime_core import (
 )
 from slime_core.errors import EnvironmentTimeoutError
 from slime_generator_multi_turn.episode import Episode
+from slime_generator_multi_turn.observations import Observations
 
-__all__ = ["Options", "generate"]
+__all__ = ["Observations", "Options", "generate"]
 
 
 class Options(PluginOptions):

@@ -18,8 +18,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic import Field
+from slime_generator_multi_turn import Observations
 
-from slime_core import Args, GenerateContext, Observations, PluginOptions, Sample, SampleStatus, options
+from slime_core import Args, GenerateContext, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import ConfigError
 from slime_generator_search.corpus import check_corpus, search_corpus
 from slime_generator_search.documents import Document

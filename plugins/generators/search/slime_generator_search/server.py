@@ -12,7 +12,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from slime_core import JsonClient
+from slime_reward_remote import JsonClient
+
 from slime_core.errors import PluginError
 from slime_generator_search.documents import Document, read_document
 

@@ -13,10 +13,10 @@ from collections import Counter
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_generator_best_of_n import Candidate, sample_candidates
 
 from slime_core import (
     Args,
-    Candidate,
     GenerateContext,
     GenerateTraits,
     PluginOptions,
@@ -26,7 +26,6 @@ from slime_core import (
     answer_of,
     declares,
     options,
-    sample_candidates,
 )
 from slime_core.errors import ConfigError
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
+from slime_reward_remote import JsonClient
 
-from slime_core import Args, JsonClient, PluginOptions, Sample, options
+from slime_core import Args, PluginOptions, Sample, options
 from slime_core.errors import ConfigError, PluginError
 
 TEMPLATE = """Judge how well the response answers the question.

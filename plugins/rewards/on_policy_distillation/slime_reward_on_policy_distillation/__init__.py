@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime_core import Args, JsonClient, Source, get_model_url, planned_models
+from slime_engine_sglang import get_model_url, planned_models
+from slime_reward_remote import JsonClient
+
+from slime_core import Args, Source
 from slime_core.errors import ConfigError, PluginError
 from slime_core.types import Sample
 

@@ -16,8 +16,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from slime_core import Args, JsonClient, PluginOptions, Sample, options
+from slime_core import Args, PluginOptions, Sample, options
 from slime_core.errors import ConfigError
+from slime_reward_remote.json_client import JsonClient
+
+__all__ = ["JsonClient", "Options", "Remote", "bearer"]
 
 
 class Options(PluginOptions):

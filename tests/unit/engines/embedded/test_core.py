@@ -128,6 +128,29 @@ def test_group_shares_the_prompt_and_next_turn_reuses_the_answer(make_model: Mak
     assert third.cached_tokens == 0
 
 
+def test_the_prompts_of_several_groups_are_computed_in_one_pass(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, model = make_model("llama")
+    core, passes = make_core(directory, max_tokens=64 * 14), []
+    layers = core.runner.layers
+    monkeypatch.setattr(
+        core.runner, "layers", lambda tokens, *rest: passes.append(len(tokens)) or layers(tokens, *rest)
+    )
+    different = prompts(4, low=20, high=30)
+    sequences = [
+        core.add_request(prompt, {"max_new_tokens": 3}, f"{g}-{i}")
+        for g, prompt in enumerate(different)
+        for i in range(4)
+    ]
+    core.step()
+    assert passes == [sum(map(len, different))]
+    assert core.num_running == 14  # a twin that has no row yet counts against the budget
+    while core.has_work:
+        core.step()
+    assert_parity(model, sequences)
+
+
 def test_a_sibling_that_comes_later_copies_from_the_running_one(make_model: MakeModel) -> None:
     directory, model = make_model("qwen2")
     core = make_core(directory)

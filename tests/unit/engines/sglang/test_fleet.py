@@ -163,7 +163,11 @@ def test_a_missing_environment_or_router_is_told_before_anything_starts(monkeypa
     prefix = "slime_engine_sglang.engine."
     monkeypatch.setattr(prefix + "engine_python", lambda args: Path("/env/bin/python"))
     monkeypatch.setattr(prefix + "installed_versions", lambda python: {"sglang": "0.5.20"})
-    with pytest.raises(ConfigError, match=r"type /env/bin/python -m pip install sglang-router, or --no-engine-router"):
+    install = "for /env/bin/python; type /env/bin/python -m pip install -U sglang-router, or --no-engine-router"
+    with pytest.raises(ConfigError, match=f"sglang-router is not installed {install}"):
+        SglangEngine.check_settings(settings)
+    monkeypatch.setattr(prefix + "installed_versions", lambda python: {"sglang": "0.5.20", "sglang-router": "0.2.4"})
+    with pytest.raises(ConfigError, match=f"sglang-router 0.2.4 is too old {install}"):
         SglangEngine.check_settings(settings)
     settings = load_settings([*argv, "--no-engine-router"], command="serve", env={})
     assert SglangEngine.check_settings(settings) == []

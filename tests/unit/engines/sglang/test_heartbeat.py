@@ -23,14 +23,10 @@ class Server:
         self.info: Any = {"model_path": "/m", "weight_version": "3"}
         self.refusals = 0
         """So many health requests are refused before the next one passes."""
-        self.old = False
-        """It knows the old names only."""
         self.asked: list[str] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
-        if self.old and request.path in ("/model_info", "/health_generate"):
-            return web.Response(status=404)
         if request.path.endswith("model_info"):
             return web.json_response(self.info)
         self.refusals -= 1
@@ -79,12 +75,6 @@ async def test_healthy(server: Any, http: Http) -> None:
     server.pool.version_wanted = 3
     assert await Heartbeat(http, 60).look(server.pool, server.worker) is HEALTHY
     assert server.asked == ["/model_info", "/health_generate"]
-
-
-async def test_servers_that_know_the_old_names_only(server: Any, http: Http) -> None:
-    server.old = True
-    assert await Heartbeat(http, 60).look(server.pool, server.worker) is HEALTHY
-    assert server.asked == ["/model_info", "/get_model_info", "/health_generate", "/health"]
 
 
 async def test_a_refusal_is_asked_again(server: Any, http: Http) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from slime_engine_sglang.api.control import Control
+from slime_engine_sglang.api.transport import Answer
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.engine import SglangEngine
 
@@ -27,7 +28,8 @@ async def test_servers_of_our_own_that_have_the_memory_saver(monkeypatch: pytest
     async def send(method: str, url: str, path: str, body: Any = None, **keywords: Any) -> Any:
         if body is not None and "memory" in path:
             sent.append((url, path, body))
-        return SimpleNamespace(status=200, object=lambda: {"enable_memory_saver": saver})
+        body = b'{"enable_memory_saver": %s}' % (b"true" if saver else b"false")
+        return Answer(url + path, 200, body, {"Content-Type": "application/json"})
 
     async def flush() -> None:
         """Idle."""

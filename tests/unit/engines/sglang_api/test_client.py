@@ -426,21 +426,20 @@ async def test_a_server_of_slime_is_not_asked_for_what_it_does_not_know() -> Non
         assert "extra_key" not in server.asked("/generate")[-1]
 
 
-@pytest.mark.parametrize(("version", "named"), [("0.3.2", True), ("", False)])
-async def test_a_router_that_may_drop_the_name_of_the_prefixes_is_not_avoided_for_it(version: str, named: bool) -> None:
+async def test_a_router_is_told_the_name_of_the_prefixes() -> None:
     async with servers(sglang("0.5.20")) as (server,):
         pool = WorkerPool([Worker(server.url, state=WorkerState.READY, software="0.5.20")])
         pool.version_wanted = 5
         http = Http(timeout=10.0)
         await http.open()
-        client = Client(http, pool, Router(http, server.url, version))
+        client = Client(http, pool, Router(http, server.url))
         try:
             await client.generate([3], {})
         finally:
             client.close()
             await http.close()
         assert client.counts["bypassed_router"] == 0
-        assert ("extra_key" in server.asked("/generate")[-1]) == named
+        assert "extra_key" in server.asked("/generate")[-1]
 
 
 async def test_a_second_try_is_held_to_the_version_of_its_own_time() -> None:
@@ -552,10 +551,10 @@ async def test_a_stream_of_other_weights() -> None:
 class Setup:
     """A client with a router in front of its servers."""
 
-    def __init__(self, front: Server, *made: Server, version: str = "0.3.2", role: str = "regular") -> None:
+    def __init__(self, front: Server, *made: Server, role: str = "regular") -> None:
         self.http = Http(timeout=5.0)
         self.pool = WorkerPool([Worker(s.url, role=role, state=WorkerState.READY) for s in made])
-        self.router = Router(self.http, front.url, version)
+        self.router = Router(self.http, front.url)
         self.failures = 0
         self.checked = 0
 
@@ -586,12 +585,6 @@ async def test_the_router_is_asked_unless_it_drops_something() -> None:
         assert (await client.generate([3], {})).token_ids == [1]
         assert worker.asked("/generate")[-1]["return_routed_experts"] is True
         assert client.counts["bypassed_router"] == 2
-
-
-async def test_a_router_of_unknown_version_gets_no_seed() -> None:
-    async with servers(well, well) as (front, worker), Setup(front, worker, version="") as client:
-        assert (await client.generate([3], {"temperature": 0.5})).token_ids == [0]
-        assert (await client.generate([3], {"sampling_seed": 3})).token_ids == [1]
 
 
 async def test_a_router_that_is_down_or_failing_is_gone_round(monkeypatch: pytest.MonkeyPatch) -> None:

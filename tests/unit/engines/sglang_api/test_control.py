@@ -112,8 +112,8 @@ async def test_a_server_that_does_not_generate_anyway_is_an_error() -> None:
                 pass
 
 
-async def test_information_by_new_and_old_names() -> None:
-    async def new(server: Server, request: Any, body: Any, before: int) -> Any:
+async def test_information_of_sglang_and_of_slime() -> None:
+    async def sglang(server: Server, request: Any, body: Any, before: int) -> Any:
         load = {"num_running_reqs": 2, "num_waiting_reqs": 1}
         answers: dict[str, Any] = {
             "/server_info": {"version": "0.5.20", "max_req_input_len": 2042},
@@ -123,15 +123,15 @@ async def test_information_by_new_and_old_names() -> None:
         }
         return answers.get(request.path, (404, {}))
 
-    async def old(server: Server, request: Any, body: Any, before: int) -> Any:
+    async def slime(server: Server, request: Any, body: Any, before: int) -> Any:
         answers: dict[str, Any] = {
-            "/get_server_info": {"version": "slime", "num_running": 5, "num_waiting": 0, "max_context_length": 64},
-            "/get_model_info": {"model_path": "/m", "weight_version": "3"},
+            "/server_info": {"version": "slime", "num_running": 5, "num_waiting": 0, "max_context_length": 64},
+            "/model_info": {"model_path": "/m", "weight_version": "3"},
             "/health": {},
         }
         return answers.get(request.path, (404, {}))
 
-    async with servers(new, new, old) as made:
+    async with servers(sglang, sglang, slime) as made:
         async with engine_at(made[0], made[1]) as engine:
             info = await engine.info()
             assert (info["num_running"], info["num_waiting"], info["max_context_length"]) == (8, 4, 2042)

@@ -3,18 +3,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.router import FORWARDED, Router
+from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker
 
-from slime_core.errors import EngineError
+from slime_core.errors import ConfigError, EngineError
 from slime_core.rollout.generate import train_sampling_params
 from tests.unit.engines.sglang_api.servers import Server, servers
 
 W = "http://127.0.0.1:1234"
 
 
-class NewApi:
+class Workers:
     """`/workers`, which does what it is told two looks later."""
 
     def __init__(self) -> None:
@@ -36,43 +36,22 @@ class NewApi:
         return 404, {"error": "no such path"}
 
 
-class OldApi:
-    """`/add_worker?url=` and its kin."""
-
-    def __init__(self) -> None:
-        self.urls: list[str] = []
-
-    async def __call__(self, server: Server, request: Any, body: Any, before: int) -> Any:
-        if request.path == "/list_workers":
-            return {"urls": self.urls}
-        if request.path == "/add_worker":
-            self.urls.append(request.query["url"])
-            return 200, b"added"
-        if request.path == "/remove_worker":
-            self.urls.remove(request.query["url"])
-            return 200, b"removed"
-        return 404, {}
-
-
-@pytest.mark.parametrize("api", [NewApi, OldApi])
-async def test_adding_listing_and_removing(api: type[NewApi | OldApi]) -> None:
+async def test_adding_listing_and_removing() -> None:
     http = Http()
     await http.open()
-    async with servers(api()) as (front,):
+    async with servers(Workers()) as (front,):
         router = Router(http, front.url)
         assert await router.list_workers() == []
         await router.add_worker(Worker(W, role="prefill"))
         assert await router.list_workers() == [W]
-        if api is NewApi:
-            assert front.asked("/workers")[1] == {"url": W, "worker_type": "prefill"}
+        assert front.asked("/workers")[1] == {"url": W, "worker_type": "prefill"}
         await router.remove_worker(W)
         assert await router.list_workers() == []
-        if api is NewApi:
-            await router.remove_worker(W)
-            await router.add_worker(Worker(W, role="prefill", bootstrap_port=8998))
-            assert front.asked("/workers")[-2 if front.asked("/workers")[-1] else -1] is None
-            sent = [body for body in front.asked("/workers") if body]
-            assert sent[-1] == {"url": W, "worker_type": "prefill", "bootstrap_port": 8998}
+        await router.remove_worker(W)
+        await router.add_worker(Worker(W, role="prefill", bootstrap_port=8998))
+        assert front.asked("/workers")[-2 if front.asked("/workers")[-1] else -1] is None
+        sent = [body for body in front.asked("/workers") if body]
+        assert sent[-1] == {"url": W, "worker_type": "prefill", "bootstrap_port": 8998}
     await http.close()
 
 
@@ -88,6 +67,15 @@ async def test_a_worker_that_never_gets_healthy() -> None:
         with pytest.raises(EngineError, match="the router still has it"):
             await Router(http, front.url).remove_worker(W, timeout=0.2)
     await http.close()
+
+
+async def test_a_router_before_0_3_is_refused() -> None:
+    async def old(server: Server, request: Any, body: Any, before: int) -> Any:
+        return {"urls": []} if request.path == "/list_workers" else (404, {})
+
+    async with servers(old) as (front,), Http() as http:
+        with pytest.raises(ConfigError, match=r"is older than sglang-router 0\.3"):
+            await Router(http, front.url).list_workers()
 
 
 async def test_what_is_no_router_and_what_is_not_there() -> None:
@@ -126,18 +114,8 @@ def request(**fields: Any) -> dict[str, Any]:
         ({"sampling_params": None}, ""),
     ],
 )
-def test_what_version_0_3_2_drops(fields: dict[str, Any], dropped: str) -> None:
-    router = Router(Http(), W, "0.3.2")
-    assert router.dropped(request(**fields)) == dropped
-
-
-def test_other_versions_get_no_more_than_old_ones_pass_on() -> None:
-    for version in ("", "0.3.3", "9"):
-        router = Router(Http(), W, version)
-        assert router.dropped(request(sampling_params={"temperature": 0.5, "stop": ["a"]})) == ""
-        assert router.dropped(request(sampling_params={"sampling_seed": 1})) == "sampling_params.sampling_seed"
-        assert router.dropped(request(image_data=["x"])) == "image_data"
-    assert list(FORWARDED) == ["0.3.2"]
+def test_what_it_drops(fields: dict[str, Any], dropped: str) -> None:
+    assert Router(Http(), W).dropped(request(**fields)) == dropped
 
 
 def test_a_training_rollout_goes_through_the_router() -> None:
@@ -146,4 +124,4 @@ def test_a_training_rollout_goes_through_the_router() -> None:
             return 1
 
     params = train_sampling_params(Args()) | {"sampling_seed": 7}
-    assert Router(Http(), W, "0.3.2").dropped(request(sampling_params=params)) == ""
+    assert Router(Http(), W).dropped(request(sampling_params=params)) == ""

@@ -55,20 +55,6 @@ async def test_the_chosen_protocol_is_taken_and_the_other_refused(software: str)
         await http.close()
 
 
-async def test_an_old_server_without_the_new_addresses() -> None:
-    async def old(server: Any, request: Any, body: Any, before: int) -> Any:
-        if request.path == "/get_server_info":
-            return {"version": "0.4.9", "tp_size": 2, "device": "cuda"}
-        return {"weight_version": "7"} if request.path == "/get_model_info" else (404, {})
-
-    async with servers(old) as (server,):
-        http = Http()
-        await http.open()
-        assert await server_facts(http, server.url) == ServerFacts("0.4.9", 2, 1, "cuda", "")
-        assert await served_version(http, server.url) == "7"
-        await http.close()
-
-
 async def test_a_server_that_tells_no_version_is_an_error() -> None:
     async def silent(server: Any, request: Any, body: Any, before: int) -> Any:
         return {}

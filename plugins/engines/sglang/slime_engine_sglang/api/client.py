@@ -34,7 +34,7 @@ from slime_engine_sglang.api.requests import generate_request
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.router_choice import RouterChoice
 from slime_engine_sglang.api.transport import FIRST_DELAY_S, RETRY_STATUS, Http, backoff, engine_error
-from slime_engine_sglang.api.versions import sglang_version
+from slime_engine_sglang.api.versions import version_number
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Client:
         self._prefix = f"slime-{secrets.token_hex(6)}-"
         self._slots = asyncio.Semaphore(per_worker * max(len(pool.workers), 1))
         self._flights = Flights(http, pool)
-        self._keeps_prefixes_apart = all(sglang_version(w.software) is not None for w in pool.workers)
+        self._keeps_prefixes_apart = all(version_number(w.software) is not None for w in pool.workers)
         self._aborting: asyncio.Task[None] | None = None
 
     def close(self) -> None:
@@ -208,21 +208,21 @@ class Client:
         flight.calm = None if self._pool.update_lock.locked() else self._pool.interruptions
         return self._choice.for_try(flight)
 
-    def _want(self, flight: Flight, worker: Worker | None) -> None:
+    def _want(self, flight: Flight) -> None:
         """What the try that begins now is to be answered with: these weights, and no prefix that others have left.
 
         An update's flush does not see to the second: SGLang refuses it while it is paused with requests in hand, be it
         one that has just been answered, and tells of one data-parallel rank only whether it was done.
         """
         flight.wanted = self._pool.version_wanted
-        kept = self._keeps_prefixes_apart and (worker is not None or self._choice.keeps_prefixes_apart)
+        kept = self._keeps_prefixes_apart
         flight.prefixes = f"{self._prefix}{flight.wanted}" if kept and flight.wanted is not None else ""
 
     async def _one_try(self, flight: Flight) -> AsyncGenerator[GenerationOutput]:
         router = self._route(flight)
         worker = await self._acquire(flight) if router is None else None
         url = worker.url if worker is not None else router.url  # type: ignore[union-attr]
-        self._want(flight, worker)
+        self._want(flight)
         try:
             async with aclosing(self._flights.ask(flight, url, worker)) as pieces:
                 async for output in pieces:

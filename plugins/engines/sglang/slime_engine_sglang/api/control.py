@@ -32,7 +32,7 @@ CONTROL_TIMEOUT_S = 120.0
 FLUSH_TIMEOUT_S = 60.0
 PAUSE_MODES = ("abort", "in_place", "retract")
 _FLUSH_POLL_S = 0.1
-_LOADS = ("/v1/loads",)
+_LOADS = "/v1/loads"
 
 
 class Control:
@@ -230,16 +230,9 @@ class Control:
             worker.url,
         )
 
-    async def asked(self, workers: Sequence[Worker], paths: Sequence[str]) -> list[dict[str, Any]]:
-        """Each worker's answer at the first of `paths` that it knows; {} where it knows none. Raises EngineError."""
-
-        async def ask(worker: Worker) -> dict[str, Any]:
-            answer = await self._http.first(worker.url, paths, timeout=CONTROL_TIMEOUT_S, optional=True)
-            return answer.object() if answer.status == 200 else {}
-
-        results = await asyncio.gather(*map(ask, workers), return_exceptions=True)
-        self._raise(workers, results)
-        return [r for r in results if isinstance(r, dict)]
+    async def asked(self, workers: Sequence[Worker], path: str) -> list[dict[str, Any]]:
+        """Each ready worker's answer. Raises EngineError."""
+        return list((await self.everywhere("GET", path, workers=workers)).values())
 
     async def check_versions(self) -> None:
         """Quarantine the ready workers that report another weight version than the one wanted."""
@@ -287,5 +280,5 @@ def _ranks(answer: Mapping[str, Any]) -> list[dict[str, int]]:
     an old one has neither. Raises EngineError.
     """
     ranks, suffix = ([answer], "") if "num_running" in answer else (answer.get("loads") or (), "_reqs")
-    with expecting("loads, a list with num_running_reqs and num_waiting_reqs of each rank", _LOADS[0], answer):
+    with expecting("loads, a list with num_running_reqs and num_waiting_reqs of each rank", _LOADS, answer):
         return [{key: int(rank[key + suffix] or 0) for key in ("num_running", "num_waiting")} for rank in ranks]

@@ -37,7 +37,6 @@ class RouterChoice:
     ) -> None:
         self.router = router
         self.disaggregated = any(w.role in ("prefill", "decode") for w in pool.workers)
-        self.keeps_prefixes_apart = router is not None and not router.dropped({"extra_key": "name"})
         self._counts = counts
         self._failed = failed
         self._rests_until = 0.0
@@ -58,8 +57,7 @@ class RouterChoice:
             return router
         if dropped and dropped not in self._told:
             self._told.add(dropped)
-            what = f"router {router.version}" if router.version else "a router that does not say its version"
-            logger.info("requests with %s go to the servers directly: %s may drop it", dropped, what)
+            logger.info("requests with %s go to the servers directly: the router drops it", dropped)
         if dropped or flight.direct or time.monotonic() < self._rests_until:
             self._counts["bypassed_router"] += 1
             return None

@@ -17,7 +17,7 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 NOTHING_DONE = frozenset({429, 503})
 """Refusals that promise that the call was not executed."""
-SERVER_INFO, MODEL_INFO = ("/server_info", "/get_server_info"), ("/model_info", "/get_model_info")
-"""Newer name first."""
+SERVER_INFO, MODEL_INFO = "/server_info", "/model_info"
 ATTEMPTS = 4
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 5.0
 CONNECT_TIMEOUT_S = 30.0
@@ -213,20 +212,6 @@ class Http:
                 return await tries(attempt)
         except TimeoutError as error:
             raise engine_error(url + path, f"no answer within {limit:g} s{self._flag(limit)}") from error
-
-    async def first(
-        self, url: str, paths: Sequence[str], *, timeout: float, attempts: int | None = None, optional: bool = False
-    ) -> Answer:
-        """GET of the first of `paths` that the server knows, as some have other names in other versions.
-
-        With `optional` one that knows none has answered 404. Raises EngineError.
-        """
-        for path in paths:
-            unknown = (404, 405) if optional or path != paths[-1] else ()
-            answer = await self.send("GET", url, path, timeout=timeout, attempts=attempts, accept=unknown)
-            if answer.status not in unknown:
-                break
-        return answer
 
     async def once(
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str], accept: Collection[int] = ()

@@ -11,9 +11,12 @@ import re
 TESTED_VERSIONS = ("0.5.20", "0.5.23")
 """Oldest first; `make sglang` installs the last one. The plugin in the servers has the same list (`insides`)."""
 
+FIRST_ROUTER = (0, 3, 0)
+"""Of sglang-router; tested with 0.3.2. Those before have another API."""
 
-def sglang_version(software: str) -> tuple[int, int, int] | None:
-    """SGLang's version number; None for other servers, whose version is no number."""
+
+def version_number(software: str) -> tuple[int, int, int] | None:
+    """(major, minor, patch); None for servers that are not SGLang's, whose version is no number."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", software)
     return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
 
@@ -28,6 +31,6 @@ def untested(software: str, pip: str = "pip") -> str:
 
     `pip` is the command that installs where that version is.
     """
-    if sglang_version(software) is None or software.removeprefix("v").partition("+")[0] in TESTED_VERSIONS:
+    if version_number(software) is None or software.removeprefix("v").partition("+")[0] in TESTED_VERSIONS:
         return ""
     return f"{tested()}, not with {software}. To have one of them, type: {pip} install sglang=={TESTED_VERSIONS[-1]}"

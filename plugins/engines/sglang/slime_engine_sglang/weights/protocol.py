@@ -14,7 +14,7 @@ from typing import Any
 
 from slime_core.errors import EngineError
 from slime_engine_sglang.api.transport import MODEL_INFO, SERVER_INFO, Http, engine_error, expecting
-from slime_engine_sglang.api.versions import sglang_version
+from slime_engine_sglang.api.versions import version_number
 
 _FIRST_WITH_SESSIONS = (0, 5, 21)
 ASK_TIMEOUT_S = 30.0
@@ -47,7 +47,7 @@ class ServerFacts:
     @property
     def has_sessions(self) -> bool:
         """Tensor and distributed updates must stand in one; release candidates count as the release."""
-        return (sglang_version(self.software) or (0, 0, 0)) >= _FIRST_WITH_SESSIONS
+        return (version_number(self.software) or (0, 0, 0)) >= _FIRST_WITH_SESSIONS
 
     @property
     def pause_modes(self) -> tuple[str, ...]:
@@ -62,14 +62,14 @@ class ServerFacts:
     @property
     def is_sglang(self) -> bool:
         """Whether tensor and distributed updates exist there."""
-        return sglang_version(self.software) is not None
+        return version_number(self.software) is not None
 
 
 async def server_facts(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> ServerFacts:
     """Ask the server. Raises EngineError."""
-    info = (await http.first(url, SERVER_INFO, timeout=timeout)).object()
+    info = (await http.send("GET", url, SERVER_INFO, timeout=timeout)).object()
     software = str(info.get("version") or "")
-    with expecting("tp_size and pp_size as numbers", url + "/server_info", info, software):
+    with expecting("tp_size and pp_size as numbers", url + SERVER_INFO, info, software):
         tp, pp = int(info.get("tp_size") or 1), int(info.get("pp_size") or 1)
     return ServerFacts(
         software=software,
@@ -82,7 +82,7 @@ async def server_facts(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) 
 
 async def served_version(http: Http, url: str, *, timeout: float = ASK_TIMEOUT_S) -> str:
     """The weight version that the server reports. Raises EngineError."""
-    info = (await http.first(url, MODEL_INFO, timeout=timeout)).object()
+    info = (await http.send("GET", url, MODEL_INFO, timeout=timeout)).object()
     if "weight_version" not in info:
         raise EngineError(f"{url}: the server does not say which weight version it serves")
     return str(info["weight_version"])

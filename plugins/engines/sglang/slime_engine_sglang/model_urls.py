@@ -1,4 +1,4 @@
-"""Which models a run serves and which URL answers for one: `slime_core.planned_models`, `slime_core.get_model_url`.
+"""Which models a run serves and which URL answers for one: `planned_models`, `get_model_url`.
 
 For users' generate and reward functions. The names are the engine's to know (`planned_models` of its class). Addresses
 are known only while the engine runs, names also before.
@@ -6,8 +6,8 @@ are known only while the engine runs, names also before.
 
 from __future__ import annotations
 
+from slime_core import Args, resolve
 from slime_core.errors import ConfigError, EngineError
-from slime_core.protocols import Args
 
 
 def planned_models(args: Args) -> list[str]:
@@ -17,8 +17,6 @@ def planned_models(args: Args) -> list[str]:
         ConfigError: The file cannot be read, or is wrong.
         PluginError: There is no such engine.
     """
-    from slime_core.plugins.resolve import resolve
-
     if not args.sglang_config:
         return []
     engine = resolve("engines", args.rollout_engine, origin="--rollout-engine").obj

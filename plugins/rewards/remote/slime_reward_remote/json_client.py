@@ -1,6 +1,6 @@
 """POST JSON and get JSON back, with retries and a deadline: what rewards and other plugins talk to services with.
 
-Public as `slime_core.JsonClient`. One client serves any number of event loops: each gets a session of its own, which is
+One client serves any number of event loops: each gets a session of its own, which is
 closed when the loop is shut down (`asyncio.run` does that). Only what may pass is tried again - connections that fail,
 429 and 5xx; any other answer is the service's last word.
 """

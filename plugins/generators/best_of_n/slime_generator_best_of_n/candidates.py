@@ -14,11 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+from slime_core import Args, GenerateCaller, GenerateContext, Group, RewardCaller, Sample, SampleStatus, resolve
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.adapters import GenerateCaller, RewardCaller
-from slime_core.plugins.resolve import absolute_spec, resolve
-from slime_core.protocols import Args, GenerateContext
-from slime_core.sample import Group, Sample, SampleStatus
 
 _PENDING = (SampleStatus.PENDING, SampleStatus.ABORTED)
 
@@ -62,7 +59,7 @@ async def sample_candidates(
         PluginError: The generate function cannot be found or loaded, or takes no `context` while this one has to.
         Exception: What the first call raised, when all did.
     """
-    caller = GenerateCaller(resolve("generators", absolute_spec(generator), origin=origin))
+    caller = GenerateCaller(resolve("generators", generator, origin=origin))
 
     async def one(number: int, done: Callable[[], None]) -> Group:
         own = copy.deepcopy(sample)
@@ -135,7 +132,7 @@ def _run_reward(args: Args) -> str | None:
 
 
 def _scorer(args: Args, spec: str, origin: str) -> RewardCaller:
-    scorer = RewardCaller(resolve("rewards", absolute_spec(spec), origin=origin), args)
+    scorer = RewardCaller(resolve("rewards", spec, origin=origin), args)
     if scorer.scores_groups:
         raise ConfigError(f"{origin}: {scorer.label} scores whole groups; candidates are scored one by one")
     return scorer

@@ -10,10 +10,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from slime_core.data.turns import turn_delta
+from slime_core import Args, Sample, turn_delta
 from slime_core.errors import DataError
-from slime_core.protocols import Args
-from slime_core.types import Sample
 
 UNTEMPLATED = "<|tool|>{result}<|end|><|assistant|>"
 """An observation for a tokenizer without a chat template."""

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from slime_reward_remote import JsonClient, json_client
 from slime_testing_contracts import Asked, ScriptedService
 
-from slime_core import JsonClient
 from slime_core.errors import PluginError
-from slime_core.plugins import json_client
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +61,9 @@ def test_attempts_run_out_with_the_last_reason() -> None:
     assert len(service.asked) == 3
 
 
-def test_refused_connections_are_tried_again(free_port: int) -> None:
+def test_refused_connections_are_tried_again(unused_tcp_port: int) -> None:
     with pytest.raises(PluginError, match=r"4 attempts in .*; last: ClientConnectorError"):
-        post(JsonClient(attempts=4), f"http://127.0.0.1:{free_port}")
+        post(JsonClient(attempts=4), f"http://127.0.0.1:{unused_tcp_port}")
 
 
 def test_the_deadline_is_of_all_attempts_and_of_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

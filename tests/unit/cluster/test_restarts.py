@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_launcher_ray.restarts import Restart, Restarts, rewind
 from slime_runs.run import read_lines
 
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import CheckpointError, TrainError
 from slime_core.launch.journal import Journal
-from slime_core.launch.restarts import Restart, Restarts, rewind
 from slime_core.observability.events import EventLog
 from slime_core.observability.trackers.jsonl import JsonlTracker
 
