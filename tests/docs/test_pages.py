@@ -40,7 +40,8 @@ OWN_FLAGS = {
     "show": {"--json"},
     "runs": {"--json"},
     "resample": {
-        *("--rollout", "--eval", "--from-token", "--weights", "--temperature", "--top-p", "--top-k", "--max-new-tokens"),
+        *("--rollout", "--eval", "--from-token", "--weights", "--temperature"),
+        *("--top-p", "--top-k", "--max-new-tokens"),
         *("--tool-answer", "--times", "--json"),
     },
     "samples": {

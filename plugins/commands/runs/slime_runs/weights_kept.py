@@ -29,7 +29,7 @@ def kept_weights(args: Args) -> Mapping[int, Weights]:
     found = {}
     if (begun / "config.json").is_file() and not args.load:
         found[0] = Weights(0, args.update_weight_start_version + 1, begun)
-    for path in CheckpointStore(Path(args.save or args.run_dir) / CHECKPOINTS).commits():
+    for path in CheckpointStore(Path(str(args.save or args.run_dir)) / CHECKPOINTS).commits():
         state = read_state(path)
         step = int(state["rollout_id"]) + 1
         found[step] = Weights(step, int(state["weight_version"]), path)
@@ -44,6 +44,8 @@ def weights_at(args: Args, *, step: int | None, version: int | None) -> Weights:
         CheckpointError: The commit is torn.
     """
     kept = kept_weights(args)
+    if step is None and version == args.update_weight_start_version and 0 in kept:
+        return kept[0]._replace(version=version)  # of a run that does not train, nothing is sent to the engine
     chosen = [w for w in kept.values() if (w.step == step if step is not None else w.version == version)]
     if not chosen:
         wanted = f"after {step} rollouts" if step is not None else f"of version {version}, which sampled it,"
