@@ -15,6 +15,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from slime_core.admission import Sealed
 from slime_core.errors import ConfigError, PluginError
 from slime_core.protocols import Args
 from slime_core.rollout.reward_failures import FailureLog
@@ -177,6 +178,7 @@ class RewardStage:
         args: Args | None = None,
     ) -> None:
         """One call of one function; its samples have rewards afterwards, or have failed. `args`: what it has."""
+        sealed = Sealed(samples)
         try:
             of = f" of sample {samples[0].index}" if len(samples) == 1 else f" of group {samples[0].group_index}"
             with waiting(scorer.label + of, deadline=None, then="the samples fail", queued=True) as wait:
@@ -206,3 +208,5 @@ class RewardStage:
                 sample.fail(scorer.label, problem)
             else:
                 sample.reward = reward
+        for sample, change in sealed.edits():
+            sample.fail(scorer.label, change)

@@ -1,14 +1,11 @@
-"""SGLang's features that work on CPU only with slime's plugin for it."""
+"""What slime's plugin for SGLang changes on CPU, and its own way to start a router."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,40 +15,6 @@ from tests.backends.conftest import Running
 from tests.backends.whole_runs import command_line
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
-
-
-def check(url: str, action: str) -> dict[str, Any]:
-    request = urllib.request.Request(
-        f"{url}/weights_checker", json.dumps({"action": action}).encode(), {"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.load(answer)
-    except urllib.error.HTTPError as error:
-        found = json.load(error)
-    return found
-
-
-def test_weights_are_checked_on_cpu(sglang_server: Running) -> None:
-    (url,) = sglang_server.urls
-    assert check(url, "snapshot")["success"]
-    assert check(url, "compare")["success"]
-    assert check(url, "snapshot")["success"]  # from 0.5.23 on one that was equal is forgotten
-    (rank,) = check(url, "checksum")["ranks"]
-    before = rank["checksums"]
-    assert len(before) > 10
-    assert check(url, "reset_tensors")["success"]
-    try:
-        # On CPU SGLang's snapshot is the live weights, which always equal themselves.
-        assert not check(url, "compare")["success"]
-        assert check(url, "checksum")["ranks"][0]["checksums"] != before
-    finally:
-        body = json.dumps({"model_path": str(sglang_server.model)}).encode()
-        request = urllib.request.Request(f"{url}/update_weights_from_disk", body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            assert json.load(answer)["success"]
-    assert check(url, "compare")["success"]
-    assert check(url, "checksum")["ranks"][0]["checksums"] == before
 
 
 def test_its_processes_are_forks_of_the_first(sglang_server: Running) -> None:

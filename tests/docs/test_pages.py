@@ -38,6 +38,8 @@ OWN_FLAGS = {
     "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
     "compare": {"--last", "--json"},
     "show": {"--json"},
+    "view": {"--host", "--port", "--allowed-hosts"},
+    "report": {"--output", "--rollouts", "--samples"},
     "runs": {"--json"},
     "resample": {
         *("--rollout", "--eval", "--from-token", "--weights", "--temperature"),

@@ -152,19 +152,18 @@ def server_environment(
         python: Interpreter of SGLang's environment, whose own packages go before the stubs; None: the stubs go first.
 
     Returns:
-        On both: PYTHONPATH, with slime's plugin for SGLang before what it holds already, and no cache of images'
-        embeddings. On CPU also the import stubs, SGLANG_USE_CPU_ENGINE, OMP_NUM_THREADS and
-        SGLANG_CPU_OMP_THREADS_BIND, the last two unless the user's own environment sets them.
+        On both: no cache of images' embeddings. On CPU also PYTHONPATH, with slime's plugin for SGLang and the import
+        stubs before what it holds already, SGLANG_USE_CPU_ENGINE, OMP_NUM_THREADS and SGLANG_CPU_OMP_THREADS_BIND, the
+        last two unless the user's own environment sets them.
     """
-    paths = [str(SERVER_SIDE / "plugin")]
-    if device == "cpu":
-        paths += [str(stub) for stub in sorted(CPU_STUBS.iterdir()) if python is None or not _has(python, stub.name)]
-    paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in paths]
     # SGLang keeps what its vision tower made of an image, by the image alone: past a weight update, and past a flush.
-    found = {"PYTHONPATH": os.pathsep.join(paths), "SGLANG_VLM_CACHE_SIZE_MB": "0"}
+    found = {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
     if device != "cpu":
         return found
-    found["SGLANG_USE_CPU_ENGINE"] = "1"
+    paths = [str(SERVER_SIDE / "plugin")]
+    paths += [str(stub) for stub in sorted(CPU_STUBS.iterdir()) if python is None or not _has(python, stub.name)]
+    paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in paths]
+    found |= {"PYTHONPATH": os.pathsep.join(paths), "SGLANG_USE_CPU_ENGINE": "1"}
     # More threads a process make it slower: with 2, throughput falls by a factor of 20.
     defaults = {"OMP_NUM_THREADS": "1"}
     sizes = arguments or {}

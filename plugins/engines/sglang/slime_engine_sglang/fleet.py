@@ -89,7 +89,7 @@ class Fleet:
             EngineError: A port is taken.
         """
         self.models: list[ModelFleet] = []
-        shared: dict[str, Any] = {"device": plan.device, "python": python, "timeout": timeout, "host": host}
+        shared: dict[str, Any] = {"python": python, "timeout": timeout, "host": host}
         try:
             for model in plan.models:
                 fleet = ModelFleet(model, [], None)
@@ -98,7 +98,7 @@ class Fleet:
                     fleet.servers.append(ServerProcess(server, log=directory / f"{server.name}.log", **shared))
                 if model.router is not None:
                     log = directory / model.name / "router.log"
-                    fleet.router = RouterProcess(model.name, model.router, log=log, **shared)
+                    fleet.router = RouterProcess(model.name, model.router, device=plan.device, log=log, **shared)
         except BaseException:
             self.stop()
             raise

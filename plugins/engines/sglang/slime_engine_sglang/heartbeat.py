@@ -48,8 +48,6 @@ class Heartbeat:
     def __init__(self, http: Http, timeout: float) -> None:
         self._http = http
         self._timeout = timeout
-        self._paths: dict[Worker, tuple[int | None, str]] = {}
-        """Model path that each server reported, and the version it was at then."""
 
     async def look(self, pool: WorkerPool, worker: Worker, alive: Callable[[], bool] = _yes) -> Finding:
         """HEALTHY, or what is wrong; takes at most twice the timeout. Ends early when `alive` turns False."""
@@ -92,17 +90,13 @@ class Heartbeat:
         if not unsure(pool):
             await self._http.send("POST", worker.url, "/continue_generation", {}, timeout=self._timeout, accept=(404,))
 
-    def forget(self, worker: Worker) -> None:
-        """The server was started anew or loaded something: its model path may be another one."""
-        self._paths.pop(worker, None)
-
     def _compare(self, worker: Worker, told: dict[str, Any], wanted: int | None) -> Finding:
         version, path = told.get("weight_version"), str(told.get("model_path", ""))
         if wanted is not None and str(version) != str(wanted):
             return Finding(f"serves weight version {version!r}, wanted is {wanted}", lying=True)
-        known = self._paths.setdefault(worker, (wanted, path))
-        if known[0] != wanted:  # an update from disk moves the path along with the version
-            self._paths[worker] = (wanted, path)
+        known = worker.loaded
+        if known is None or known[0] != wanted:  # an update from disk moves the path along with the version
+            worker.loaded = (wanted, path)
         elif known[1] != path:
             return Finding(f"serves {path}, it was {known[1]}", lying=True)
         return HEALTHY

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from slime_core.ports import PortBlock, url_host
 from slime_engine_sglang.api.transport import MODEL_INFO
 from slime_engine_sglang.arguments import attention_ranks, to_argv
-from slime_engine_sglang.environment import server_environment
 from slime_engine_sglang.plan import ServerPlan
 from slime_engine_sglang.service import Service, StrangerError, get_json
 
@@ -37,7 +36,6 @@ class ServerProcess(Service):
         self,
         plan: ServerPlan,
         *,
-        device: str,
         python: Path,
         log: Path,
         timeout: float,
@@ -47,7 +45,6 @@ class ServerProcess(Service):
 
         Args:
             plan: What to run.
-            device: "cpu" or "cuda".
             python: Interpreter of SGLang's environment.
             log: File for its output.
             timeout: Seconds until it must be ready.
@@ -59,7 +56,6 @@ class ServerProcess(Service):
         self.plan = plan
         self.arguments: dict[str, Any] = dict(plan.arguments)
         """`ServerArgs` fields but for host and ports; what is added here holds from the next start on."""
-        self._device = device
         self._python = python
         self._port_fields = _port_fields(plan)
         count = len(self._port_fields) + _dist_ports(plan)
@@ -81,10 +77,8 @@ class ServerProcess(Service):
         return [str(self._python), "-m", "sglang.launch_server", *to_argv(fields, self._python)]
 
     def environment(self) -> Mapping[str, str]:
-        """What its device, its interpreter and its plan need set."""
-        found = server_environment(self._device, self.arguments, self._python)
-        # The plan is made without a look at the interpreter, on which it depends which stubs are on the path.
-        return dict(self.plan.environment) | {"PYTHONPATH": found["PYTHONPATH"]}
+        """The plan's."""
+        return self.plan.environment
 
     async def missing(self, session: aiohttp.ClientSession, left: float) -> str:
         """Raises StrangerError when it is the server of another model."""

@@ -261,8 +261,7 @@ class WorkerWatch(Watch):
                 raise EngineError(f"{worker.url} {finding.reason}")
         else:
             await self.restart(self.process)
-            worker.url, worker.weight_version = self.process.url, None
-            self._heartbeat.forget(worker)
+            worker.url, worker.weight_version, worker.loaded = self.process.url, None, None
         await self.readmit()
 
     async def readmit(self) -> None:
@@ -281,7 +280,7 @@ class WorkerWatch(Watch):
                 if finding.reason and not finding.lying:
                     raise EngineError(f"{worker.url} {finding.reason}")
                 await catch_up(worker)
-                self._heartbeat.forget(worker)
+                worker.loaded = None
                 finding = await self._heartbeat.weights(pool, worker, locked=True)
             if finding.reason:
                 raise WeightSyncError(f"{worker.url} {finding.reason}")

@@ -37,7 +37,7 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., FakeServer]]:
             "default/0", "regular", {"model_path": "/models/m", **arguments}, environment=environment or {}
         )
         log = tmp_path / "engines" / "default" / "0.log"
-        made.append(FakeServer(plan, device="cuda", python=Path(sys.executable), log=log, timeout=timeout))
+        made.append(FakeServer(plan, python=Path(sys.executable), log=log, timeout=timeout))
         return made[-1]
 
     yield make

@@ -101,12 +101,12 @@ def test_without_sglang_the_message_says_what_to_type(tmp_path: Path) -> None:
         find_python(args(str(bare)))
 
 
-def test_cuda_servers_get_the_plugin_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/mine", str(SERVER_SIDE / "plugin"), ""]))
-    assert server_environment("cuda", {"tp_size": 8}) == {
-        "PYTHONPATH": os.pathsep.join([str(SERVER_SIDE / "plugin"), "/mine"]),
-        "SGLANG_VLM_CACHE_SIZE_MB": "0",
-    }
+def test_cuda_servers_get_nothing_on_their_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = str(SERVER_SIDE / "plugin")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/mine", plugin, ""]))
+    assert server_environment("cuda", {"tp_size": 8}) == {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
+    path = server_environment("cpu")["PYTHONPATH"].split(os.pathsep)
+    assert (path[0], path[-1], path.count(plugin)) == (plugin, "/mine", 1)
 
 
 def test_cpu_servers_get_stubs_and_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

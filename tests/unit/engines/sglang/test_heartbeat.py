@@ -122,7 +122,7 @@ async def test_a_model_path_that_moves_without_an_update(server: Any, http: Http
     assert await beat.look(server.pool, server.worker) is HEALTHY
     server.info["model_path"] = "/m"
     assert (await beat.look(server.pool, server.worker)).lying
-    beat.forget(server.worker)
+    server.worker.loaded = None
     assert await beat.look(server.pool, server.worker) is HEALTHY
 
 

@@ -6,24 +6,8 @@ import pytest
 from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core.config import Args
-from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.errors import ConfigError, EngineError
 from tests.unit.engines.sglang_api.servers import Server, engine_at, servers, well
-
-
-def checksums(value: str) -> Any:
-    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
-        return {"success": True, "checksums": {"w": value}}
-
-    return react
-
-
-async def test_workers_that_disagree_about_their_weights() -> None:
-    async with servers(checksums("1"), checksums("1"), checksums("2")) as (one, two, other):
-        async with engine_at(one, two) as engine:
-            assert await engine.weight_checksums() == {"w": "1"}
-        async with engine_at(one, other) as engine:
-            with pytest.raises(WeightSyncError, match="other weights"):
-                await engine.weight_checksums()
 
 
 async def test_the_workers_of_a_router_are_found_and_requests_go_through_it() -> None:

@@ -7,12 +7,15 @@ import base64
 import io
 import pickle
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from aiohttp import web
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
+from slime_core.models.hf_io import read_weights
+from slime_core.weights.checksum import tensor_checksum
 from tests.unit.engines.sglang_api.servers import Reaction, Server, well
 
 ALLOWED = {
@@ -105,9 +108,16 @@ class WeightServer:
         return self._took(body)
 
     async def update_weights_from_disk(self, body: Any) -> Any:
-        assert body["flush_cache"] is False, "SGLang ends when it cannot flush"
-        self.weights = {"loaded": torch.tensor(0)}
+        assert body.get("flush_cache", "slime" not in self.software) is False, "SGLang ends when it cannot flush"
+        folder = Path(body["model_path"])
+        found = read_weights(folder) if folder.exists() else [("loaded", torch.tensor(0))]
+        self.weights = {name: tensor for name, tensor in found if tensor.numel()}
         return self._took(body)
+
+    async def weights_checker(self, body: Any) -> Any:
+        assert body == {"action": "checksum"}
+        told = {"checksums": {name: tensor_checksum(tensor) for name, tensor in self.weights.items()}}
+        return {"success": True} | (told if "slime" in self.software else {"ranks": [told]})
 
     async def init_weights_update_group(self, body: Any) -> Any:
         name, world = body["group_name"], body["world_size"]

@@ -30,7 +30,7 @@ from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.servers import Supervised, WeightsNotKept
 from slime_engine_sglang.supervisor import Supervisor
-from slime_engine_sglang.weights.check import WeightCheck
+from slime_engine_sglang.weights.check import require_checksums
 from slime_engine_sglang.weights.delta import update_by_deltas
 from slime_engine_sglang.weights.update import WEIGHT_SETTINGS, WeightUpdates
 
@@ -84,7 +84,6 @@ class HttpEngine:
         self.router: Router | None = None
         self.control = Control(self.http, self.pool)
         self.weights = WeightUpdates(self.http, self.pool, args)
-        self.check = WeightCheck(self.http, self.pool, args)
         self.supervised: list[Supervised] = []
         """The models and what stands behind their workers, the rollout's first."""
         self._client: Client | None = None
@@ -118,9 +117,8 @@ class HttpEngine:
             if self.pool.workers:  # there may be a router only, for the user's own functions
                 await self.control.healthy()
             self.weights = WeightUpdates(self.http, self.pool, self._args)
-            self.check = WeightCheck(self.http, self.pool, self._args)
-            if self.check.wanted:
-                await self.check.require()
+            if self._args.check_weight_update_equal:
+                await require_checksums(self.http, self.pool.ready, float(self._args.update_weight_timeout))
             deltas = (DELTA,) if self.pullers else ()
             self.weight_transports = (*await self.weights.transports(), *deltas)
             for worker in self.pool.workers:
@@ -295,30 +293,19 @@ class HttpEngine:
                 " --use-fault-tolerance or --update-weight-transport disk only"
             )
         await self.weights.catch_up(worker)
-        kept = self.weights.last.named() if self.check.wanted else None
-        if kept is not None:
-            await self.check.one(worker, kept)
 
     async def differing_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-        """HF names with the servers that serve them otherwise, which are quarantined; none of them under fault
-        tolerance, which brings those servers back. Raises WeightSyncError.
+        """None. A server that serves something else is quarantined, and brought back under fault tolerance.
+
+        Raises:
+            WeightSyncError: Naming such servers, and what they serve otherwise.
         """
-        return await self.check.differing(weights)
+        await self.weights.check(weights)
+        return []
 
     async def weight_checksums(self) -> dict[str, str]:
-        """HF name -> checksum. Raises WeightSyncError when the workers disagree."""
-        answers = await self.control.everywhere("POST", "/weights_checker", {"action": "checksum"})
-        (first_url, first), *others = answers.items()
-        if not all("checksums" in answer for answer in answers.values()):
-            raise WeightSyncError(
-                f"{first_url} does not tell checksums of single weights, as servers of slime do;"
-                " leave --check-weight-update-equal away"
-            )
-        checksums: dict[str, str] = first["checksums"]
-        for url, answer in others:
-            if answer["checksums"] != checksums:
-                raise WeightSyncError(f"{url} serves other weights than {first_url}")
-        return checksums
+        """Raises WeightSyncError: SGLang holds other tensors than the trained ones, see `differing_weights`."""
+        raise WeightSyncError("servers tell no checksums of the tensors that were trained")
 
 
 def run_dir(args: Args) -> Path | None:

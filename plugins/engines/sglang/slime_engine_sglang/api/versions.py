@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 TESTED_VERSIONS = ("0.5.20", "0.5.23")
-"""Oldest first; `make sglang` installs the last one. The plugin in the servers has the same list (`insides`)."""
+"""Oldest first; `make sglang` installs the last one."""
 
 FIRST_ROUTER = (0, 3, 0)
 """Of sglang-router; tested with 0.3.2. Those before have another API."""

@@ -56,6 +56,8 @@ class Worker:
     """Version the server reports, such as "0.5.20"; empty for servers that say none."""
     weight_version: int | None = None
     """Of the last update that it is known to have taken; None while it serves what it loaded at its start."""
+    loaded: tuple[int | None, str] | None = None
+    """Version wanted and model path reported, when they were last compared; None: it has loaded something since."""
     busy: int = 0
     """Requests of ours in flight."""
     progress: float = 0.0

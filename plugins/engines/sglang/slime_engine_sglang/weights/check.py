@@ -1,138 +1,103 @@
-"""What the servers serve, read back and compared with what was trained: `--check-weight-update-equal`.
+"""What the servers serve, compared with what was trained: `--check-weight-update-equal`.
 
-    trained tensors, a bucket at a time --names and shapes--> every server (`readers`)
-    each server --> where it holds which elements of them, and checksums of that
-    the same elements of the trained tensors, in the served dtype --> checksums --> equal?
+    a server's checksums --> the trained weights as a checkpoint, which it loads --> its checksums again --> equal?
 
-`HttpEngine` calls it after each push, and before a server that was brought back is readmitted. A server with other
-weights is quarantined here, as one that failed the update; whether the run goes on without it is decided as there.
+The checksums are SGLang's own (`/weights_checker`), of its fused and sharded parameters. So what a transport made of
+the weights is compared with what the server's own loader makes of a checkpoint of them, without a table of names.
+`WeightUpdates` takes the servers through this in the frame of an update: they are paused, and one that differs is out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections.abc import Iterable, Sequence
-from typing import Any
+import re
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
 
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.models.hf_io import copy_assets, write_weights
 from slime_core.protocols import Args
-from slime_engine_sglang.api.transport import Http
-from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_sglang.weights.buckets import Named, group_tensors
-from slime_engine_sglang.weights.protocol import call
-from slime_engine_sglang.weights.readers import Finding, Reader, Trained, Unverifiable, reader_of
+from slime_engine_sglang.api.transport import Http, expecting
+from slime_engine_sglang.api.worker import Worker
+from slime_engine_sglang.weights.buckets import Named
+from slime_engine_sglang.weights.protocol import ServerFacts, call, server_facts
+from slime_engine_sglang.weights.round import Round
+from slime_engine_sglang.weights.transports import push_directory
 
-logger = logging.getLogger(__name__)
-
+_FLAG = "--check-weight-update-equal"
+_DRAFT = re.compile(r"draft(_step_\d+)?\.")
+"""Before the names of a speculative draft model (from SGLang 0.5.23 on), which is not trained."""
 _SHOWN = 5
 
 
-class WeightCheck:
-    """Of one pool; `wanted` says whether `--check-weight-update-equal` was given."""
+async def require_checksums(http: Http, workers: Sequence[Worker], timeout: float) -> None:
+    """Raise ConfigError naming a server that cannot tell what it serves, and why. Raises EngineError."""
 
-    def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
-        self._http, self._pool = http, pool
-        self._timeout = float(args.update_weight_timeout)
-        self._bucket_bytes = int(args.update_weight_buffer_size)
-        self._tolerant = bool(args.use_fault_tolerance)
-        self.wanted = bool(args.check_weight_update_equal)
-
-    async def require(self) -> None:
-        """Raise ConfigError naming a ready server that cannot tell what it serves, and why. Raises EngineError."""
+    async def ask(worker: Worker) -> None:
+        facts = await server_facts(http, worker.url)
+        if facts.pp_size > 1:
+            raise ConfigError(f"{_FLAG}: {worker.url} is pipeline-parallel; only its first stage tells what it serves")
         try:
-            await asyncio.gather(*(reader_of(self._http, worker, self._timeout) for worker in self._pool.ready))
-        except Unverifiable as error:
-            raise ConfigError(f"--check-weight-update-equal: {error}") from error
+            await checksums(http, worker, facts, timeout)
+        except EngineError as error:
+            if error.status not in (400, 404, 405, 500):
+                raise
+            raise ConfigError(f"{_FLAG}: {worker.url} does not tell checksums of its weights: {error}") from error
 
-    async def differing(self, weights: Iterable[Named]) -> list[str]:
-        """Compare every ready server; quarantine those that serve something else, or do not answer.
-
-        Returns:
-            "NAME (URL, ...)" of each tensor that differs; nothing under fault tolerance, as long as a server is left
-            or will be brought back.
-
-        Raises:
-            WeightSyncError: A server did not tell.
-        """
-        pool, where, silent = self._pool, dict[str, list[str]](), list[str]()
-        for worker, result in (await self._compare(self._http, pool.ready, weights)).items():
-            if isinstance(result, Finding):
-                if not result.names:
-                    continue
-                reason = f"it serves {_listed(result.names)} otherwise than trained"
-                for name in result.names:
-                    where.setdefault(name, []).append(worker.url)
-            else:
-                reason = f"what it serves could not be read back: {result}"
-                if self._tolerant or not worker.awaited or result.status is not None:  # else it is gone, and waited for
-                    silent.append(f"{worker.url}: {reason}")
-            worker.weight_version = None
-            pool.set_state(worker, WorkerState.QUARANTINED, reason)
-            logger.warning("engine %s is quarantined: %s", worker.url, reason)
-            await self._silence(worker)
-        if self._tolerant and (pool.ready or pool.recovering):
-            return []
-        if silent:
-            raise WeightSyncError("; ".join(silent))
-        return [f"{name} ({', '.join(urls)})" for name, urls in sorted(where.items())]
-
-    async def one(self, worker: Worker, weights: Iterable[Named]) -> None:
-        """Compare a server that is brought back; from any thread. Raises WeightSyncError, EngineError."""
-        async with Http(timeout=self._timeout) as http:
-            result = (await self._compare(http, [worker], weights))[worker]
-        if not isinstance(result, Finding):
-            raise result
-        if result.names:
-            raise WeightSyncError(f"{worker.url} serves {_listed(result.names)} otherwise than trained")
-
-    async def _compare(
-        self, http: Http, workers: Sequence[Worker], weights: Iterable[Named]
-    ) -> dict[Worker, Finding | EngineError]:
-        return await compare(http, workers, weights, bucket_bytes=self._bucket_bytes, timeout=self._timeout)
-
-    async def _silence(self, worker: Worker) -> None:
-        """Whatever it holds must not serve, also not what a router sends there."""
-        for path, body in (("/pause_generation", {"mode": "abort"}), ("/abort_request", {"abort_all": True})):
-            with contextlib.suppress(EngineError):
-                await call(self._http, worker.url, path, body, timeout=min(self._timeout, 5.0))
+    await asyncio.gather(*map(ask, workers))
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+async def checksums(http: Http, worker: Worker, facts: ServerFacts, timeout: float) -> dict[tuple[int, str], str]:
+    """(process, its parameter) -> checksum. Raises EngineError."""
+    path = "/weights_checker"
+    answer = await call(http, worker.url, path, {"action": "checksum"}, timeout=timeout)
+    with expecting("checksums by name of each rank", worker.url + path, answer, facts.software):
+        ranks = answer["ranks"] if facts.is_sglang else [answer]
+        return {
+            (number, name): str(found)
+            for number, rank in enumerate(ranks)
+            for name, found in rank["checksums"].items()
+            if not _DRAFT.match(name)
+        }
 
 
-async def compare(
-    http: Http, workers: Sequence[Worker], weights: Iterable[Named], *, bucket_bytes: int, timeout: float
-) -> dict[Worker, Finding | EngineError]:
-    """Each server's finding, or why there is none. Consumes `weights`, in buckets of `bucket_bytes`.
+@asynccontextmanager
+async def written(args: Args, weights: Iterable[Named]) -> AsyncIterator[Path]:
+    """A checkpoint of the weights, until the end of the block. Raises WeightSyncError when it cannot be written."""
+    with tempfile.TemporaryDirectory(prefix="weight-check-", dir=args.update_weight_disk_dir or args.run_dir) as name:
+        folder = Path(name)
 
-    `timeout`: seconds for each request to a server.
-    """
-    readers: dict[Worker, Reader | EngineError] = dict(
-        zip(workers, await _gather(reader_of(http, worker, timeout) for worker in workers))
-    )
-    for run, _ in group_tensors(weights, bucket_bytes):
-        live = {worker: reader for worker, reader in readers.items() if isinstance(reader, Reader)}
-        served = dict(zip(live, await _gather(reader.ask(run) for reader in live.values())))
-        trained = Trained(run)
-        for worker, reader in live.items():
-            pieces = served[worker]
-            if isinstance(pieces, EngineError):
-                readers[worker] = pieces
-            else:
-                # The loop has requests to serve meanwhile.
-                await asyncio.to_thread(reader.judge, trained, pieces)
-        del run, trained
-    return {w: reader if isinstance(reader, EngineError) else reader.finding() for w, reader in readers.items()}
+        def write() -> None:
+            copy_assets(args.hf_checkpoint, folder)
+            own = ((name, tensor.clone()) for name, tensor in weights)  # safetensors takes none that share memory
+            write_weights(folder, own, shard_bytes=int(args.save_shard_size * 1e9))
+
+        try:
+            await asyncio.to_thread(write)
+        except (OSError, SafetensorError) as error:  # the latter also when the disk is full
+            where = "give --update-weight-disk-dir a directory with room for a checkpoint"
+            raise WeightSyncError(f"{_FLAG}: {folder} could not be written: {error}; {where}") from error
+        yield folder
 
 
-async def _gather(calls: Iterable[Any]) -> list[Any]:
-    """Results, with EngineErrors in their places."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, EngineError):
-            raise result
-    return results
+async def push_compared(round_: Round, path: Path) -> None:
+    """Have every live server load what it should serve already. Raises WeightSyncError as `Round.each`."""
+    before: dict[Worker, dict[tuple[int, str], str]] = {}
+
+    async def read(worker: Worker) -> None:
+        before[worker] = await checksums(round_.http, worker, round_.facts[worker], round_.timeout)
+
+    async def compare(worker: Worker) -> None:
+        after = await checksums(round_.http, worker, round_.facts[worker], round_.timeout)
+        if wrong := sorted({name for (_, name), _ in before[worker].items() ^ after.items()}):
+            more = len(wrong) - _SHOWN
+            listed = ", ".join(wrong[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+            raise EngineError(f"it serves {listed} otherwise than trained")
+
+    await round_.each("reading checksums", read)
+    await push_directory(round_, path)
+    await round_.each("comparing checksums", compare)

@@ -61,4 +61,6 @@ async def push_directory(round_: Round, path: Path) -> None:
             body["flush_cache"] = False
         await load(round_.http, worker.url, "/update_weights_from_disk", body, facts, timeout=round_.timeout)
 
+        worker.loaded = None
+
     await round_.each(f"loading {path}", take)

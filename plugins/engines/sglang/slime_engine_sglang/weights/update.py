@@ -14,20 +14,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.models.hf_io import read_weights
 from slime_core.protocols import Args
 from slime_engine_sglang.api.control import flush
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool
 from slime_engine_sglang.weights import protocol
 from slime_engine_sglang.weights.buckets import Bucket, Buffers, Named, group_tensors
+from slime_engine_sglang.weights.check import push_compared, written
 from slime_engine_sglang.weights.distributed import Groups, send_alone
 from slime_engine_sglang.weights.protocol import call, served_version, server_facts
 from slime_engine_sglang.weights.round import Round
@@ -42,8 +42,10 @@ Push = Callable[[Round], Awaitable[None]]
 """Has the live servers of a round take the weights. Raises WeightSyncError as `Round.each`."""
 Send = Callable[..., Awaitable[None]]
 """Has them take one bucket: `send(round, bucket, number, last=...)`."""
-_BY_FILES = ("disk", "delta")
-"""Transports that any server takes, without a session."""
+_CHECK = "check"
+"""In the place of a transport, where the servers are compared."""
+_BY_FILES = ("disk", "delta", _CHECK)
+"""What any server takes, without a session."""
 
 
 @dataclass
@@ -60,13 +62,6 @@ class Kept:
     """Once more."""
     buckets: Sequence[Bucket] = ()
     """May still be filled until the update is over."""
-    directory: Path | None = None
-
-    def named(self) -> Iterator[Named] | None:
-        """The tensors themselves; None when they are not on this host, as with deltas."""
-        if self.directory is not None:
-            return read_weights(self.directory)
-        return chain.from_iterable(bucket.named() for bucket in self.buckets) if self.buckets else None
 
     def free(self) -> None:
         """Give the memory back; the next version is served. Safe to call twice."""
@@ -81,6 +76,7 @@ class WeightUpdates:
     def __init__(self, http: Http, pool: WorkerPool, args: Args) -> None:
         self._http = http
         self._pool = pool
+        self._args = args
         self._timeout = float(args.update_weight_timeout)
         self._buffer_size = int(args.update_weight_buffer_size)
         self._pause_mode: str | None = args.update_weight_pause_mode
@@ -135,7 +131,16 @@ class WeightUpdates:
     async def from_directory(self, path: Path, version: int) -> dict[str, float]:
         """From files that the servers see. Raises WeightSyncError."""
         path = Path(path)
-        return await self.run(Kept(version, "disk", partial(push_directory, path=path), directory=path))
+        return await self.run(Kept(version, "disk", partial(push_directory, path=path)))
+
+    async def check(self, weights: Iterable[Named]) -> None:
+        """Compare every ready server with the weights trained, of which it has the version wanted.
+
+        Raises:
+            WeightSyncError: As `run`; a server that serves something else has failed.
+        """
+        async with written(self._args, weights) as path:
+            await self.run(Kept(self._pool.version_wanted or 0, _CHECK, partial(push_compared, path=path)))
 
     async def _from_buckets(
         self, transport: str, weights: Iterable[Named], version: int, *, shared: bool, send: Send
@@ -183,7 +188,8 @@ class WeightUpdates:
             WeightSyncError: A server failed without `--use-fault-tolerance`, or all did and none of them comes back, or
                 every server that answers has refused the weights.
         """
-        lasts = self._tolerant or kept.transport in _BY_FILES
+        checks = kept.transport == _CHECK
+        lasts = self._tolerant or (kept.transport in _BY_FILES and not checks)
         late = WeightSyncError(f"an engine has been brought back for {self._timeout:g} s; the update cannot begin")
         async with self._pool.updating(self._timeout, late):
             round_ = Round(
@@ -199,9 +205,10 @@ class WeightUpdates:
                 self._pool.version_wanted = kept.version
             finally:
                 self._pool.version_coming = None
-            previous, self.last = self.last, kept if lasts else None
-            if previous is not None:
-                previous.free()
+            if not checks:
+                previous, self.last = self.last, kept if lasts else None
+                if previous is not None:
+                    previous.free()
         return {"perf/update_weights_pause_time": paused}
 
     async def catch_up(self, worker: Worker) -> None:
@@ -223,6 +230,9 @@ class WeightUpdates:
             )  # fmt: skip
             try:
                 await self._steps(round_, kept.push)
+                if self._args.check_weight_update_equal and kept.buckets:
+                    async with written(self._args, chain.from_iterable(b.named() for b in kept.buckets)) as path:
+                        await self._steps(round_, partial(push_compared, path=path))
             except BaseException:
                 await self._end_session(round_, worker)
                 raise
