@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core import provenance
-from slime_core.data.tokenizer import encode_rendered
+from slime_core.data.tokenizer import encode_result
+from slime_core.protocols import Args
 from slime_core.provenance import NOT_SAMPLED, Source
 from slime_core.types import Sample, SampleStatus
 from slime_runs.run import RunError
@@ -61,7 +62,7 @@ def _place(sample: Sample, from_token: int, replaces_answer: bool, where: str) -
     raise RunError(f"{where}: there is no {what} from token {from_token} on")
 
 
-def begun(sample: Sample, at: Beginning, tokenizer: Any, *, answer: str | None, skip_special: bool) -> Sample:
+def begun(args: Args, sample: Sample, at: Beginning, tokenizer: Any, answer: str | None) -> Sample:
     """The sample as an interrupted rollout would have left it there, to be gone on with."""
     sample = copy.deepcopy(sample)
     for key in ("failure", "tool_calls_pending"):
@@ -77,7 +78,10 @@ def begun(sample: Sample, at: Beginning, tokenizer: Any, *, answer: str | None, 
         tokens = sample.tokens
         _cut(sample, prompt, spans, first)
         sample.append_response_tokens(
-            tokens=encode_rendered(tokenizer, answer), trainable=False, source=Source.TOOL, update_terminal_info=False
+            tokens=encode_result(tokenizer, "{result}", answer, args, sample.metadata),
+            trainable=False,
+            source=Source.TOOL,
+            update_terminal_info=False,
         )
         for span in provenance.part(spans, prompt + last, prompt + at.length):
             sample.append_response_tokens(
@@ -87,7 +91,7 @@ def begun(sample: Sample, at: Beginning, tokenizer: Any, *, answer: str | None, 
                 update_terminal_info=False,
             )
             last += span.length
-    sample.response = tokenizer.decode(sample.response_tokens, skip_special_tokens=skip_special)
+    sample.response = tokenizer.decode(sample.response_tokens, skip_special_tokens=args.rollout_skip_special_tokens)
     return sample
 
 

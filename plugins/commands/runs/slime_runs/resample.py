@@ -177,8 +177,7 @@ class _Again:
         return RolloutFnEvalOutput({"again": {"rewards": [0.0] * len(rows), "truncated": [], "samples": rows}})
 
     def _begun(self, args: Args, context: RolloutContext, stored: StoredSample, at: Beginning) -> Sample:
-        tokenizer, skip = context.runner.tokenizer, args.rollout_skip_special_tokens
-        return begun(stored.sample, at, tokenizer, answer=self._change.tool_answer, skip_special=skip)
+        return begun(args, stored.sample, at, context.runner.tokenizer, self._change.tool_answer)
 
     async def _of_rollouts(self, args: Args, context: RolloutContext) -> list[Sample]:
         """The samples, each file's generated together with all that the file has."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from slime_generator_multi_turn import UNTEMPLATED, cut, turn_tokens
+from slime_generator_multi_turn import UNTEMPLATED, cut, finished_turns, turn_tokens
 
 from slime_core import Args, Sample, encode_result, turn_delta
 from slime_core.errors import DataError
