@@ -169,7 +169,7 @@ class TrainerContract(Contract):
                 batch.rollout_log_probs = [[p - 9.0 for p in part] for part in sampled[:2]] + sampled[2:]
                 batch.rewards = batch.raw_rewards = [*of_rejected, 1.0, -1.0]
                 estimator = EstimatorBase(args)
-                loss = PolicyLoss(args, estimator, Corrector(args, MismatchImportanceSampling(args)))
+                loss: Any = PolicyLoss(args, estimator, Corrector(args, MismatchImportanceSampling(args)))
                 metrics = Learner(args, trainer, estimator, loss).train(0, batch)
                 rejected = metrics["train/mis_rejected_fraction"]
                 outcomes.append({name: part.detach().cpu().clone() for name, part in trainer.named_weights()})
