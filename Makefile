@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 
-.PHONY: install constraints sglang demo demo-tools test test-smoke test-backends lint types size docs oracle benchmarks clean
+.PHONY: install constraints sglang view-assets demo demo-tools test test-smoke test-backends lint types size docs oracle benchmarks clean
 
 install: $(STAMP)
 
@@ -54,6 +54,16 @@ $(SGLANG_STAMP): $(SGLANG_NEEDS) $(SGLANG_CONSTRAINTS)
 	$(SGLANG_BIN)/python $(PIP_INSTALL) $(SGLANG_CONSTRAINTS:%=-c %) -r $(word 1,$(SGLANG_NEEDS))
 	$(SGLANG_BIN)/python $(PIP_INSTALL) --no-deps -r $(word 2,$(SGLANG_NEEDS))
 	touch $(SGLANG_STAMP)
+
+# The page of `slime view` with uPlot, as wheels contain it: needs Node and npm. Without it the page's sources are served.
+VIEW := plugins/commands/view
+VIEW_BUILT := $(VIEW)/slime_command_view/built/main.js
+
+view-assets: $(VIEW_BUILT)
+
+$(VIEW_BUILT): $(VIEW)/package-lock.json $(wildcard $(VIEW)/slime_command_view/page/*)
+	npm ci --prefix $(VIEW) --no-audit --no-fund --ignore-scripts
+	npm run build --prefix $(VIEW)
 
 demo: $(DEMO_STAMP) demo.yaml
 	$(BIN)/slime train --config demo.yaml $(ARGS)

@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_testing_probes.scripted import CharTokenizer
+
 from slime_core import loop
 from slime_core.config import load_settings
-from slime_core.engines.scripted import CharTokenizer
 from slime_core.rollout import ahead
 from slime_core.rollout.filters import FilterStage
 from slime_core.rollout.loop_thread import LoopThread

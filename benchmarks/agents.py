@@ -31,10 +31,10 @@ from _table import spread, table
 from aiohttp import web
 from overhead import GROUP_SIZE
 from slime_sandbox_local.protocol import ExecResult
+from slime_testing_probes.scripted import CharTokenizer, Reply, Request, ScriptedEngine
 
 from slime_core import Sample, Step
 from slime_core.config import load_settings
-from slime_core.engines.scripted import CharTokenizer, Reply, Request, ScriptedEngine
 from slime_core.launch.process import set_up_process
 from slime_core.launch.resolver import Resolver
 from slime_core.rollout.filters import FilterStage

@@ -18,10 +18,10 @@ from typing import Any
 
 import orjson
 from _table import table
+from slime_testing_probes.scripted import CharTokenizer
 
 from slime_core.config import load_settings
 from slime_core.data.prompts import DatasetSource
-from slime_core.engines.scripted import CharTokenizer
 
 
 def main() -> None:

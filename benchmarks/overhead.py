@@ -24,10 +24,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from _table import spread, table
+from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import Sample, hookimpl
 from slime_core.config import load_settings
-from slime_core.engines.scripted import CharTokenizer, Reply, ScriptedEngine
 from slime_core.launch.process import set_up_process
 from slime_core.launch.resolver import Resolver
 from slime_core.plugins.manager import build_manager

@@ -43,6 +43,7 @@ dependencies = {dependencies}
 {entry_points}
 [tool.hatch.build.targets.wheel]
 packages = {packages}
+artifacts = {artifacts}
 dev-mode-dirs = {folders}
 """
 
@@ -74,19 +75,20 @@ class Folders:
         alone = [self.all[folder]["project"]["name"] for folder in self.published]
         required = {text for facts in self.bundled.values() for text in facts["project"].get("dependencies", ())}
         third = sorted(text for text in required if not text.startswith("slime-"))
-        packages = [
-            f"{folder}/{package}"
-            for folder, facts in self.bundled.items()
-            for package in facts["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-        ]
         return BUNDLE.format(
             version=version,
             dependencies=_array([f"slime-rl-core=={version}", *alone, *third]),
             extras="".join(f"{name} = {json.dumps(wanted)}\n" for name, wanted in self._extras()),
             entry_points="".join(_table(group, entries) for group, entries in self._entry_points()),
-            packages=_array(packages),
+            packages=_array(self._in_wheels("packages")),
+            artifacts=_array(self._in_wheels("artifacts")),
             folders=_array(list(self.bundled)),
         )
+
+    def _in_wheels(self, what: str) -> list[str]:
+        """Paths that the folders' wheels have, seen from the bundle."""
+        wheels = {f: facts["tool"]["hatch"]["build"]["targets"]["wheel"] for f, facts in self.bundled.items()}
+        return [f"{folder}/{path}" for folder, wheel in wheels.items() for path in wheel.get(what, ())]
 
     def _extras(self) -> Iterator[tuple[str, list[str]]]:
         """The core's under the bundle's name, and those of the folders."""

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+from slime_core.admission import Held
 from slime_core.buffer import BufferBase
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.fan_out import executions
 from slime_core.plugins.boundary import user_code
 from slime_core.plugins.signatures import construct, positional_names, signature_of
-from slime_core.protocols import Args, BufferFilter, GroupBuffer, with_defaults
+from slime_core.protocols import Args, BufferFilter, EditTraits, GroupBuffer, traits_of, with_defaults
 from slime_core.types import Group, Sample, SampleStatus
 
 _THREE = ("args", "buffer", "num_samples")
@@ -63,6 +64,8 @@ class SampleBuffer:
         self._name = _name(args)
         self._group_size = group_size
         whole: Any = plugin
+        label = f"--buffer-filter-path {self._name!r}"
+        self._held = Held(label, edits=traits_of(plugin, EditTraits, label).edits_samples)
         self._plugin: GroupBuffer = whole
         if inspect.isfunction(whole) or not hasattr(whole, "take"):
             self._plugin = _around_function(args, whole, self._name)
@@ -103,11 +106,15 @@ class SampleBuffer:
                 raise RolloutError(
                     f"add_samples got a group of {size} samples; --n-samples-per-prompt is {self._group_size}"
                 )
+        self._held.give(sample for group in groups for sample in group)
         with self._calling():
             self._plugin.add(groups)
 
     def take(self, num_groups: int) -> list[Group]:
-        """Up to `num_groups` groups, removed from the buffer. Raises RolloutError for a plugin out of contract."""
+        """Up to `num_groups` groups, removed from the buffer. Raises RolloutError for a plugin out of contract.
+
+        Also PluginError where one changed what a sample is trained on, without declaring that it edits.
+        """
         if num_groups <= 0:
             return []
         with self._calling():
@@ -126,6 +133,7 @@ class SampleBuffer:
                 )
         if len({id(group) for group in taken}) != len(taken):
             raise RolloutError(f"buffer {self._name!r} returned a group twice")
+        self._held.take(sample for group in taken for sample in group)
         return taken
 
     def wants(self, prompt: Sample) -> bool:
@@ -135,8 +143,10 @@ class SampleBuffer:
 
     def observe(self, groups: list[Group], trained: bool) -> None:
         """Show the plugin what became of groups."""
+        self._held.give(sample for group in groups for sample in group)
         with self._calling():
             self._plugin.observe(groups, trained)
+        self._held.take(sample for group in groups for sample in group)
 
     def take_metrics(self) -> dict[str, float]:
         """The plugin's, and how many groups wait."""

@@ -1,8 +1,8 @@
 """Everything about a run that can be found wrong before a model is loaded or a process started, in a few seconds.
 
 `slime check` prints the findings; `slime train` runs the same checks first and goes on when there is no error. By the
-time it is called, settings are valid and every component has been resolved here; `launch.probes` does both again in
-an interpreter that knows nothing of this one, as a worker would, and calls the components once.
+time it is called, settings are valid and every component has been resolved here; meanwhile the plugin `probes` calls
+each once in another interpreter (hook `slime_preflight`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,7 @@ from slime_core.data.dumps import check_saved
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer, render_messages
 from slime_core.errors import ConfigError, DataError, SlimeError
-from slime_core.launch.findings import Finding, Level
-from slime_core.launch.fresh_process import FreshProcess
+from slime_core.launch.findings import Finding, Level, Probe
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.resume import first_rollout, goes_on, named_commit
 from slime_core.models.config import vocab_size_of
@@ -43,14 +43,15 @@ _HEADROOM = 1.1
 
 def preflight(run: Prepared) -> list[Finding]:
     """All findings, in the order of the checks; nothing is written and no model is loaded."""
-    probe = FreshProcess(run)
-    try:
+    with ExitStack() as left:
+        probes: list[Probe] = run.hooks.slime_preflight(run=run)
+        for probe in probes:
+            left.callback(probe.close)
         sample, findings = _data(run)
-        probe.begin(sample)
+        for probe in probes:
+            probe.begin(sample)
         findings += [*_batch(run), *_length(run), *_paths(run), *_disk(run)]
-        return [*probe.findings(), *findings]
-    finally:
-        probe.close()
+        return [*(found for probe in probes for found in probe.findings()), *findings]
 
 
 def starting(run: Prepared) -> Iterator[Finding]:

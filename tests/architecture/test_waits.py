@@ -28,11 +28,11 @@ _SERVES = "waits for work, not for progress: who gives the work has the deadline
 _STAGE = "awaits a stage's call, which is named where it waits"
 _SAMPLE = "a sample's request: --rollout-timeout of the sample around it"
 _CLIENT = "a client's request: the client's deadline, and its going away"
-_TOOL = "inside call_tool, which names the wait and has its deadline"
 _JUST_KILLED = "of a process or task that was just killed or cancelled, or has just ended"
 
 ALLOWED = {
     "slime_command_serve/command.py:_serve": "serves until a signal",
+    "slime_command_view/command.py:_serve": "serves until a signal",
     "slime_environment_session/child.py:_answered": "the other side kills this process at --environment-step-timeout",
     "slime_environment_session/places.py:_answered": "the session's `within` around it: --environment-step-timeout",
     "slime_environment_session/places.py:_work": _SERVES,
@@ -51,9 +51,6 @@ ALLOWED = {
     "slime_command_serve/http/streams.py:merge": _CLIENT,
     "slime_command_serve/http/streams.py:unless_disconnected": _CLIENT,
     "slime_command_serve/front/app.py:__call__": _CLIENT,
-    "engines/scripted.py:_due": _SAMPLE,
-    "engines/scripted.py:_interrupted": _SAMPLE,
-    "engines/scripted.py:generate": _SAMPLE,
     "slime_engine_sglang/engine.py:stop": "processes get SIGTERM, then SIGKILL after a grace",
     "launch/ranks.py:_wait": "of ranks, each of which has deadlines of its own; named by its caller",
     "waits/table.py:placed": "reads a variable",
@@ -65,9 +62,6 @@ ALLOWED = {
     "slime_engine_sglang/weights/distributed.py:_in_thread": _COLLECTIVE,
     "slime_engine_sglang/weights/distributed.py:_together": "requests with a deadline, and a collective",
     "slime_engine_sglang/weights/distributed.py:broadcast": _COLLECTIVE,
-    "launch/probes.py:finish": "in a fresh process that slime check kills at its deadline",
-    "tools/running.py:_in_thread": _TOOL,
-    "tools/running.py:_value": _TOOL,
     "loop.py:cancel": _JUST_KILLED,
     "loop.py:ended": _STAGE,
     "loop.py:answer": _STAGE,

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_testing_probes import fresh_process
+from slime_testing_probes.probes import PROBES, Bench
 
 from slime_core.cli import check
 from slime_core.config import Args
 from slime_core.errors import ConfigError
-from slime_core.launch import fresh_process
-from slime_core.launch.probes import PROBES, Bench
 from slime_core.plugins.resolve import resolve
 from tests.conftest import TinyRun
 from tests.strangers import forgotten, install
@@ -84,7 +84,7 @@ REWARDS = {
     "exits": ("import os\ndef reward(args, sample):\n    os._exit(3)\n", "error", "with exit status 3"),
     "crashes": ("import os\ndef reward(args, sample):\n    os.kill(os.getpid(), 11)\n", "error", "by signal SIGSEGV"),
     "elsewhere": (
-        "import sys\nif 'slime_core.launch.probes' in ' '.join(sys.orig_argv):\n"
+        "import sys\nif 'slime_testing_probes.probes' in ' '.join(sys.orig_argv):\n"
         "    raise RuntimeError('not in a worker')\n"
         "def reward(args, sample):\n    return 1.0\n",
         "error",

@@ -38,7 +38,14 @@ OWN_FLAGS = {
     "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
     "compare": {"--last", "--json"},
     "show": {"--json"},
+    "view": {"--host", "--port", "--allowed-hosts"},
+    "report": {"--output", "--rollouts", "--samples"},
     "runs": {"--json"},
+    "resample": {
+        *("--rollout", "--eval", "--from-token", "--weights", "--temperature"),
+        *("--top-p", "--top-k", "--max-new-tokens"),
+        *("--tool-answer", "--times", "--json"),
+    },
     "samples": {
         *("--rollout", "--group", "--eval", "--best", "--worst", "--failed", "--dropped", "--grep"),
         "--hf-checkpoint",

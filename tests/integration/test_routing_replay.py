@@ -114,7 +114,7 @@ def test_tool_tokens_route_freely_until_they_are_read(slime: Slime, tiny_moe: Ti
         (True, {"use_routing_replay": True, "train_backend": "tests.toy_trainer:ToyTrainer"}, "cannot replay routing"),
         (
             True,
-            {"use_rollout_routing_replay": True, "rollout_engine": "slime_core.engines.scripted:ScriptedEngine"},
+            {"use_rollout_routing_replay": True, "rollout_engine": "slime_testing_probes.scripted:ScriptedEngine"},
             "does not say which experts",
         ),
     ],

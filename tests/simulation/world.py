@@ -24,11 +24,11 @@ from typing import Any
 
 from slime_command_inspect.ledger_history import read_history
 from slime_command_inspect.ledger_verify import verify
+from slime_testing_probes.scripted import CharTokenizer
 
 from slime_core import loop
 from slime_core.checkpoint.store import read_state
 from slime_core.data.prompts import DatasetSource
-from slime_core.engines.scripted import CharTokenizer
 from slime_core.errors import TrainError
 from slime_core.launch.journal import Journal
 from slime_core.launch.resume import commit_to_resume, first_rollout, restore

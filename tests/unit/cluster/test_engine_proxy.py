@@ -12,9 +12,9 @@ import pytest
 from slime_launcher_ray.engine_actor import EngineActor
 from slime_launcher_ray.engine_proxy import EngineProxy, proxy_class
 from slime_launcher_ray.wait import Member
+from slime_testing_probes.scripted import Reply, ScriptedEngine
 
 from slime_core.config import Args
-from slime_core.engines.scripted import Reply, ScriptedEngine
 from slime_core.errors import EngineError
 from slime_core.protocols import EngineTraits, traits_of
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from slime_testing_contracts import pytest_plugin
-
-from slime_core.engines.scripted import ScriptedEngine
+from slime_testing_probes.scripted import ScriptedEngine
 
 REWARDS = """
 def good(args, sample):

@@ -75,8 +75,8 @@ def read_frame(path: Path, frame: Frame) -> list[Row]:
         return _rows(file.read(frame.size))
 
 
-def read_frames(path: Path) -> Iterator[tuple[Frame, list[Row]]]:
-    """Every whole frame of a file, first one first."""
+def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator[tuple[Frame, list[Row]]]:
+    """Every whole frame of a file, first one first; of its lines all, or those that start so."""
     content = memoryview(path.read_bytes())
     offset = 0
     while offset < len(content):
@@ -88,7 +88,8 @@ def read_frames(path: Path) -> Iterator[tuple[Frame, list[Row]]]:
         if not reader.eof:
             return
         size = len(content) - offset - len(reader.unused_data)
-        yield Frame(offset, size), [orjson.loads(line) for line in io.BytesIO(lines)]
+        wanted = (line for line in io.BytesIO(lines) if starts is None or line.startswith(starts))
+        yield Frame(offset, size), [orjson.loads(line) for line in wanted]
         offset += size
 
 

@@ -6,33 +6,49 @@ without it, one whose writer died between file and index) it adds to a copy in m
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from slime_runs.files import INDEX, Frame, Row, parse_name, read_frames, sample_files
+from slime_core.provenance import NOT_SAMPLED
+from slime_runs.files import INDEX, Frame, Row, parse_name, read_frames
 
 _COLUMNS = (
     "file", "rollout", "data_set", "group_index", "sample_index", "place", "offset", "size", "score", "status", "fate",
-    "prompt_tokens", "response_tokens", "trained_tokens", "oldest_version", "newest_version", "failure",
+    "prompt_tokens", "response_tokens", "trained_tokens", "oldest_version", "newest_version", "failure", "data_row",
+)  # fmt: skip
+_TOTALS = (
+    "file", "rollout", "data_set", "samples", "scored", "score", "dropped", "failed", "truncated", "tokens"
 )  # fmt: skip
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL, thinned INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS samples ({", ".join(_COLUMNS)});
-CREATE INDEX IF NOT EXISTS of_rollout ON samples (data_set, rollout, score);
+CREATE TABLE IF NOT EXISTS totals ({", ".join(_TOTALS)});
+CREATE INDEX IF NOT EXISTS of_rollout ON samples (data_set, rollout, group_index, sample_index);
+CREATE INDEX IF NOT EXISTS of_best ON samples (data_set, score DESC, rollout DESC);
+CREATE INDEX IF NOT EXISTS of_worst ON samples (data_set, score, rollout DESC);
 CREATE INDEX IF NOT EXISTS of_group ON samples (group_index);
+CREATE INDEX IF NOT EXISTS of_row ON samples (data_row);
 CREATE INDEX IF NOT EXISTS of_file ON samples (file);
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 """
-_VERSION = 1
+_VERSION = 2
 
 ORDERS = {
-    "rollout": "rollout DESC, group_index, sample_index, rowid",
-    "best": "score IS NULL, score DESC, rollout DESC, rowid",
-    "worst": "score IS NULL, score, rollout DESC, rowid",
+    "rollout": ("rollout DESC, group_index, sample_index", ""),
+    "best": ("score DESC, rollout DESC", ""),
+    # SQL sorts what has no score first; both halves are in the order of an index.
+    "worst": ("score, rollout DESC", "score IS NOT NULL"),
+    "file": ("file, rowid", ""),
 }
+"""Name -> order, and the condition on those that come first."""
+_CLOCK_STEPS = 2000
+"""Steps of SQLite's machine between two looks at the clock."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +76,28 @@ class Entry:
     oldest_version: int | None
     newest_version: int | None
     failure: str | None
+    data_row: int | None
+    """Row of the training data that its prompt is."""
 
     @property
     def frame(self) -> Frame:
         """Where its group lies in the file."""
         return Frame(self.offset, self.size)
+
+
+class Total(NamedTuple):
+    """What a rollout, or one data set of an evaluation, adds up to."""
+
+    rollout: int
+    data_set: str | None
+    samples: int
+    score: float | None
+    """Mean; of a rollout over what was trained on."""
+    dropped: int
+    failed: int
+    truncated: int
+    tokens: int
+    """Of all responses."""
 
 
 @dataclass(frozen=True)
@@ -75,25 +108,30 @@ class Filter:
     data_set: str | None = None
     """Name of an evaluation's data set, "" for training alone."""
     group_index: int | None = None
+    sample_index: int | None = None
+    data_row: int | None = None
+    file: str | None = None
     status: str | None = None
     fate: str | None = None
     failed: bool = False
     min_score: float | None = None
     max_score: float | None = None
+    min_tokens: int | None = None
+    """Of the response."""
+    max_tokens: int | None = None
 
     def where(self) -> tuple[str, list[object]]:
         """The SQL condition and its values."""
         terms: list[tuple[str, object]] = [
             (f"{name} = ?", getattr(self, name))
-            for name in ("rollout", "group_index", "status", "fate")
+            for name in ("rollout", "group_index", "sample_index", "file", "data_row", "status", "fate")
             if getattr(self, name) is not None
         ]
         if self.data_set is not None:
             terms.append(("data_set = ?", self.data_set) if self.data_set else ("data_set IS NULL AND ?", True))
-        if self.min_score is not None:
-            terms.append(("score >= ?", self.min_score))
-        if self.max_score is not None:
-            terms.append(("score <= ?", self.max_score))
+        bounds = {"score >= ?": self.min_score, "score <= ?": self.max_score}
+        bounds |= {"response_tokens >= ?": self.min_tokens, "response_tokens <= ?": self.max_tokens}
+        terms += [(term, value) for term, value in bounds.items() if value is not None]
         if self.failed:
             terms.append(("status = ?", "failed"))
         return " AND ".join(["1", *(term for term, _ in terms)]), [value for _, value in terms]
@@ -125,22 +163,25 @@ class Index:
         return index
 
     @classmethod
-    def to_read(cls, folder: Path) -> Index:
-        """What the run's index has, and what it lacks, in memory where anything is lacking."""
-        path = folder / INDEX
+    def to_read(cls, folder: Path, *, writer_works: bool = False) -> Index:
+        """What the run's index has, and what it lacks, in memory where anything is lacking.
+
+        Args:
+            folder: Of the samples.
+            writer_works: The run goes on, so what its index lacks will be there in a moment: take it as it is.
+        """
+        path, memory = folder / INDEX, _in_memory()
         if path.is_file():
             try:
-                index = cls(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10))
-                if index.version() == _VERSION and not index.stale(folder):
+                index = cls(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10, check_same_thread=False))
+                usable = index.version() == _VERSION
+                if usable and (writer_works or not index.stale(folder)):
                     return index
-                memory = sqlite3.connect(":memory:")
-                if index.version() == _VERSION:
+                if usable:
                     index._db.backup(memory)
                 index.close()
             except sqlite3.DatabaseError:
-                memory = sqlite3.connect(":memory:")
-        else:
-            memory = sqlite3.connect(":memory:")
+                memory = _in_memory()
         index = cls(memory)
         memory.executescript(_SCHEMA)
         index.refresh(folder)
@@ -160,7 +201,7 @@ class Index:
 
     def stale(self, folder: Path) -> list[str]:
         """Files that are not in the index as they lie there, and those that are gone."""
-        there = {path.name: path.stat().st_size for path in sample_files(folder)}
+        there = _sizes(folder)
         known = self.files()
         return sorted(name for name in there.keys() | known.keys() if there.get(name) != known.get(name))
 
@@ -187,6 +228,7 @@ class Index:
             self._db.execute("INSERT INTO files VALUES (?, ?, ?)", (path.name, path.stat().st_size, thinned))
             marks = ", ".join("?" * len(_COLUMNS))
             self._db.executemany(f"INSERT INTO samples VALUES ({marks})", rows)
+            self._db.execute(_ADD_UP, (path.name,))
 
     def drop(self, name: str) -> None:
         """Forget a file."""
@@ -194,8 +236,8 @@ class Index:
             self._drop(name)
 
     def _drop(self, name: str) -> None:
-        self._db.execute("DELETE FROM samples WHERE file = ?", (name,))
-        self._db.execute("DELETE FROM files WHERE name = ?", (name,))
+        for table, column in (("samples", "file"), ("totals", "file"), ("files", "name")):
+            self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (name,))
 
     def whole_files(self) -> list[str]:
         """Files that were not thinned, oldest rollout first."""
@@ -209,35 +251,89 @@ class Index:
 
     # -- asking ------------------------------------------------------------------------------------------
 
-    def find(self, wanted: Filter, *, order: str = "rollout", limit: int = -1, offset: int = 0) -> list[Entry]:
-        """The samples that pass, in an order of `ORDERS`."""
-        where, values = wanted.where()
-        names = ", ".join(name for name in _COLUMNS)
-        query = f"SELECT {names} FROM samples WHERE {where} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?"
-        with closing(self._db.execute(query, [*values, limit, offset])) as found:
-            return [Entry(*row) for row in found]
+    def find(
+        self, wanted: Filter, *, order: str = "rollout", limit: int = -1, within: float | None = None
+    ) -> list[Entry]:
+        """The samples that pass, in an order of `ORDERS`; those that were found `within` so many seconds."""
+        ordered, first = ORDERS[order]
+        until = None if within is None else time.monotonic() + within
+        found: list[Entry] = []
+        for condition in (first, f"NOT ({first})") if first else ("1",):
+            left = limit - len(found) if limit >= 0 else limit
+            found += self._ask(wanted, f"{condition} ORDER BY {ordered}", left, until)
+        return found
 
-    def count(self, wanted: Filter) -> int:
-        """How many pass."""
+    def _ask(self, wanted: Filter, rest: str, limit: int, until: float | None) -> list[Entry]:
         where, values = wanted.where()
-        return int(self._db.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()[0])
+        query = f"SELECT {', '.join(_COLUMNS)} FROM samples WHERE {where} AND {rest} LIMIT ?"
+        found: list[Entry] = []
+        if until is not None:
+            self._db.set_progress_handler(lambda: time.monotonic() > until, _CLOCK_STEPS)
+        try:
+            with closing(self._db.execute(query, [*values, limit])) as rows:
+                found.extend(Entry(*row) for row in rows)
+        except sqlite3.OperationalError:
+            if until is None or time.monotonic() <= until:
+                raise
+        finally:
+            self._db.set_progress_handler(None, 0)
+        return found
 
-    def rollouts(self) -> Iterator[tuple[int, int, float | None, int, int]]:
-        """(rollout, samples, mean score, dropped, failed) of the training rollouts, in order."""
-        yield from self._db.execute(
-            "SELECT rollout, count(*), avg(CASE WHEN fate = 'trained' THEN score END), sum(fate = 'dropped'),"
-            " sum(status = 'failed') FROM samples WHERE data_set IS NULL GROUP BY rollout ORDER BY rollout"
-        )
+    def size(self) -> int:
+        """How many samples there are."""
+        return int(self._db.execute("SELECT coalesce(sum(samples), 0) FROM totals").fetchone()[0])
+
+    def rollouts(self) -> list[Total]:
+        """The training rollouts, in order."""
+        return self._totals("data_set IS NULL")
+
+    def evaluations(self) -> list[Total]:
+        """The data sets of all evaluations, in order."""
+        return self._totals("data_set IS NOT NULL")
+
+    def _totals(self, which: str) -> list[Total]:
+        names = "rollout, data_set, samples, score / scored, dropped, failed, truncated, tokens"
+        rows = self._db.execute(f"SELECT {names} FROM totals WHERE {which} ORDER BY rollout, data_set")
+        return [Total(*row) for row in rows]
+
+    def scores(self, data_set: str, *, limit: int) -> list[tuple[int, int | None, int | None, float | None, str]]:
+        """(rollout, group, sample, score, status) of an evaluation's data set, newest evaluation first."""
+        return self._db.execute(
+            "SELECT rollout, group_index, sample_index, score, status FROM samples WHERE data_set = ?"
+            " ORDER BY rollout DESC LIMIT ?",
+            (data_set, limit),
+        ).fetchall()
+
+
+_PAID = "CASE WHEN fate IN ('trained', 'evaluated') THEN score END"
+_ADD_UP = f"""
+INSERT INTO totals SELECT file, rollout, data_set, count(*), count({_PAID}), sum({_PAID}),
+    sum(fate = 'dropped'), sum(status = 'failed'), sum(status = 'truncated'), sum(response_tokens)
+FROM samples WHERE file = ? GROUP BY data_set"""
+
+
+def _in_memory() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", check_same_thread=False)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Name -> bytes of the files of samples."""
+    try:
+        with os.scandir(folder) as entries:
+            return {e.name: e.stat().st_size for e in entries if parse_name(e.name) is not None}
+    except FileNotFoundError:
+        return {}
 
 
 def _values(file: str, rollout: int, frame: Frame, place: int, row: Row) -> tuple[object, ...]:
     kept = row.get("kept") or {}
     response, mask = row.get("response_length") or 0, row.get("loss_mask")
-    versions: Iterable[int] = [v for v in row.get("token_weight_versions") or () if v is not None]
+    versions: Iterable[int] = [v for v in row.get("token_weight_versions") or () if v is not None and v != NOT_SAMPLED]
     failure = (row.get("metadata") or {}).get("failure")
     return (
         file, rollout, kept.get("data_set"), row.get("group_index"), row.get("index"), place, *frame,
         kept.get("score"), row.get("status"), kept.get("fate", "trained"), len(row.get("tokens") or ()) - response,
         response, response if mask is None else sum(map(bool, mask)), min(versions, default=None),
         max(versions, default=None), None if not failure else f"{failure.get('where')}: {failure.get('error')}",
+        row.get("row"),
     )  # fmt: skip

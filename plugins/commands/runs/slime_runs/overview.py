@@ -36,10 +36,10 @@ def overview(run: Run) -> dict[str, Any]:
     index = run.index()
     try:
         rollouts = [
-            {"rollout": n, "samples": count, "score": score, "dropped": dropped, "failed": failed}
-            for n, count, score, dropped, failed in index.rollouts()
+            {"rollout": t.rollout, "samples": t.samples, "score": t.score, "dropped": t.dropped, "failed": t.failed}
+            for t in index.rollouts()[-_LAST:]
         ]
-        stored = {"samples": index.count(Filter()), "bytes": index.total_bytes()}
+        stored = {"samples": index.size(), "bytes": index.total_bytes()}
     finally:
         index.close()
     wanted = settings.get("num_rollout", (None, ""))[0]
@@ -51,7 +51,7 @@ def overview(run: Run) -> dict[str, Any]:
         "model": settings.get("hf_checkpoint", (None, ""))[0],
         "curves": {name: run_curve for name, metric in CURVES.items() if (run_curve := _curve(metrics, metric))},
         "evaluations": evaluations(metrics),
-        "last_rollouts": rollouts[-_LAST:],
+        "last_rollouts": rollouts,
         "seconds": _seconds(metrics[-20:]),
         "dropped": _dropped(metrics),
         "stored": stored,

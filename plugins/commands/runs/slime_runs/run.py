@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from slime_core.waits.board import alive
 from slime_runs.files import FOLDER, Row, read_frame, read_frames, trained_name
 from slime_runs.index import Entry, Filter, Index
 
-Order = Literal["rollout", "best", "worst"]
+Order = Literal["rollout", "best", "worst", "file"]
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
 _ROLLOUT_OF_NAME = re.compile(r"rollout_(\d+)")
 
@@ -123,6 +123,10 @@ class Run:
         """The timeline, as `slime_core.observability.timeline` writes it."""
         return read_lines(self.path / "trace.jsonl")
 
+    def incidents(self) -> list[dict[str, Any]]:
+        """What the run noticed of its numbers: "rollout_id", "check", "cause", "numbers"."""
+        return list(read_lines(self.path / "incidents.jsonl"))
+
     def stalls(self) -> list[Path]:
         """Reports of waits that were overdue."""
         return sorted((self.path / "stalls").glob("*.txt"))
@@ -147,11 +151,8 @@ class Run:
             entries = index.find(wanted or Filter(), order=order, limit=-1 if limit is None or text else limit)
         finally:
             index.close()
-        count, frame, rows = 0, None, list[Row]()
-        for entry in entries:
-            if frame != (entry.file, entry.frame):
-                frame, rows = (entry.file, entry.frame), self._group(entry)
-            found = StoredSample(entry, rows[entry.place])
+        count = 0
+        for found in self.stored(entries):
             if text is not None and text.lower() not in f"{found.row['prompt']}\n{found.text}".lower():
                 continue
             yield found
@@ -159,15 +160,24 @@ class Run:
             if count == limit:
                 return
 
-    def trained(self, rollout: int) -> dict[int, Row]:
+    def stored(self, entries: Iterable[Entry]) -> Iterator[StoredSample]:
+        """The samples that entries of the index are of. Raises RunError where the run has replaced them."""
+        frame, rows = None, list[Row]()
+        for entry in entries:
+            if frame != (entry.file, entry.frame):
+                frame, rows = (entry.file, entry.frame), self._group(entry)
+            yield StoredSample(entry, rows[entry.place])
+
+    def trained(self, rollout: int, only: Collection[int] | None = None) -> dict[int, Row]:
         """Sample index -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
 
-        A list has one number per response token; a number is the same for all of them.
+        A list has one number per response token; a number is the same for all of them. `only`: these samples.
         """
         path = self.path / FOLDER / trained_name(rollout)
         if not path.is_file():
             return {}
-        return {row["index"]: row for _, frame in read_frames(path) for row in frame}
+        starts = None if only is None else tuple(b'{"index":%d,' % index for index in only)
+        return {row["index"]: row for _, frame in read_frames(path, starts) for row in frame}
 
     def _group(self, entry: Entry) -> list[Row]:
         path = self.path / FOLDER / entry.file

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from slime_generator_agent import generate
 from slime_sandbox_local import isolation_here
+from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
-from slime_core.engines.scripted import CharTokenizer, Reply, ScriptedEngine
 from slime_core.errors import ConfigError
 
 pytest.importorskip("openai")

@@ -11,9 +11,9 @@ from slime_core.config import Args
 pytest.importorskip("verifiers")
 from slime_generator_verifiers import Options, _spec, generate
 from slime_generator_verifiers.environments import TaskRows
+from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus, options
-from slime_core.engines.scripted import CharTokenizer, Reply, ScriptedEngine
 from slime_core.errors import ConfigError, EngineError
 
 COLUMNS = {"input": "input", "metadata": "metadata"}

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from slime_core.engines.scripted import CharTokenizer, Reply, Request, ScriptedEngine
+    from slime_testing_probes.scripted import CharTokenizer, Reply, Request, ScriptedEngine
+
     from slime_testing_contracts.base import Contract, suite_of
     from slime_testing_contracts.buffer import BufferContract
     from slime_testing_contracts.command import CommandContract
@@ -57,7 +58,7 @@ _EXPORTS = {
     "AdvantageContract": ".estimator",
     "Asked": ".service",
     "BufferContract": ".buffer",
-    "CharTokenizer": "slime_core.engines.scripted",
+    "CharTokenizer": "slime_testing_probes.scripted",
     "CommandContract": ".command",
     "Contract": ".base",
     "CorrectionContract": ".correction",
@@ -77,13 +78,13 @@ _EXPORTS = {
     "MegatronModelProviderContract": ".megatron_model_provider",
     "ModelContract": ".model",
     "RecipeContract": ".recipe",
-    "Reply": "slime_core.engines.scripted",
-    "Request": "slime_core.engines.scripted",
+    "Reply": "slime_testing_probes.scripted",
+    "Request": "slime_testing_probes.scripted",
     "RewardContract": ".reward",
     "RewardPostProcessContract": ".train_data",
     "RolloutContract": ".rollout",
     "SampleConverterContract": ".train_data",
-    "ScriptedEngine": "slime_core.engines.scripted",
+    "ScriptedEngine": "slime_testing_probes.scripted",
     "ScriptedService": ".service",
     "suite_of": ".base",
     "ToolContract": ".tools",

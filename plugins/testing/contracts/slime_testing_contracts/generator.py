@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
+from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 
-from slime_core.engines.scripted import CharTokenizer, Reply, ScriptedEngine
 from slime_core.errors import EngineError
 from slime_core.plugins.adapters import GenerateCaller
 from slime_core.protocols import GenerateContext

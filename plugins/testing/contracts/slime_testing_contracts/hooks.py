@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from slime_testing_probes.scripted import ScriptedEngine
 from slime_weight_transport_delta.writer import DeltaWriter
 
 from slime_core.config.schema import Args
 from slime_core.distributions import normalized
-from slime_core.engines.scripted import ScriptedEngine
 from slime_core.errors import PluginNotFoundError, SlimeError
 from slime_core.learning.rollout_data import rollout_data, taken_over
 from slime_core.learning.tensors import TrainTensors

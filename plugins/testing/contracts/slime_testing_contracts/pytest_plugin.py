@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from slime_core.engines.scripted import ScriptedEngine
+    from slime_testing_probes.scripted import ScriptedEngine
+
     from slime_testing_contracts.loop import LoopRun
 
 _HOOK_WORDS = ("hooks", "hook", "plugins", "plugin", "slime.plugins")
@@ -130,7 +131,7 @@ def tiny_model_dir() -> Path:
 @pytest.fixture
 def scripted_engine() -> Callable[..., ScriptedEngine]:
     """`scripted_engine("one", "two")` or `scripted_engine(function)`: an engine that answers just that."""
-    from slime_core.engines.scripted import ScriptedEngine
+    from slime_testing_probes.scripted import ScriptedEngine
 
     def make(*script: Any, **keywords: Any) -> ScriptedEngine:
         function = len(script) == 1 and callable(script[0])

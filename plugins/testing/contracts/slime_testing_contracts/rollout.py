@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import pytest
+from slime_testing_probes.scripted import CharTokenizer, Reply, Request, ScriptedEngine
 
 from slime_core.config import EvalDataset
-from slime_core.engines.scripted import CharTokenizer, Reply, Request, ScriptedEngine
 from slime_core.errors import EngineError, SlimeError
 from slime_core.plugins.adapters import GenerateCaller, RewardCaller
 from slime_core.plugins.resolve import resolve

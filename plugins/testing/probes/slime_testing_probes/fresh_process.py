@@ -1,7 +1,7 @@
 """The run's components once more in an interpreter that knows nothing of this one: do they load there, and answer?
 
-The preflight's other end of `launch.probes`. What a reader would get wrong: a component that hangs or ends its process
-takes only that process with it; another one goes on with the rest.
+The other end of `probes.py`. A component that hangs or ends its process takes only that process with it; another one
+goes on with the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOAD_DEADLINE = 300.0
 """Seconds that importing one component in a fresh process may take; from a cold network disk it takes minutes."""
 CALL_DEADLINE = 2.0
 """Seconds one call may take before it counts as hanging."""
-_BOOT = "import sys; sys.path[:] = {path!r}; from slime_core.launch.probes import main; main({descriptor})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from slime_testing_probes.probes import main; main({descriptor})"
 
 
 class FreshProcess:

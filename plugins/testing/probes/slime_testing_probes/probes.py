@@ -1,6 +1,6 @@
 """What the preflight's fresh interpreter runs: resolve every component again, then call each once on a small sample.
 
-`launch.preflight` starts it with a boot line, sends one JSON line with what to do, and reads one JSON line per event.
+`fresh_process.py` starts it with a boot line, sends one JSON line with what to do, and reads one JSON line per event.
 Nothing that a component does here (crash, hang, print) reaches the run. A component that raises on a row of the data is
 an error, as one that answers the wrong type is. A warning it is where there is no row, so that the sample is made up,
 or where a run may answer better: a service that is not there, a stand-in that lacks what is asked of it, a score that
@@ -42,7 +42,7 @@ class Bench:
 
     def prompt(self) -> Sample:
         """A sample before generation, one token per character."""
-        from slime_core.engines.scripted import CharTokenizer
+        from slime_testing_probes.scripted import CharTokenizer
 
         text = self._prompt if isinstance(self._prompt, str) else json.dumps(self._prompt)
         sample = Sample(prompt=copy.deepcopy(self._prompt), label=self._label, tokens=CharTokenizer().encode(text))
@@ -83,9 +83,9 @@ def _reward(bench: Bench, resolved: Resolved) -> None:
 
 
 def _generator(bench: Bench, resolved: Resolved) -> None:
-    from slime_core.engines.scripted import CharTokenizer, ScriptedEngine
     from slime_core.plugins.adapters import GenerateCaller
     from slime_core.protocols import GenerateContext
+    from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
 
     caller = GenerateCaller(resolved)
     if not caller.takes_context:
@@ -208,7 +208,7 @@ what exists in a run alone."""
 
 def _may_work(error: Exception) -> bool:
     """Whether a run may do better: a service did not answer, or a stand-in lacks what is asked of it."""
-    from slime_core.engines.scripted import CharTokenizer, ScriptedEngine
+    from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
 
     if isinstance(error, AttributeError):
         return isinstance(error.obj, CharTokenizer | ScriptedEngine)

@@ -1,0 +1,66 @@
+// Elements and numbers. Strings become text nodes, so what a model wrote is never markup.
+
+// h("td.num", {onclick, title}, ...children): an element; children are nodes, strings, numbers, lists, or null.
+export function h(what, ...rest) {
+  const [tag, ...classes] = what.split(".");
+  const element = document.createElement(tag);
+  if (classes.length) element.className = classes.join(" ");
+  const [first] = rest;
+  if (first && Object.getPrototypeOf(first) === Object.prototype) {
+    for (const [name, value] of Object.entries(rest.shift())) {
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (typeof value === "boolean") element.toggleAttribute(name, value);
+      else if (value !== null && value !== undefined) element.setAttribute(name, value);
+    }
+  }
+  element.append(...rest.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+export function number(value, digits = 4) {
+  if (value === null || value === undefined) return "-";
+  if (typeof value !== "number") return String(value);
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return Number(value.toPrecision(digits)).toString();
+}
+
+export function bytes(count) {
+  return count < 1e6 ? `${number(count / 1e3, 3)} kB` : `${number(count / 1e6, 3)} MB`;
+}
+
+export function json(value) {
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+// A table of rows of cells; `head` are strings, numbers are set to the right.
+export function table(head, rows, attributes = {}) {
+  return h(
+    "table",
+    attributes,
+    h("thead", h("tr", head.map((cell) => h("th", cell)))),
+    h("tbody", rows.map((row) => (row instanceof Node ? row : h("tr", row.map(cell))))),
+  );
+}
+
+export function cell(value) {
+  if (typeof value === "number" || value === null) return h("td.num", number(value));
+  return h("td", value);
+}
+
+// Columns -> a list of objects.
+export function rowsOf(columns) {
+  const names = Object.keys(columns);
+  return names.length ? columns[names[0]].map((_, i) => Object.fromEntries(names.map((name) => [name, columns[name][i]]))) : [];
+}

@@ -1,0 +1,190 @@
+// One run: curves, what it waits for, what was noticed, evaluations, rollouts, settings, plugins.
+
+import { ask, isReport, link } from "./api.js";
+import { chart } from "./chart.js";
+import { bytes, h, json, number, rowsOf, table } from "./dom.js";
+import { state } from "./runs.js";
+
+// What one looks for in a whole run -> what is asked for.
+export const WHOLE = {
+  best: { order: "best" }, worst: { order: "worst" }, failed: { status: "failed" }, truncated: { status: "truncated" },
+  dropped: { fate: "dropped" },
+};
+const kept = { smoothing: 0, more: [] };
+const LISTED = 30;
+
+export async function runPage(asked) {
+  const run = asked.run ?? ".";
+  const found = await ask("run", { run });
+  const curves = { ...found.curves };
+  for (const name of kept.more) if (found.metrics.includes(name)) curves[name] = name;
+  const columns = await ask("metrics", { run, name: Object.values(curves), since: -1 });
+  const charts = h("div.charts");
+  const draw = () => charts.replaceChildren(...made(found, run, curves, columns));
+  draw();
+
+  async function update() {
+    const since = columns.step.length ? columns.step[columns.step.length - 1] - 1 : -1;
+    const added = await ask("metrics", { run, name: Object.values(curves), since });
+    const from = columns.step.findIndex((step) => step > since);
+    const keep = from < 0 ? columns.step.length : from; // the newest step may have got more numbers
+    columns.step = [...columns.step.slice(0, keep), ...added.step];
+    for (const name of Object.values(curves)) columns.columns[name] = [...columns.columns[name].slice(0, keep), ...added.columns[name]];
+    Object.assign(found, await ask("run", { run }));
+    draw();
+    head.replaceChildren(...facts(found, run));
+    below.replaceChildren(...parts(found, run));
+  }
+
+  const smoothing = h("input", {
+    type: "range", min: 0, max: 0.98, step: 0.02, value: kept.smoothing, "aria-label": "smoothing",
+    oninput: (event) => ((kept.smoothing = Number(event.target.value)), draw()),
+  });
+  const more = h(
+    "select",
+    {
+      "aria-label": "another metric",
+      onchange: async (event) => {
+        const name = event.target.value;
+        kept.more.push(name);
+        curves[name] = name;
+        columns.columns[name] = (await ask("metrics", { run, name: [name], since: -1 })).columns[name].slice(0, columns.step.length);
+        draw();
+      },
+    },
+    h("option", "another metric"),
+    found.metrics.map((name) => h("option", { value: name }, name)),
+  );
+  const head = h("div", facts(found, run));
+  const below = h("div", parts(found, run));
+  const view = h("div", head, h("div.controls", h("label", "smoothing ", smoothing), isReport ? null : more), charts, below);
+  const rows = () => [...view.querySelectorAll("tr.row")];
+  let at = -1;
+  return {
+    title: run === "." ? found.path : run,
+    crumbs: isReport ? [] : [["runs", link("runs")]],
+    view,
+    live: true,
+    update,
+    move(step) {
+      rows()[at]?.classList.remove("chosen");
+      at = Math.max(0, Math.min(rows().length - 1, at + step));
+      rows()[at]?.classList.add("chosen");
+      rows()[at]?.scrollIntoView({ block: "nearest" });
+    },
+    open: () => at >= 0 && (location.hash = rows()[at].dataset.address),
+  };
+}
+
+function made(found, run, curves, columns) {
+  const marks = found.noticed.map((incident) => ({ x: incident.rollout_id + 1, text: incident.cause }));
+  const rollouts = new Set(found.rollouts.rollout);
+  return Object.entries(curves).flatMap(([title, name]) => {
+    const column = columns.columns[name] ?? [];
+    const there = columns.step.map((_, i) => i).filter((i) => column[i] !== null && column[i] !== undefined);
+    if (!there.length) return [];
+    return chart({
+      title,
+      x: there.map((i) => columns.step[i]),
+      lines: [{ name, values: there.map((i) => column[i]) }],
+      marks,
+      smoothing: kept.smoothing,
+      pick: (step) => rollouts.has(step - 1) && (location.hash = link("rollout", { run, rollout: step - 1 })),
+    });
+  });
+}
+
+function facts(found, run) {
+  return [
+    h("p", state(found.state), ` ${found.done} of ${found.of ?? "?"} rollouts, model ${found.model}, `, h("span.dim", found.path)),
+    samples(found, run),
+    waiting(found.waits, found.state),
+  ];
+}
+
+function samples(found, run) {
+  if (!found.stored.samples) return h("p.dim", "no samples are kept (yet, or by --log-samples none)");
+  const some = (title, columns) => [
+    ` ${title}: `,
+    rowsOf(columns).flatMap((row) => [h("a", { href: sampleLink(run, row) }, `rollout ${row.rollout}, sample ${row.sample_index}`), ` reward ${number(row.score)}; `]),
+  ];
+  const all = isReport ? "" : ["all of the run: ", Object.keys(WHOLE).map((what) => [h("a", { href: link("samples", { run, what }) }, what), " "])];
+  return h("p", h("span.dim", `${number(found.stored.samples)} samples kept, ${bytes(found.stored.bytes)}. `), some("Best", found.best), some("Worst", found.worst), all);
+}
+
+function waiting(waits, word) {
+  if (waits.unreadable) return h("p.bad", `what it waits for cannot be read: ${waits.unreadable}`);
+  if (!waits.processes.length) return word === "running" ? h("p.dim", "no process says what it waits for") : null;
+  return h(
+    "details.box",
+    { open: waits.overdue },
+    h("summary", waits.overdue ? h("b.bad", "a wait is overdue") : waits.alive ? "what it waits for now" : "what it waited for when it was last heard of"),
+    waits.processes.map((process) => [
+      h("p", h("b", process.role), ` ${process.name}: ${process.state}`),
+      table(
+        ["seconds", "of", "waits for", "then"],
+        process.waits.map((wait) => [
+          wait.age, wait.deadline, h(wait.overdue ? "span.bad" : "span", `${wait.number > 1 ? `${wait.number} x ` : ""}${wait.what}`), wait.then,
+        ]),
+      ),
+    ]),
+  );
+}
+
+export const runCrumb = (run) => [run === "." ? "run" : run, link("run", { run })];
+
+// Addresses of samples are theirs in the index.
+export function sampleLink(run, row) {
+  return link("sample", { run, rollout: row.rollout, data_set: row.data_set, group: row.group_index, sample: row.sample_index });
+}
+
+function parts(found, run) {
+  const rollouts = rowsOf(found.rollouts).reverse();
+  const sets = new Map();
+  for (const row of rowsOf(found.evaluated)) sets.set(row.data_set, [...(sets.get(row.data_set) ?? []), row]);
+  return [
+    incidents(found),
+    sets.size
+      ? h("div", h("h2", "evaluations"), [...sets].map(([name, rows]) => h("p", isReport ? h("b", name) : h("a", { href: link("evaluation", { run, data_set: name }) }, `${name} item by item`), ": ", rows.slice(-12).map((row) => [h("a", { href: link("rollout", { run, rollout: row.rollout, data_set: name }) }, number(row.score)), ` after ${row.rollout}; `]))))
+      : null,
+    rollouts.length
+      ? h(
+          "div",
+          h("h2", "rollouts"),
+          table(
+            ["rollout", "reward", "samples", "dropped", "failed", "cut", "tokens", ""],
+            rollouts.slice(0, LISTED).map((row) =>
+              h(
+                "tr.row",
+                { "data-address": link("rollout", { run, rollout: row.rollout }), onclick: () => (location.hash = link("rollout", { run, rollout: row.rollout })) },
+                h("td.num", h("a", { href: link("rollout", { run, rollout: row.rollout }) }, row.rollout)),
+                [row.score, row.samples, row.dropped, row.failed, row.truncated, row.tokens].map((value) => h("td.num", number(value))),
+                h("td", isReport ? null : h("a", { href: link("timeline", { run, rollout: row.rollout }) }, "timeline")),
+              ),
+            ),
+          ),
+          rollouts.length > LISTED && !isReport ? goTo(run, rollouts[0].rollout) : null,
+        )
+      : null,
+    h("details.box", h("summary", "settings"), table(["setting", "value", "from"], found.settings.map(([name, value, origin]) => [name, json(value), h("span.dim", origin)]))),
+    h("details.box", h("summary", "plugins"), table(["kind", "name", "distribution", "version", "source"], found.plugins.map((plugin) => [plugin.kind, plugin.name, plugin.distribution, plugin.version, h("code", (plugin.sha256 ?? "").slice(0, 12))]))),
+    found.summary ? h("details.box", h("summary", "summary"), h("pre", JSON.stringify({ ...found.summary, plugins: undefined }, null, 1))) : null,
+  ];
+}
+
+function goTo(run, newest) {
+  const field = h("input", { type: "number", min: 0, max: newest, "data-search": "", "aria-label": "rollout" });
+  return h("form", { onsubmit: (event) => (event.preventDefault(), (location.hash = link("rollout", { run, rollout: field.value }))) }, "rollout ", field, h("button", "open"));
+}
+
+function incidents(found) {
+  const { noticed, stalls, engine_events: events } = found;
+  if (!noticed.length && !stalls.length && !events.length) return h("p.dim", "no incidents");
+  return h(
+    "div",
+    h("h2", "incidents"),
+    noticed.length ? table(["rollout", "what", "numbers", "check"], noticed.map((one) => [one.rollout_id, one.cause, one.numbers, one.check])) : null,
+    stalls.map((name) => h("p.bad", `waited too long: stalls/${name}`)),
+    events.length ? h("details.box", h("summary", `${events.length} events of engines`), table(["what", ""], events.map((event) => [event.event, json(event)]))) : null,
+  );
+}

@@ -1,0 +1,208 @@
+// Samples of a rollout in a table that two histograms filter; best and worst of a run; a group side by side.
+
+import { ask, isReport, link } from "./api.js";
+import { histogram } from "./chart.js";
+import { h, json, number, rowsOf, table } from "./dom.js";
+import { WHOLE, runCrumb, sampleLink } from "./run.js";
+
+const PAGE = 200;
+
+// Rows that can be chosen by j and k and opened by Enter; `show(rows)` fills it.
+function chooser(run, withRollout) {
+  const body = h("tbody");
+  const more = h("button", { onclick: () => fill(PAGE) }, "more");
+  const count = h("p.dim");
+  let [rows, drawn, at] = [[], 0, -1];
+  const head = [...(withRollout ? ["rollout"] : []), "group", "sample", "reward", "status", "fate", "tokens", "trained", "weights", ""];
+  const view = h("div", count, h("table", h("thead", h("tr", head.map((word) => h("th", word)))), body), more);
+
+  function line(row) {
+    if (row.stored === false) return h("tr.dim", cells(row, (text) => text));
+    const address = sampleLink(run, row);
+    const group = link("group", { run, rollout: row.rollout, data_set: row.data_set, group: row.group_index });
+    const links = { group_index: group, sample_index: address };
+    return h(
+      "tr.row",
+      { onclick: (event) => event.target.closest("a") || (location.hash = address), "data-address": address },
+      cells(row, (text, name) => (row[name] === null ? text : h("a", { href: links[name] }, text))),
+    );
+  }
+
+  function cells(row, linked) {
+    return [
+      withRollout ? h("td.num", row.rollout) : null,
+      h("td.num", linked(row.group_index ?? "-", "group_index")),
+      h("td.num", linked(row.sample_index ?? "-", "sample_index")),
+      h("td.num", number(row.score)),
+      h("td", row.status),
+      h("td", row.fate),
+      h("td.num", `${row.prompt_tokens} + ${row.response_tokens}`),
+      h("td.num", number(row.trained_tokens)),
+      h("td", row.oldest_version === row.newest_version ? number(row.newest_version) : `${row.oldest_version}-${row.newest_version}`),
+      h("td", row.failure ?? row.reason ?? ""),
+    ];
+  }
+
+  function fill(some) {
+    body.append(...rows.slice(drawn, drawn + some).map(line));
+    drawn = Math.min(rows.length, drawn + some);
+    more.hidden = drawn === rows.length;
+  }
+
+  return {
+    view,
+    show(wanted, words) {
+      [rows, drawn, at] = [wanted, 0, -1];
+      body.replaceChildren();
+      count.replaceChildren(words);
+      fill(PAGE);
+    },
+    move(step) {
+      body.children[at]?.classList.remove("chosen");
+      at = Math.max(0, Math.min(rows.length - 1, at + step));
+      if (at >= drawn) fill(PAGE);
+      body.children[at]?.classList.add("chosen");
+      body.children[at]?.scrollIntoView({ block: "nearest" });
+    },
+    open: () => at >= 0 && body.children[at].dataset.address && (location.hash = body.children[at].dataset.address),
+  };
+}
+
+const inside = (value, range) => !range || (value !== null && value >= range.low && (value < range.high || (range.last && value <= range.high)));
+
+export async function rolloutPage(asked) {
+  const [run, rollout, data_set] = [asked.run ?? ".", Number(asked.rollout), asked.data_set ?? ""];
+  const found = await ask("rollout", { run, rollout, data_set });
+  const rows = rowsOf(found.columns).map((row) => ({ ...row, reason: found.dropped_for[row.group_index] }));
+  const wanted = { reward: null, length: null, status: "", fate: "", ids: null };
+  const list = chooser(run, false);
+
+  function filter() {
+    const passed = rows.filter(
+      (row) =>
+        inside(row.score, wanted.reward) && inside(row.response_tokens, wanted.length) && (!wanted.status || row.status === wanted.status) &&
+        (!wanted.fate || row.fate === wanted.fate) && (!wanted.ids || wanted.ids.has(`${row.group_index}/${row.sample_index}`)),
+    );
+    list.show(passed, `${passed.length} of ${rows.length} samples${found.cut ? " (the first of more)" : ""}`);
+  }
+
+  const choose = (name) => {
+    const values = [...new Set(rows.map((row) => row[name]))].sort();
+    return h(
+      "label",
+      `${name} `,
+      h("select", { onchange: (event) => ((wanted[name] = event.target.value), filter()) }, h("option", { value: "" }, "any"), values.map((value) => h("option", value))),
+    );
+  };
+  const search = h("input", {
+    "data-search": "", placeholder: "/ text of prompt or answer",
+    onchange: async (event) => {
+      const text = event.target.value;
+      const ids = text ? (await ask("search", { run, rollout, data_set, text })).found : null;
+      wanted.ids = ids && new Set(ids.map(([group, sample]) => `${group}/${sample}`));
+      filter();
+    },
+  });
+  filter();
+  const address = (number) => link("rollout", { run, rollout: number, data_set });
+  const title = data_set ? `${data_set} after ${rollout} rollouts` : `rollout ${rollout}`;
+  const reasons = Object.entries(found.dropped_for).map(([group, reason]) => [h("a", { href: link("group", { run, rollout, group }) }, `group ${group}`), reason]);
+  const view = h(
+    "div",
+    h("p", found.total ? `reward ${number(found.total.score)}, ${number(found.total.dropped)} dropped, ${number(found.total.failed)} failed, ${number(found.total.truncated)} cut ` : "nothing is kept of it ",
+      found.before === null ? null : h("a", { href: address(found.before) }, `[ ${found.before}`), " ",
+      found.after === null ? null : h("a", { href: address(found.after) }, `${found.after} ]`), " ",
+      data_set || isReport ? null : h("a", { href: link("timeline", { run, rollout }) }, "timeline")),
+    found.incidents.map((one) => h("p.bad", `${one.cause}: ${one.numbers} [${one.check}]`)),
+    h(
+      "div.row-of",
+      histogram("reward", rows.map((row) => row.score), (range) => ((wanted.reward = range), filter())),
+      histogram("tokens of the answer", rows.map((row) => row.response_tokens), (range) => ((wanted.length = range), filter())),
+    ),
+    h("div.controls", isReport ? null : search, choose("status"), choose("fate")),
+    reasons.length || Object.keys(found.filters).length
+      ? h("details.box", h("summary", "dropped, and why"), Object.entries(found.filters).map(([name, value]) => h("p", `${name}: ${number(value)}`)), table(["group", "why"], reasons))
+      : null,
+    list.view,
+  );
+  return {
+    title,
+    crumbs: [runCrumb(run)],
+    view,
+    move: list.move,
+    open: list.open,
+    turn: (by) => {
+      const next = by < 0 ? found.before : found.after;
+      if (next !== null) location.hash = address(next);
+    },
+  };
+}
+
+export async function samplesPage(asked) {
+  const [run, what] = [asked.run ?? ".", asked.what ?? "best"];
+  const found = await ask("samples", { run, limit: 500, ...WHOLE[what] });
+  const list = chooser(run, true);
+  list.show(rowsOf(found.columns), `${found.count} samples${found.cut ? ", and there may be more: open a rollout to see all of it" : ""}`);
+  const links = Object.keys(WHOLE).map((name) => [name === what ? h("b", name) : h("a", { href: link("samples", { run, what: name }) }, name), " "]);
+  return { title: `${what} of the run`, crumbs: [runCrumb(run)], view: h("div", h("p", links), list.view), move: list.move, open: list.open };
+}
+
+export function event(one) {
+  const { event: what, group, committed, ...rest } = one;
+  return [what, Object.entries(rest).map(([name, value]) => `${name} ${json(value)}`).join(", "), committed];
+}
+
+export function paidBy(list) {
+  return list.map((one) => h("div", one.name, one.version ? ` ${one.version}` : "", " ", h("code.dim", (one.sha256 ?? "").slice(0, 12))));
+}
+
+export function reward(value) {
+  if (value === null || typeof value !== "object") return number(value);
+  return Object.entries(value).map(([name, part]) => h("div", `${name} ${number(part)}`));
+}
+
+export async function groupPage(asked) {
+  const [run, rollout, data_set, group] = [asked.run ?? ".", Number(asked.rollout), asked.data_set ?? "", asked.group];
+  const found = await ask("group", { run, rollout, data_set, group });
+  let at = -1;
+  const cards = found.samples.map((one) =>
+    h(
+      "div.card",
+      { "data-address": sampleLink(run, one) },
+      h("a", { href: sampleLink(run, one) }, `sample ${one.sample_index}`),
+      h(
+        "dl",
+        h("dt", "reward"), h("dd", reward(one.reward)),
+        h("dt", "advantage"), h("dd", number(one.advantage)),
+        h("dt", "paid by"), h("dd", paidBy(one.paid_by)),
+        h("dt", "became"), h("dd", `${one.status}, ${one.fate}`),
+        h("dt", "tokens"), h("dd", `${one.response_tokens}, ${one.trained_tokens} trained`),
+        h("dt", "weights"), h("dd", `${number(one.oldest_version)} to ${number(one.newest_version)}`),
+      ),
+      one.failure ? h("p.bad", one.failure) : null,
+      h("div.text", one.text),
+    ),
+  );
+  const view = h(
+    "div",
+    found.samples.length ? null : h("p.dim", "nothing is kept of this group"),
+    found.prompt.map((message) => [h("div.dim", message.role), h("div.text", message.text)]),
+    found.label === null ? null : h("p", `label: ${found.label}`),
+    found.row === null || isReport ? null : h("p", h("a", { href: link("prompt", { run, row: found.row }) }, `row ${found.row} of the data: all its visits`)),
+    h("div.answers", cards),
+    data_set ? null : h("h2", "ledger"),
+    data_set ? null : found.events.length ? table(["what", "", "in the commit of rollout"], found.events.map(event)) : h("p.dim", "no commit tells of it yet"),
+  );
+  return {
+    title: `group ${group}`,
+    crumbs: [runCrumb(run), [data_set ? `${data_set} after ${rollout}` : `rollout ${rollout}`, link("rollout", { run, rollout, data_set })]],
+    view,
+    move(step) {
+      cards[at]?.classList.remove("chosen");
+      at = Math.max(0, Math.min(cards.length - 1, at + step));
+      cards[at]?.classList.add("chosen");
+      cards[at]?.scrollIntoView({ block: "nearest" });
+    },
+    open: () => at >= 0 && (location.hash = cards[at].dataset.address),
+  };
+}

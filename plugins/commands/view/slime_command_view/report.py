@@ -1,0 +1,110 @@
+"""A run -> one HTML file: the built page, its styles, and the answers to what it will ask for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from slime_runs.index import Entry, Filter
+from slime_runs.run import RunError
+
+from slime_command_view import run_pages, sample_page, samples_page
+from slime_command_view.server import HERE
+from slime_command_view.watched import WatchedRun
+
+_FRAME = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; script-src '{digest}'; style-src 'unsafe-inline'; img-src data:">
+<title>slime</title><style>{styles}</style>
+<script type="application/json" id="stored">{answers}</script></head>
+<body><header id="top"></header><main id="page" tabindex="-1"></main>
+<script type="module">{script}</script></body></html>
+"""
+
+
+class _Answers:
+    """What a page asks for -> its answer, under the name that `page/api.js` gives a question."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+
+    def add(self, what: str, answer: Any, **parameters: Any) -> None:
+        pairs = [
+            [name, str(one)]
+            for name, value in sorted(parameters.items())
+            if value is not None and value != ""
+            for one in (value if isinstance(value, list) else [value])
+        ]
+        self._found[orjson.dumps([what, pairs]).decode()] = answer
+
+    def text(self) -> str:
+        """As JSON that can stand in a script element."""
+        return orjson.dumps(self._found).decode().replace("<", "\\u003c")
+
+
+def report(run: WatchedRun, rollouts: int, samples: int) -> str:
+    """The file's text. Raises RunError where the page was not built."""
+    script, styles = HERE / "built" / "main.js", HERE / "built" / "app.css"
+    if not script.is_file():
+        raise RunError(f"{script.parent} is not there; in a checkout, type: make view-assets")
+    code = script.read_text(encoding="utf-8").replace("</script", "<\\/script")
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    return _FRAME.format(
+        digest=f"sha256-{digest}",
+        styles=styles.read_text(encoding="utf-8"),
+        answers=_answers(run, rollouts, samples).text(),
+        script=code,
+    )
+
+
+def _answers(run: WatchedRun, rollouts: int, samples: int) -> _Answers:
+    answers, page, index = _Answers(), run_pages.run_page(run), run.index()
+    newest: dict[str, int] = {total.data_set or "": total.rollout for total in index.evaluations()}
+    places = [(total.rollout, "") for total in index.rollouts()[-rollouts:]]
+    places += [(rollout, data_set) for data_set, rollout in newest.items()]
+    for side in ("rollouts", "evaluated"):
+        columns = page[side]
+        kept = [i for i, place in enumerate(zip(columns["rollout"], columns["data_set"])) if _is_in(place, places)]
+        page[side] = {name: [column[i] for i in kept] for name, column in columns.items()}
+    chosen = {place: _chosen(run, *place, samples) for place in places}
+    named = list(page["curves"].values())
+    for order in ("best", "worst"):
+        for entry in index.find(Filter(data_set=""), order=order, limit=len(page[order]["rollout"])):
+            _add_sample(answers, run, entry)
+    answers.add("runs", {"runs": [{"run": "."}], "settings": {}})
+    answers.add("run", page, run=".")
+    answers.add("metrics", run_pages.metrics(run, named, -1), run=".", name=named, since=-1)
+    for (rollout, data_set), entries in chosen.items():
+        table = samples_page.rollout(run, rollout, data_set)
+        here = {(entry.group_index, entry.sample_index) for entry in entries}
+        pairs = zip(table["columns"]["group_index"], table["columns"]["sample_index"])
+        table["columns"]["stored"] = [pair in here for pair in pairs]
+        answers.add("rollout", table, run=".", rollout=rollout, data_set=data_set)
+        for entry in entries:
+            _add_sample(answers, run, entry)
+    return answers
+
+
+def _is_in(place: tuple[int, str | None], places: Sequence[tuple[int, str]]) -> bool:
+    return (place[0], place[1] or "") in places
+
+
+def _chosen(run: WatchedRun, rollout: int, data_set: str, count: int) -> list[Entry]:
+    """Failed ones first, then best and worst in turn."""
+    entries = run.index().find(Filter(rollout=rollout, data_set=data_set), order="best")
+    ends = [entry for pair in zip(entries, reversed(entries)) for entry in pair]
+    failed = [entry for entry in entries if entry.status == "failed"]
+    return list(dict.fromkeys([*failed[: count // 3], *ends]))[:count]
+
+
+def _add_sample(answers: _Answers, run: WatchedRun, entry: Entry) -> None:
+    rollout, data_set, group = entry.rollout, entry.data_set or "", entry.group_index
+    wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=entry.sample_index)
+    place = {"run": ".", "rollout": rollout, "data_set": data_set, "group": group}
+    answers.add("sample", sample_page.sample(run, wanted, 0, None), **place, sample=entry.sample_index)
+    if group is not None:
+        answers.add("group", samples_page.group(run, rollout, data_set, group), **place)

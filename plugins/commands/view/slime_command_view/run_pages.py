@@ -1,0 +1,218 @@
+"""Pages of runs as JSON: the list, a comparison, one run, its timeline, an evaluation over time, a prompt's visits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
+from typing import Any
+
+from slime_command_inspect.boards import Report, read_run
+from slime_runs.compare import compare
+from slime_runs.index import Entry, Filter, Total
+from slime_runs.ledger import chain, events_of, groups_of
+from slime_runs.overview import CURVES, evaluations
+from slime_runs.run import differences
+from slime_runs.text import plain
+
+from slime_command_view.samples_page import table
+from slime_command_view.watched import WatchedRun
+
+_NEWEST = 200
+"""Engine events and stall reports that a page shows."""
+_MOST_BARS = 4000
+_MOST_SCORES = 50_000
+_MOST_VISITS = 50
+
+
+def runs(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
+    """The list, and the settings in which the runs differ."""
+    facts = []
+    for name, run in watched.items():
+        with run.lock:
+            facts.append({"run": name, **_facts(run)})
+    return {"runs": facts, "settings": differences(list(watched.values())) if len(watched) > 1 else {}}
+
+
+def _facts(run: WatchedRun) -> dict[str, Any]:
+    metrics, settings = run.metrics(), run.settings()
+    rewards = [(line["step"], line["rollout/raw_reward"]) for line in metrics if "rollout/raw_reward" in line]
+    totals = run.index().rollouts()
+    return {
+        "path": str(run.path),
+        "state": run.state(),
+        "began": (run.path / "config.yaml").stat().st_mtime if (run.path / "config.yaml").is_file() else None,
+        "done": max((line["step"] for line in metrics), default=0),
+        "of": settings.get("num_rollout", (None, ""))[0],
+        "model": settings.get("hf_checkpoint", (None, ""))[0],
+        "reward": rewards[-1][1] if rewards else None,
+        "curve": rewards[:: len(rewards) // 100 + 1],
+        "evaluations": {name: [found[0][1], found[-1][1]] for name, found in evaluations(metrics).items() if found},
+        "incidents": len(run.incidents()),
+        "last_rollout": totals[-1].rollout if totals else None,
+    }
+
+
+def compared(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
+    """In what they differ, and their curves."""
+    found = list(watched.values())
+    paths = {str(run.path): name for name, run in watched.items()}
+    made = compare(found)
+    made["groups"] = [[paths[path] for path in group] for group in made["groups"]]
+    curves = {
+        title: {name: series for name, run in watched.items() if (series := run.series(metric))}
+        for title, metric in _curves(found).items()
+    }
+    return {**made, "curves": {title: runs for title, runs in curves.items() if runs}}
+
+
+def _curves(found: Sequence[WatchedRun]) -> dict[str, str]:
+    sets = {name for run in found for name in evaluations(run.metrics())}
+    return {**CURVES, **{f"evaluation of {name}": f"eval/{name}" for name in sorted(sets)}}
+
+
+def run_page(run: WatchedRun) -> dict[str, Any]:
+    """One run: what it is, what it waits for, what was noticed, its rollouts and evaluations."""
+    index, metrics = run.index(), run.metrics()
+    names = sorted({name for line in metrics for name in line if name != "step"})
+    return {
+        **_facts(run),
+        "curves": {title: name for title, name in _curves([run]).items() if name in names},
+        "metrics": names,
+        "settings": [[name, value, origin] for name, (value, origin) in run.settings().items()],
+        "plugins": run.plugins(),
+        "summary": run.summary(),
+        "waits": waits(run),
+        "noticed": run.incidents(),
+        "stalls": [path.name for path in run.stalls()[-_NEWEST:]],
+        "engine_events": run.events()[-_NEWEST:],
+        "stored": {"samples": index.size(), "bytes": index.total_bytes()},
+        "rollouts": _totals(index.rollouts()),
+        "evaluated": _totals(index.evaluations()),
+        "best": table(run, Filter(data_set=""), order="best", limit=3)["columns"],
+        "worst": table(run, Filter(data_set=""), order="worst", limit=3)["columns"],
+    }
+
+
+def _totals(totals: Sequence[Total]) -> dict[str, list[Any]]:
+    return {name: [getattr(total, name) for total in totals] for name in Total._fields}
+
+
+def waits(run: WatchedRun) -> dict[str, Any]:
+    """What `slime why` says."""
+    try:
+        report: Report = read_run(run.path)
+        return {
+            "alive": report.alive,
+            "overdue": report.overdue,
+            "processes": [
+                {
+                    "role": str(p.board.get("role")),
+                    "name": p.name,
+                    "state": p.words,
+                    "waits": [{**row, "age": row["age"] + p.silence} for row in p.waits[:50]],
+                }
+                for p in report.processes
+            ],
+        }
+    except (ValueError, KeyError, TypeError) as error:  # half-written, or of another version
+        return {"alive": None, "overdue": False, "processes": [], "unreadable": f"{type(error).__name__}: {error}"}
+
+
+def metrics(run: WatchedRun, names: Sequence[str], since: int) -> dict[str, Any]:
+    """Columns of the steps after `since`; None where a step has no such number."""
+    lines = [line for line in run.metrics() if line["step"] > since]
+    return {
+        "step": [line["step"] for line in lines],
+        "columns": {name: [_finite(line.get(name)) for line in lines] for name in names},
+    }
+
+
+def _finite(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def timeline(run: WatchedRun, number: int) -> dict[str, Any]:
+    """What was done for one rollout, in seconds since its first event, and what the samples were waiting on."""
+    events = run.timeline.events(number)
+    if not events:
+        return {"rollout": number, "start": None, "stages": [], "samples": [], "cut": False}
+    start = min(event["t"][0] for event in events)
+    samples = [event for event in events if event["e"] == "sample"]
+    return {
+        "rollout": number,
+        "start": start,
+        "stages": [
+            {"what": event["e"], "from": event["t"][0] - start, "to": event["t"][-1] - start}
+            for event in events
+            if event["e"] not in ("sample", "run")
+        ],
+        "samples": [
+            {
+                "group": event.get("g"), "sample": event.get("i"), "times": [t - start for t in event["t"]],
+                "prompt": event.get("p"), "before": event.get("k"), "new": event.get("n"), "turns": event.get("turns"),
+                "status": event.get("s"), "version": event.get("v"), "evaluation": bool(event.get("ev")),
+            }
+            for event in samples[:_MOST_BARS]
+        ],
+        "cut": len(samples) > _MOST_BARS,
+    }  # fmt: skip
+
+
+def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:
+    """Item by item: its mean score in every evaluation (None where it has none), and how often that flipped."""
+    rows = run.index().scores(data_set, limit=_MOST_SCORES)
+    if len(rows) == _MOST_SCORES:  # the oldest of them is not whole
+        rows = [row for row in rows if row[0] != rows[-1][0]]
+    columns = sorted({row[0] for row in rows})
+    place = {number: at for at, number in enumerate(columns)}
+    scores: dict[Any, list[list[float]]] = {}
+    first: dict[Any, list[int | None]] = {}
+    for number, group, index, score, _ in rows:
+        item = index if group is None else group
+        found = scores.setdefault(item, [[] for _ in columns])
+        first.setdefault(item, [None] * len(columns))[place[number]] = index
+        if score is not None:
+            found[place[number]].append(score)
+    items = []
+    for item, found in sorted(scores.items(), key=lambda pair: (pair[0] is None, pair[0])):
+        means = [sum(values) / len(values) if values else None for values in found]
+        known = [mean for mean in means if mean is not None]
+        flips = sum(a != b for a, b in pairwise(known))
+        items.append({"item": item, "scores": means, "samples": first[item], "flips": flips})
+    return {"data_set": data_set, "rollouts": columns, "items": items}
+
+
+def prompt(run: WatchedRun, row: int) -> dict[str, Any]:
+    """One row of the training data through all its visits, in order."""
+    entries = run.index().find(Filter(data_row=row, data_set=""), limit=100 * _MOST_VISITS)
+    segments = chain(run.path)
+    told = groups_of(segments, row)
+    order = dict.fromkeys([*told, *sorted({e.group_index for e in entries if e.group_index is not None})])
+    shown = list(order)[-_MOST_VISITS:]
+    events = events_of(segments, shown)
+    by_group: dict[Any, list[Entry]] = {}
+    for key, members in groupby(sorted(entries, key=lambda e: e.group_index or 0), lambda e: e.group_index):
+        by_group[key] = list(members)
+    found = next(run.stored(entries[:1]), None)
+    return {
+        "row": row,
+        "text": None if found is None else plain(str(found.messages[-1].get("content")), 2000),
+        "visits": [_visit(group, by_group.get(group, []), events[group]) for group in shown],
+        "left_off": len(order) - len(shown),
+    }
+
+
+def _visit(group: int, entries: Sequence[Entry], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "group": group,
+        "rollout": entries[0].rollout if entries else None,
+        "scores": [entry.score for entry in entries],
+        "fates": dict(Counter(entry.fate for entry in entries)),
+        "events": events,
+    }
+
+
+def pulse(run: WatchedRun) -> dict[str, Any]:
+    """Whether there is anything new."""
+    return {"state": run.state(), "stamp": run.stamp()}

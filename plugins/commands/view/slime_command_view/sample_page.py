@@ -1,0 +1,141 @@
+"""One sample token by token: text, who wrote it, mask, log-probs of engine and trainer, advantage, weight version.
+
+Columns, of at most `SLICE` tokens at a time: a response of a million characters is read in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime_runs.index import Filter
+from slime_runs.reading import tokenizer_of
+from slime_runs.run import RunError, StoredSample
+from slime_runs.text import plain
+
+from slime_command_view.renderers import renderer_names
+from slime_command_view.samples_page import answer, label, message
+from slime_command_view.watched import WatchedRun
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SLICE = 10_000
+_LONGEST = 100_000
+"""Characters of a text without tokens, and of raw metadata."""
+_LONGEST_CHARACTER = 8
+"""Tokens of one character, at most."""
+_MOST_IMAGES = 32
+_PICTURES = tuple(f"data:image/{kind};" for kind in ("png", "jpeg", "webp", "gif"))
+_OF_ENGINE = {"rollout_log_probs": "engine", "token_weight_versions": "version", "teacher_log_probs": "teacher"}
+_OF_TRAINER = {
+    "log_probs": "trainer", "ref_log_probs": "reference", "advantages": "advantage", "returns": "return",
+    "values": "value", "entropy": "entropy",
+}  # fmt: skip
+"""Stored column, one number per response token -> its name on the page."""
+
+
+def find_sample(run: WatchedRun, wanted: Filter, nth: int = 0) -> StoredSample:
+    """The sample; of several that a filter lets pass (fan-out) the `nth`. Raises RunError."""
+    entries = run.index().find(wanted, limit=nth + 1)
+    if len(entries) <= nth:
+        raise RunError("the run has no such sample, or no longer: old rollouts are thinned to stay in the budget")
+    return next(run.stored(entries[nth:]))
+
+
+def sample(run: WatchedRun, wanted: Filter, nth: int, start: int | None) -> dict[str, Any]:
+    """The page's JSON.
+
+    Args:
+        run: The run.
+        wanted: Rollout, data set, group and sample.
+        nth: Which of those that pass.
+        start: First token of the slice; None: so that the response's first token is in it.
+    """
+    found = find_sample(run, wanted, nth)
+    entry = found.entry
+    index = entry.sample_index
+    given = run.trained(entry.rollout, {index}).get(index) if entry.fate == "trained" and index is not None else None
+    siblings = run.index().find(
+        Filter(rollout=entry.rollout, data_set=entry.data_set or "", group_index=entry.group_index), limit=1000
+    )
+    return {
+        **answer(run, found, given),
+        "prompt": [message(one) for one in found.messages],
+        "label": label(found),
+        "siblings": [one.sample_index for one in siblings] if entry.group_index is not None else [],
+        "tokens": _tokens(run, found, given or {}, start),
+        "metadata": plain(json.dumps(found.row.get("metadata"), indent=1, ensure_ascii=False), _LONGEST),
+        "images": _images(found.row.get("multimodal_inputs")),
+        "renderers": renderer_names(),
+    }
+
+
+def _tokens(run: WatchedRun, found: StoredSample, given: dict[str, Any], start: int | None) -> dict[str, Any]:
+    one = found.sample
+    total, prompt = len(one.tokens), len(one.tokens) - one.response_length
+    start = max(0, min(total - 1, prompt - SLICE // 2 if start is None else start))
+    end = min(total, start + SLICE)
+    tokenizer = tokenizer_of(run)
+    mask = one.loss_mask if one.loss_mask is not None else [1] * one.response_length
+    columns = {name: _of_response(found.row.get(stored), one.response_length) for stored, name in _OF_ENGINE.items()}
+    columns |= {name: _of_response(given.get(stored), one.response_length) for stored, name in _OF_TRAINER.items()}
+    first, last = max(start - prompt, 0), max(end - prompt, 0)
+    spans = [[span.source.value, span.length, span.withheld] for span in one.known_spans()]
+    return {
+        "total": total,
+        "prompt": prompt,
+        "start": start,
+        "ids": one.tokens[start:end],
+        "texts": None if tokenizer is None else [plain(text) for text in decoded(tokenizer, one.tokens[start:end])],
+        "text": plain(found.text, _LONGEST) if tokenizer is None else None,
+        "spans": _cut(spans, start, end),
+        "first": first,
+        "mask": [] if one.remove_sample else [int(bool(m)) for m in mask[first:last]],
+        "columns": {name: column[first:last] for name, column in columns.items() if column is not None},
+    }
+
+
+def _of_response(values: Any, length: int) -> list[Any] | None:
+    """A number per response token; None where there is none."""
+    if values is None:
+        return None
+    if not isinstance(values, list):
+        return [values] * length
+    return values if len(values) == length else None
+
+
+def _cut(spans: Sequence[Sequence[Any]], start: int, end: int) -> list[list[Any]]:
+    """The spans of a slice."""
+    found: list[list[Any]] = []
+    at = 0
+    for source, length, withheld in spans:
+        inside = min(at + length, end) - max(at, start)
+        if inside > 0:
+            found.append([source, inside, withheld])
+        at += length
+    return found
+
+
+def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds; of a character that several tokens make, all is the last one's."""
+    from tokenizers.decoders import DecodeStream
+
+    stream, texts, waiting = DecodeStream(skip_special_tokens=False), list[str](), list[int]()
+    for one in ids:
+        text = stream.step(tokenizer, one)
+        waiting = [] if text is not None else [*waiting, one]
+        if len(waiting) == _LONGEST_CHARACTER:  # they make none: without end, each step would try all again
+            text, waiting = tokenizer.decode(waiting, skip_special_tokens=False), []
+            stream = DecodeStream(skip_special_tokens=False)
+        texts.append(text or "")
+    if waiting:
+        texts[-1] = tokenizer.decode(waiting, skip_special_tokens=False)
+    return texts
+
+
+def _images(inputs: Any) -> list[str]:
+    """Those that the sample holds itself; what is named by a path is not read."""
+    images = (inputs or {}).get("images") or []
+    return [image for image in images if isinstance(image, str) and image.startswith(_PICTURES)][:_MOST_IMAGES]

@@ -1,0 +1,176 @@
+"""Tables of samples (a rollout, a data set of an evaluation, best and worst of the run), and one group side by side.
+
+What is returned is JSON. Text that a model or a data set wrote is escaped by `slime_runs.text.plain`, so that nothing
+in it moves, hides or reorders what is around it; the page sets it as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from slime_runs.index import Entry, Filter
+from slime_runs.ledger import chain, events_of
+from slime_runs.run import Order, StoredSample
+from slime_runs.text import plain
+
+from slime_command_view.watched import WatchedRun
+
+WITHIN = 0.15
+"""Seconds that a question over the whole run may take; then what was found is the answer, marked so."""
+_MOST_ROWS = 20_000
+_SHOWN = 20_000
+"""Characters of an answer beside its siblings."""
+_COLUMNS = (
+    "rollout", "data_set", "group_index", "sample_index", "score", "status", "fate", "prompt_tokens", "response_tokens",
+    "trained_tokens", "oldest_version", "newest_version", "failure", "data_row",
+)  # fmt: skip
+
+
+def table(
+    run: WatchedRun, wanted: Filter, *, order: Order = "rollout", limit: int = _MOST_ROWS, within: float | None = None
+) -> dict[str, Any]:
+    """Columns of the samples that pass; "cut" says that there may be more."""
+    entries = run.index().find(wanted, order=order, limit=limit, within=within)
+    cut = len(entries) == limit or (within is not None and len(entries) < limit)
+    return {"columns": _columns(entries), "count": len(entries), "cut": cut}
+
+
+def _columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {name: [getattr(entry, name) for entry in entries] for name in _COLUMNS}
+    found["failure"] = [plain(text, 300) if text else None for text in found["failure"]]
+    return found
+
+
+def rollout(run: WatchedRun, number: int, data_set: str) -> dict[str, Any]:
+    """One rollout, or of the evaluation after so many one data set."""
+    found = table(run, Filter(rollout=number, data_set=data_set))
+    all_totals = run.index().evaluations() if data_set else run.index().rollouts()
+    totals = [total for total in all_totals if total.data_set == (data_set or None)]
+    numbers = [total.rollout for total in totals]
+    at = numbers.index(number) if number in numbers else None
+    dropped = {
+        group for group, fate in zip(found["columns"]["group_index"], found["columns"]["fate"]) if fate == "dropped"
+    }
+    reasons = run.dropped_for() if dropped else {}
+    return {
+        **found,
+        "rollout": number,
+        "data_set": data_set,
+        "total": None if at is None else totals[at]._asdict(),
+        "before": numbers[at - 1] if at else None,
+        "after": numbers[at + 1] if at is not None and at + 1 < len(numbers) else None,
+        "dropped_for": {str(group): reasons[group] for group in sorted(dropped & reasons.keys())},
+        "filters": {name: value for name, value in _step(run, number).items() if "/dynamic_filter/" in name},
+        "incidents": [i for i in run.incidents() if i.get("rollout_id") == number],
+    }
+
+
+def _step(run: WatchedRun, rollout_id: int) -> Mapping[str, Any]:
+    return next((line for line in run.metrics() if line["step"] == rollout_id + 1), {})
+
+
+def search(run: WatchedRun, number: int, data_set: str, text: str) -> dict[str, Any]:
+    """(group, sample) of those whose prompt or response has the text, in any case."""
+    entries = run.index().find(Filter(rollout=number, data_set=data_set), limit=_MOST_ROWS)
+    in_files = sorted(entries, key=lambda entry: (entry.file, entry.offset, entry.place))
+    text = text.lower()
+    return {
+        "found": [
+            [found.entry.group_index, found.entry.sample_index]
+            for found in run.stored(in_files)
+            if text in f"{found.row['prompt']}\n{found.text}".lower()
+        ]
+    }
+
+
+def group(run: WatchedRun, number: int, data_set: str, index: int) -> dict[str, Any]:
+    """All answers to one prompt."""
+    wanted = Filter(rollout=number, data_set=data_set, group_index=index)
+    stored = list(run.stored(run.index().find(wanted, limit=_MOST_ROWS)))
+    trained = _given(run, stored)
+    prompt = stored[0].messages if stored else []
+    return {
+        "rollout": number,
+        "data_set": data_set,
+        "group": index,
+        "row": stored[0].entry.data_row if stored else None,
+        "prompt": [message(one) for one in prompt],
+        "label": label(stored[0]) if stored else None,
+        "samples": [answer(run, found, trained.get(found.entry.sample_index or 0)) for found in stored],
+        "events": [] if data_set else events_of(chain(run.path), [index])[index],
+    }
+
+
+def answer(run: WatchedRun, found: StoredSample, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A sample without its tokens."""
+    return {
+        **{name: column[0] for name, column in _columns([found.entry]).items()},
+        "text": plain(found.text, _SHOWN),
+        "reward": _parts(found.row.get("reward")),
+        "advantage": _mean((given or {}).get("advantages")),
+        "paid_by": paid_by(run, found),
+        "outside_s": found.row.get("non_generation_time"),
+        "turns": len(found.row.get("weight_versions") or ()),
+    }
+
+
+def _given(run: WatchedRun, stored: Iterable[StoredSample]) -> dict[int, dict[str, Any]]:
+    wanted = [found.entry for found in stored if found.entry.fate == "trained"]
+    indices = {entry.sample_index for entry in wanted if entry.sample_index is not None}
+    return run.trained(wanted[0].rollout, indices) if indices else {}
+
+
+def paid_by(run: WatchedRun, found: StoredSample) -> list[dict[str, Any]]:
+    """The reward that scored it, with version and digest of its source; all of the run's where it is not said which."""
+    settings = run.settings()
+    names = (
+        found.row.get("custom_rm_path"),
+        (found.row.get("metadata") or {}).get("rm_type"),
+        settings.get("custom_rm_path", (None, ""))[0],
+        settings.get("rm_type", (None, ""))[0],
+    )
+    name = next((str(name) for name in names if name), None)
+    rewards = [plugin for plugin in run.plugins() if plugin.get("kind") == "rewards"]
+    own = [plugin for plugin in rewards if name in (plugin.get("name"), plugin.get("target"))]
+    keys = ("name", "target", "distribution", "version", "sha256")
+    said = [{key: plugin.get(key) for key in keys} for plugin in own or rewards]
+    return said or ([{"name": plain(name, 200)}] if name else [])
+
+
+def label(found: StoredSample) -> str | None:
+    """What the data set expects."""
+    value = found.row.get("label")
+    return None if value is None else plain(str(value), _SHOWN)
+
+
+def message(one: Mapping[str, Any]) -> dict[str, str]:
+    """Of a prompt."""
+    content = one.get("content")
+    text = content if isinstance(content, str) else _in_parts(content)
+    return {"role": plain(str(one.get("role")), 40), "text": plain(text, _SHOWN)}
+
+
+def _in_parts(content: Any) -> str:
+    if not isinstance(content, list):
+        return str(content)
+    return "".join(
+        str(part.get("text", f"[{part.get('type')}]")) if isinstance(part, dict) else str(part) for part in content
+    )
+
+
+def _parts(reward: Any) -> Any:
+    if isinstance(reward, Mapping):
+        return {plain(str(name), 80): _plain(value) for name, value in reward.items()}
+    return _plain(reward)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | float | bool) else plain(str(value), 2000)
+
+
+def _mean(value: Any) -> float | None:
+    if isinstance(value, list):
+        return fmean(value) if value else None
+    return value if isinstance(value, int | float) else None

@@ -1,0 +1,197 @@
+"""The pages and their JSON over HTTP, read-only.
+
+    GET /            the page; its scripts ask for the rest
+    GET /static/...  scripts and styles: `built/`, which `make view-assets` makes, or else the sources in `page/`
+    GET /api/...     JSON of `run_pages`, `samples_page`, `sample_page`
+    GET /rendered    what a renderer makes of a sample
+
+A run is named by its path below the directory that was given ("." is that directory).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.staticfiles import StaticFiles
+from slime_command_serve.http.application import application
+from slime_command_serve.http.errors import Refused, sglang_shape
+from slime_command_serve.http.guard import Access
+from slime_command_serve.http.streams import json_response
+from slime_command_serve.http.threads import DeadlineThreads
+from slime_runs.index import Filter
+from slime_runs.run import RunError, find_runs
+
+from slime_command_view import run_pages, sample_page, samples_page
+from slime_command_view.access import RENDERED_POLICY
+from slime_command_view.renderers import RendererError, render
+from slime_command_view.watched import WatchedRun
+
+HERE = Path(__file__).parent
+_LOOK_AGAIN = 2.0
+"""Seconds until new runs are looked for again."""
+_MOST_COMPARED = 12
+Order = Literal["rollout", "best", "worst"]
+
+
+class Runs:
+    """The runs of a directory, or the one that it is."""
+
+    def __init__(self, top: Path) -> None:
+        """Raises RunError where there are none."""
+        self._top = top
+        self._known: dict[str, WatchedRun] = {}
+        self._looked = float("-inf")
+        self.all()
+
+    def all(self) -> Mapping[str, WatchedRun]:
+        """By name, newest last. Raises RunError where there are none any more."""
+        if time.monotonic() - self._looked > _LOOK_AGAIN:
+            paths = {run.path.relative_to(self._top).as_posix(): run.path for run in find_runs(self._top)}
+            self._known = {name: self._known.get(name) or WatchedRun(path) for name, path in paths.items()}
+            self._looked = time.monotonic()
+        return self._known
+
+    def __getitem__(self, name: str) -> WatchedRun:
+        """Raises RunError."""
+        if name not in self._known and name not in self.all():
+            raise RunError(f"no run {name[:200]!r} in {self._top}")
+        return self._known[name]
+
+
+def static_folder() -> Path:
+    """Of the scripts."""
+    built = HERE / "built"
+    return built if (built / "main.js").is_file() else HERE / "page"
+
+
+def make_app(top: Path, access: Access | None = None) -> FastAPI:
+    """The application, without its token. Raises RunError where there is no run."""
+    found = Runs(top)
+    app = application(access)
+
+    @app.exception_handler(RunError)
+    async def no_run(request: Request, error: RunError) -> Response:
+        return json_response(sglang_shape(404, str(error)), 404)
+
+    _add_run_routes(app, found)
+    _add_sample_routes(app, found)
+
+    @app.get("/", response_class=HTMLResponse)
+    def page() -> FileResponse:
+        return FileResponse(HERE / "page" / "index.html")
+
+    app.mount("/static", StaticFiles(directory=static_folder()), name="static")
+    return app
+
+
+def _asked(found: Runs, name: str, ask: Callable[[WatchedRun], Any]) -> Response:
+    run = found[name]
+    with run.lock:
+        return json_response(ask(run))
+
+
+def _add_run_routes(app: FastAPI, found: Runs) -> None:
+    @app.get("/api/runs")
+    def runs() -> Response:
+        return json_response(run_pages.runs(found.all()))
+
+    @app.get("/api/compare")
+    def compare(run: Annotated[list[str], Query()]) -> Response:
+        if len(run) > _MOST_COMPARED:
+            raise Refused(400, f"{len(run)} runs; at most {_MOST_COMPARED} are compared")
+        watched = {name: found[name] for name in sorted(set(run))}
+        with ExitStack() as locks:
+            for one in watched.values():
+                locks.enter_context(one.lock)
+            return json_response(run_pages.compared(watched))
+
+    @app.get("/api/run")
+    def one_run(run: str = ".") -> Response:
+        return _asked(found, run, run_pages.run_page)
+
+    @app.get("/api/pulse")
+    def pulse(run: str = ".") -> Response:
+        return _asked(found, run, run_pages.pulse)
+
+    @app.get("/api/waits")
+    def waits(run: str = ".") -> Response:
+        return _asked(found, run, run_pages.waits)
+
+    @app.get("/api/metrics")
+    def metrics(name: Annotated[list[str], Query()], run: str = ".", since: int = -1) -> Response:
+        return _asked(found, run, lambda it: run_pages.metrics(it, name, since))
+
+    @app.get("/api/timeline")
+    def timeline(rollout: int, run: str = ".") -> Response:
+        return _asked(found, run, lambda it: run_pages.timeline(it, rollout))
+
+    @app.get("/api/evaluation")
+    def evaluation(data_set: str, run: str = ".") -> Response:
+        return _asked(found, run, lambda it: run_pages.evaluation(it, data_set))
+
+    @app.get("/api/prompt")
+    def prompt(row: int, run: str = ".") -> Response:
+        return _asked(found, run, lambda it: run_pages.prompt(it, row))
+
+
+def _add_sample_routes(app: FastAPI, found: Runs) -> None:
+    threads = DeadlineThreads()
+
+    @app.get("/api/rollout")
+    def rollout(rollout: int, run: str = ".", data_set: str = "") -> Response:
+        return _asked(found, run, lambda it: samples_page.rollout(it, rollout, data_set))
+
+    @app.get("/api/samples")
+    def samples(
+        run: str = ".", order: Order = "rollout", limit: int = Query(200, ge=1, le=5000), data_set: str = "",
+        status: str | None = None, fate: str | None = None, min_score: float | None = None,
+        max_score: float | None = None, min_tokens: int | None = None, max_tokens: int | None = None,
+    ) -> Response:  # fmt: skip
+        wanted = Filter(
+            data_set=data_set, status=status, fate=fate, min_score=min_score, max_score=max_score,
+            min_tokens=min_tokens, max_tokens=max_tokens,
+        )  # fmt: skip
+        within = samples_page.WITHIN
+        return _asked(found, run, lambda it: samples_page.table(it, wanted, order=order, limit=limit, within=within))
+
+    @app.get("/api/search")
+    def search(rollout: int, text: str, run: str = ".", data_set: str = "") -> Response:
+        return _asked(found, run, lambda it: samples_page.search(it, rollout, data_set, text))
+
+    @app.get("/api/group")
+    def group(rollout: int, group: int, run: str = ".", data_set: str = "") -> Response:
+        return _asked(found, run, lambda it: samples_page.group(it, rollout, data_set, group))
+
+    @app.get("/api/sample")
+    def sample(
+        rollout: int, sample: int | None = None, group: int | None = None, run: str = ".", data_set: str = "",
+        nth: int = Query(0, ge=0, le=1000), start: int | None = None,
+    ) -> Response:  # fmt: skip
+        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample)
+        return _asked(found, run, lambda it: sample_page.sample(it, wanted, nth, start))
+
+    @app.get("/rendered")
+    async def rendered(
+        by: str, rollout: int, sample: int | None = None, group: int | None = None, run: str = ".", data_set: str = "",
+        nth: int = Query(0, ge=0, le=1000),
+    ) -> Response:  # fmt: skip
+        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample)
+
+        def work() -> str:
+            one = found[run]
+            with one.lock:
+                stored = sample_page.find_sample(one, wanted, nth)
+            return render(by, stored.sample) or ""
+
+        try:
+            body = await threads.call(f"renderer {by[:80]!r}", work)
+        except RendererError as error:
+            raise Refused(500, str(error)) from error
+        headers = {"content-security-policy": RENDERED_POLICY}
+        return HTMLResponse(f"<!doctype html><meta charset=utf-8>{body}", headers=headers)

@@ -1,0 +1,127 @@
+"""A run that a page asks for again and again: what was read of it is kept, and only what was added is read.
+
+`Run` reads everything anew at each question, which a command wants and a page that is polled cannot afford.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+from slime_runs import Run
+from slime_runs.files import FOLDER, INDEX
+from slime_runs.index import Index
+from slime_runs.ledger import chain, drop_reasons
+from slime_runs.trace import TraceIndex
+
+
+class WatchedRun(Run):
+    """Hold `lock` while asking."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self.lock = threading.RLock()
+        self._metrics = _Tail(self.path / "metrics.jsonl")
+        self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
+        self._index: tuple[Any, Index | None] = (None, None)
+        self._reasons: dict[Path, dict[int, str]] = {}
+        self._steps: list[dict[str, Any]] = []
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """As `Run.metrics`."""
+        if self._metrics.read():
+            merged: dict[int, dict[str, Any]] = {}
+            for line in self._metrics.lines:
+                if isinstance(line.get("step"), int):
+                    merged.setdefault(line["step"], {}).update(line)
+            self._steps = [merged[step] for step in sorted(merged)]
+        return self._steps
+
+    def settings(self) -> dict[str, tuple[Any, str]]:
+        """As `Run.settings`."""
+        now = stamp(self.path / "config.yaml")
+        if self._settings[0] != now:
+            self._settings = (now, super().settings())
+        return self._settings[1]
+
+    def index(self) -> Index:
+        """As `Run.index`; it stays open and is not to be closed."""
+        folder = self.path / FOLDER
+        now = (stamp(folder), stamp(folder / INDEX))
+        if self._index[0] != now or self._index[1] is None:
+            if self._index[1] is not None:
+                self._index[1].close()
+            self._index = (None, None)
+            self._index = (now, Index.to_read(folder, writer_works=self.state() == "running"))
+        assert self._index[1] is not None, "just opened"
+        return self._index[1]
+
+    @cached_property
+    def timeline(self) -> TraceIndex:
+        """What `trace.jsonl` has, by rollout."""
+        return TraceIndex(self.path / "trace.jsonl")
+
+    def dropped_for(self) -> dict[int, str]:
+        """Group -> why it was dropped, as far as it is committed."""
+        segments = chain(self.path)
+        for path in segments:
+            if path not in self._reasons:  # a segment never changes
+                self._reasons[path] = drop_reasons(path)
+        return {group: reason for path in segments for group, reason in self._reasons[path].items()}
+
+    def stamp(self) -> str:
+        """Differs when there is something new to see."""
+        names = ("metrics.jsonl", "incidents.jsonl", "events.jsonl", "summary.json", "stalls", FOLDER)
+        return orjson.dumps([self.state(), *(stamp(self.path / name) for name in names)]).decode()
+
+
+_COMPARED = 200
+"""Bytes by which a file is known again."""
+
+
+class _Tail:
+    """The lines of a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._path = path
+        self._at, self._before = 0, b""
+
+    def read(self) -> bool:
+        """Read what was added, or all of a file that was replaced; whether there was anything."""
+        try:
+            state = self._path.stat()
+        except FileNotFoundError:
+            gone, self.lines, self._at, self._before = bool(self.lines), [], 0, b""
+            return gone
+        if state.st_size == self._at:
+            return False
+        with self._path.open("rb") as file:
+            file.seek(self._at - len(self._before))
+            if file.read(len(self._before)) != self._before:  # it was written anew
+                self.lines, self._at = [], 0
+                file.seek(0)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._at += len(whole)
+        self._before = whole[-_COMPARED:] or self._before
+        for line in whole.splitlines():
+            try:
+                found = orjson.loads(line)
+            except orjson.JSONDecodeError:  # torn by a kill
+                continue
+            if isinstance(found, dict):
+                self.lines.append(found)
+        return bool(whole)
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file or a folder does."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size

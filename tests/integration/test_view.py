@@ -1,0 +1,297 @@
+"""`slime view` and `slime report`, as they are asked: who may look, what is answered, and of which runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from slime_command_view.server import make_app
+from starlette.testclient import TestClient
+
+from tests.conftest import SLIME, TinyRun
+from tests.made_run import MadeRun
+
+NASTY = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "\x1b[2J\x1b]0;owned\x07 \u202egnp.exe \u2066hidden\u2069 \x00",
+    "x" * 1_000_000,
+    "</script><!--",
+)
+
+
+@dataclass
+class View:
+    """A server, and a client that has its cookie."""
+
+    url: str
+    """With the token."""
+    client: httpx.Client
+
+    def ask(self, what: str, **parameters: Any) -> Any:
+        answer = self.client.get(f"api/{what}", params=parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@contextmanager
+def viewed(*argv: Any) -> Iterator[View]:
+    command = [SLIME, "view", *map(str, argv)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            line = process.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, line + process.stderr.read()
+            parts = urlsplit(found[0])
+            with httpx.Client(
+                base_url=f"{parts.scheme}://{parts.netloc}/", follow_redirects=True, timeout=60
+            ) as client:
+                assert client.get(found[0]).status_code == 200
+                yield View(found[0], client)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def inside(path: Path) -> View:
+    """The same without a process and its token."""
+    return View("", TestClient(make_app(path), base_url="http://127.0.0.1"))
+
+
+@pytest.fixture(scope="module")
+def run_dir(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    save = tmp_path_factory.mktemp("viewed") / "run"
+    slime("train", *tiny.argv(save, num_rollout=2, eval_interval=1))
+    return save
+
+
+@pytest.fixture(scope="module")
+def view(run_dir: Path) -> Iterator[View]:
+    with viewed(run_dir) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, View]:
+    folder = tmp_path_factory.mktemp("made")
+    MadeRun(folder / "a", texts=NASTY).write()
+    MadeRun(folder / "deeper" / "b", seed=1, rollouts=6).write()
+    return folder, inside(folder)
+
+
+def test_from_the_run_to_a_token_its_log_probs_and_its_reward(view: View) -> None:
+    run = view.ask("run")
+    assert run["state"] == "ended"
+    assert run["rollouts"]["rollout"] == [0, 1]
+    best = {name: column[0] for name, column in run["best"].items()}
+    sample = view.ask("sample", rollout=best["rollout"], group=best["group_index"], sample=best["sample_index"])
+    assert sample["reward"] == best["score"]
+    assert sample["paid_by"][0]["name"].endswith("rm.py")
+    tokens = sample["tokens"]
+    assert "".join(tokens["texts"][tokens["prompt"] :]) == sample["text"]
+    assert len(tokens["columns"]["engine"]) == len(tokens["mask"]) == sample["response_tokens"]
+    assert tokens["columns"]["trainer"] == pytest.approx(tokens["columns"]["engine"], abs=1e-4)
+    assert {source for source, *_ in tokens["spans"]} == {"template", "user", "sampled"}
+    group = view.ask("group", rollout=best["rollout"], group=best["group_index"])
+    assert len(group["samples"]) == len(sample["siblings"]) == 4
+    assert sum(one["advantage"] for one in group["samples"]) == pytest.approx(0, abs=1e-4)
+    assert [event["event"] for event in group["events"]] == ["drawn", "generating", "scored", "taken", "trained"]
+
+
+def test_what_pages_ask_for_besides(view: View) -> None:
+    metrics = view.ask("metrics", name=["rollout/raw_reward", "none"], since=0)
+    assert metrics["step"] == [1, 2]
+    assert all(metrics["columns"]["rollout/raw_reward"])
+    assert metrics["columns"]["none"] == [None, None]
+    timeline = view.ask("timeline", rollout=1)
+    assert {stage["what"] for stage in timeline["stages"]} >= {"rollout", "train", "push"}
+    assert len([one for one in timeline["samples"] if not one["evaluation"]]) == 16
+    evaluation = view.ask("evaluation", data_set="held")
+    assert evaluation["rollouts"] == [0, 1, 2]
+    assert len(evaluation["items"]) == 8
+    rollout = view.ask("rollout", rollout=1)
+    assert rollout["count"] == 16
+    assert (rollout["before"], rollout["after"]) == (0, None)
+    row = rollout["columns"]["data_row"][0]
+    visits = view.ask("prompt", row=row)["visits"]
+    assert {visit["events"][0]["row"] for visit in visits} == {row}
+    assert view.ask("waits") == {"alive": False, "overdue": False, "processes": []}
+
+
+def test_only_who_has_the_token_may_look(view: View) -> None:
+    base = str(view.client.base_url)
+    for headers in ({}, {"cookie": f"slime_view_{view.client.base_url.port}=wrong"}):
+        for path in ("", "api/runs", "static/main.js", "?token=wrong"):
+            assert httpx.get(base + path, headers=headers).status_code == 401
+    moved = httpx.get(view.url)
+    assert (moved.status_code, moved.headers["location"]) == (303, "./")
+    assert {"httponly", "samesite=lax"} <= set(moved.headers["set-cookie"].lower().split("; "))
+    for header in ("host", "origin"):
+        assert (
+            view.client.get("api/runs", headers={header: "http://evil.example"[7 * (header == "host") :]}).status_code
+            == 403
+        )
+    assert "default-src 'none'" in view.client.get("").headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "run?run=../other",
+        "run?run=/etc",
+        "rollout?rollout=x",
+        "sample?rollout=999",
+        "samples?limit=0",
+        "nothing",
+        "group?rollout=0",
+    ],
+)
+def test_a_wrong_question_is_answered_in_words(view: View, question: str) -> None:
+    answer = view.client.get(f"api/{question}")
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["message"]
+
+
+def test_a_directory_of_runs(made: tuple[Path, View]) -> None:
+    folder, view = made
+    found = view.ask("runs")
+    assert {run["run"] for run in found["runs"]} == {"a", "deeper/b"}
+    assert found["settings"].keys() == {"num_rollout", "seed"}
+    compared = view.ask("compare", run=["a", "deeper/b"])
+    assert len(compared["curves"]["reward"]) == 2
+    worst = view.ask("samples", run="deeper/b", order="worst", limit=10, min_score=0.5)["columns"]["score"]
+    assert worst == sorted(worst)
+    assert worst[0] >= 0.5
+    dropped = view.ask("rollout", run="deeper/b", rollout=1)["dropped_for"]
+    assert dropped == {"6": "zero_std_0"}
+    MadeRun(folder / "c").write()
+    end = time.monotonic() + 60
+    while len(view.ask("runs")["runs"]) < 3:
+        assert time.monotonic() < end
+    shutil.rmtree(folder / "c")
+
+
+def test_what_a_model_wrote_is_escaped(made: tuple[Path, View]) -> None:
+    _, view = made
+    rows = view.ask("rollout", run="a", rollout=0)["columns"]
+    for place, text in enumerate(NASTY):
+        where = {"run": "a", "rollout": 0, "group": rows["group_index"][place], "sample": rows["sample_index"][place]}
+        answer = view.ask("sample", **where)
+        assert len(json.dumps(answer)) < 400_000
+        shown = answer["text"]
+        assert not set(shown) & {"\x1b", "\x07", "\x00", "\u202e", "\u2066"}
+        assert shown.startswith(text[:8]) or "\\x1b[2J" in shown
+    assert len(view.ask("search", run="a", rollout=0, text="OWNED")["found"]) == 1
+    page = view.client.get("")
+    assert "<script>alert" not in page.text
+
+
+def test_a_report_is_one_file_that_model_text_cannot_leave(made: tuple[Path, View], tmp_path: Path, slime: Any) -> None:
+    folder, _ = made
+    output = tmp_path / "report.html"
+    done = slime("report", folder / "a", "--output", output, check=False)
+    if done.returncode:  # the page is not built here
+        assert "make view-assets" in done.stderr
+        pytest.skip("the page is not built: make view-assets")
+    text = output.read_text()
+    assert "<script>alert" not in text
+    assert text.count("</script>") == 2
+    assert not re.search(r"""(src|href)=["']?https?:""", text)
+
+
+def test_a_renderer_is_shown_in_a_frame_that_runs_nothing(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "site" / "toy-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[slime.renderers]\nboard = toy:board\nbroken = toy:broken\n")
+    (info.parent / "toy.py").write_text(
+        "def board(sample):\n    return f'<b>{sample.reward}</b><script>alert(1)</script>'\n"
+        "def broken(sample):\n    raise KeyError('state')\n"
+    )
+    monkeypatch.syspath_prepend(info.parent)
+    view = inside(run_dir)
+    sample = view.ask("sample", rollout=0)
+    assert sample["renderers"] == ["board", "broken"]
+    where = {"rollout": 0, "group": sample["group_index"], "sample": sample["sample_index"]}
+    drawn = view.client.get("rendered", params={"by": "board", **where})
+    assert f"<b>{sample['reward']}</b>" in drawn.text
+    assert drawn.headers["content-security-policy"].startswith("sandbox; default-src 'none'")
+    failed = view.client.get("rendered", params={"by": "broken", **where})
+    assert failed.status_code == 500
+    assert "renderer 'broken' (toy): KeyError: 'state'" in failed.text
+
+
+@pytest.mark.parametrize("damage", ["killed", "no index", "torn sample file", "torn lines", "other version", "empty"])
+def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> None:
+    run = MadeRun(tmp_path / "run").write()
+    board = {"host": "elsewhere", "pid": 1}
+    if damage == "killed":
+        (run / "waits").mkdir()
+        (run / "waits" / "elsewhere-1.json").write_text(json.dumps(board)[:-5])
+    elif damage == "no index":
+        (run / "samples" / "index.sqlite").unlink()
+    elif damage == "torn sample file":
+        newest = run / "samples" / "rollout_0000003.jsonl.zst"
+        newest.write_bytes(newest.read_bytes()[:-3])
+    elif damage == "torn lines":
+        for name in ("metrics.jsonl", "trace.jsonl", "incidents.jsonl"):
+            with (run / name).open("ab") as file:
+                file.write(b'{"step": 9, "e"')
+        (run / "checkpoints" / "rollout_0000003" / "ledger.json").write_text("{")
+    elif damage == "other version":
+        (run / "waits").mkdir()
+        (run / "waits" / "elsewhere-1.json").write_text(json.dumps(board))
+        (run / "metrics.jsonl").write_text('{"reward": 1}\n[1]\n{"step": 1, "rollout/raw_reward": 0.5}\n')
+        (run / "summary.json").write_text("[]")
+    else:
+        for name in ("samples", "checkpoints"):
+            shutil.rmtree(run / name)
+        (run / "metrics.jsonl").unlink()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    moved = tmp_path / "moved"
+    run.rename(moved)
+    view = inside(moved)
+    found = view.ask("run")
+    rollouts = [0, 1, 2, 3] if damage not in ("torn sample file", "empty") else found["rollouts"]["rollout"]
+    assert found["rollouts"]["rollout"] == rollouts
+    assert found["state"] in ("stopped", "ended")
+    assert view.ask("runs")["runs"][0]["run"] == "."
+    view.ask("timeline", rollout=3)
+    view.ask("prompt", row=1)
+    for rollout in rollouts:
+        assert view.ask("rollout", rollout=rollout)["count"] > 0
+    assert {path: (moved / path.relative_to(run)).read_bytes() for path in before} == before
+
+
+def test_a_run_that_grows_is_followed(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "run", rollouts=3).write()
+    view = inside(run)
+    first = view.ask("pulse")
+    assert view.ask("metrics", name=["train/loss"], since=-1)["step"] == [0, 1, 2, 3]
+    MadeRun(run, rollouts=5).write()  # its own files anew, and two more: as after a resume
+    assert view.ask("pulse")["stamp"] != first["stamp"]
+    assert view.ask("metrics", name=["train/loss"], since=2)["step"] == [3, 4, 5]
+    assert view.ask("run")["rollouts"]["rollout"] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="addresses of Linux")
+def test_what_cannot_be_shown_is_said_in_a_line(slime: Any, tmp_path: Path) -> None:
+    nothing = slime("view", tmp_path, check=False)
+    assert nothing.returncode
+    assert "no runs there" in nothing.stderr
