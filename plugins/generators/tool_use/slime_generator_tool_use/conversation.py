@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from slime_generator_multi_turn import UNTEMPLATED, cut, turn_tokens
+from slime_generator_multi_turn import UNTEMPLATED, cut, finished_turns, turn_tokens
 
 from slime_core import Args, Sample, encode_result, turn_delta
 from slime_core.errors import DataError
@@ -66,11 +66,17 @@ class Conversation:
 
     def append(self, observation: Observation) -> None:
         """Put it behind the sample's response, untrained."""
+        self.sample.metadata[MESSAGES] = [*self._past(), *observation.messages]
         for piece in observation:
             self.sample.append_response_tokens(
                 self._args, piece.tokens, trainable=False, text=piece.text, source=piece.source
             )
-        self.sample.metadata.setdefault(MESSAGES, []).extend(observation.messages)
+
+    def _past(self) -> list[Mapping[str, Any]]:
+        """Messages of the turns that the response has; the metadata of one that was cut back tells of more."""
+        messages: list[Mapping[str, Any]] = self.sample.metadata.get(MESSAGES, [])
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        return messages[: [*turns, len(messages)][min(finished_turns(self.sample), len(turns))]]
 
     def _templated(self, assistant: Mapping[str, Any], answered: Sequence[Mapping[str, Any]]) -> Observation:
         prompt = self.sample.prompt
@@ -78,7 +84,7 @@ class Conversation:
         pieces = turn_delta(
             self._tokenizer,
             self._args,
-            [*begun, *self.sample.metadata.get(MESSAGES, [])],
+            [*begun, *self._past()],
             answered,
             tools=self.settings.told or None,
             sampled_ids=turn_tokens(self.sample),
