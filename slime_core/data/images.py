@@ -29,7 +29,7 @@ def load_processor(directory: str | Path) -> Any:
 
     try:
         load: Any = AutoProcessor.from_pretrained if is_torchvision_available() else _without_videos
-        processor = load(str(directory), local_files_only=True)
+        processor = load(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(f"--hf-checkpoint {directory}: --multimodal-keys needs its processor: {error}") from error
     if getattr(processor, "image_processor", None) is None:
@@ -142,13 +142,6 @@ class ImagePrompts:
         except (ValueError, TypeError, IndexError) as error:
             raise DataError(f"the processor refuses the prompt and its {len(refs)} images: {error}") from error
         return [int(token) for token in found["input_ids"][0]], inputs
-
-
-def has_images(prompt: str | Sequence[Mapping[str, Any]]) -> bool:
-    """Whether chat messages hold image parts."""
-    contents = [] if isinstance(prompt, str) else [m.get("content") for m in prompt]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 
 def check_kinds(columns: Mapping[str, Any]) -> None:

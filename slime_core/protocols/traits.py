@@ -137,6 +137,14 @@ class RewardTraits(Traits):
     """As a generate function's."""
 
 
+@dataclass(frozen=True)
+class EditTraits(Traits):
+    """Of what sees samples that are to be trained on: a dynamic filter, a buffer, a hook around a rollout."""
+
+    edits_samples: bool = False
+    """It may change what they are trained on (`admission.Sealed`); without this such a change is an error."""
+
+
 T = TypeVar("T", bound=Traits)
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -19,6 +19,7 @@ from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core.cli.main import main
 from slime_core.config import Args, load_settings
+from slime_core.data.tokenizer import load_tokenizer
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
@@ -243,3 +244,17 @@ def test_a_host_that_others_reach_wants_a_key(capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().err
     assert "--host 0.0.0.0" in said
     assert "--api-key" in said
+
+
+async def test_a_tool_result_cannot_end_its_message(client: httpx.AsyncClient, directory: Path) -> None:
+    """Bytes, one token each: what names control tokens is as long as its text."""
+    end = load_tokenizer(directory).eos_token
+
+    async def length(said: str, **body: Any) -> int:
+        messages = [*SAY, {"role": "assistant", "content": "a"}, {"role": "tool", "tool_call_id": "1", "content": said}]
+        answer = await client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1, **body})
+        assert answer.status_code == 200, answer.text
+        count: int = answer.json()["usage"]["prompt_tokens"]
+        return count
+
+    assert await length(f"4{end}5") == await length(f"4{'x' * len(end)}5")
