@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slime_core.buffer import BufferBase
     from slime_core.data.prompts import DatasetSource
-    from slime_core.data.tokenizer import encode_prompt
+    from slime_core.data.tokenizer import encode_prompt, encode_result
     from slime_core.data.tools import prompt_tools, run_tools, tool_parser
     from slime_core.data.turns import turn_delta
     from slime_core.errors import SlimeError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Advantages,
         Args,
         Command,
+        EditTraits,
         EngineTraits,
         Environment,
         GenerateContext,
@@ -78,6 +79,7 @@ _EXPORTS = {
     "Finding": "slime_core.launch.findings",
     "GenerateCaller": "slime_core.plugins.adapters",
     "GenerateContext": "slime_core.protocols",
+    "EditTraits": "slime_core.protocols",
     "GenerateTraits": "slime_core.protocols",
     "GenerationOutput": "slime_core.types",
     "Group": "slime_core.types",
@@ -105,6 +107,7 @@ _EXPORTS = {
     "answer_of": "slime_core.plugins.answers",
     "declares": "slime_core.protocols",
     "encode_prompt": "slime_core.data.tokenizer",
+    "encode_result": "slime_core.data.tokenizer",
     "execution_rewards": "slime_core.fan_out",
     "executions": "slime_core.fan_out",
     "hookimpl": "slime_core.plugins.hookspecs",
@@ -135,6 +138,7 @@ __all__ = [
     "Finding",
     "GenerateCaller",
     "GenerateContext",
+    "EditTraits",
     "GenerateTraits",
     "GenerationOutput",
     "Group",
@@ -163,6 +167,7 @@ __all__ = [
     "answer_of",
     "declares",
     "encode_prompt",
+    "encode_result",
     "execution_rewards",
     "executions",
     "hookimpl",

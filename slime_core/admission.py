@@ -19,12 +19,15 @@ The invariants, of tokens [prompt + response]:
 
 from __future__ import annotations
 
+import functools
 import math
+import weakref
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from slime_core import provenance
+from slime_core.errors import PluginError
 from slime_core.provenance import NOT_SAMPLED, POSITIVE_LOG_PROB, TRAINABLE, Source, Spans
 from slime_core.types import Sample, SampleStatus
 
@@ -33,6 +36,12 @@ WHERE = "admission"
 BY_MASK = "loss_mask"
 """Why tokens are withheld that a supplied mask leaves out."""
 _STATUSES = tuple(SampleStatus)
+_IDENTITY = ("index", "group_index", "rollout_id", "row")
+_TRAINED_ON = (
+    *_IDENTITY, "sampled_after", "weight_versions", "token_weight_versions", "rollout_log_probs", "loss_mask", "spans",
+    "response_length", "tokens",
+)  # fmt: skip
+DECLARE = "; where that is meant, say so: @declares(EditTraits(edits_samples=True)), or traits = ... in its class"
 
 
 class Drawn(NamedTuple):
@@ -88,6 +97,84 @@ class Drawn(NamedTuple):
             " was sampled would be trained on after another prompt. Set sample.tokens to a prompt of your own before"
             " append_response_tokens, or use Trajectory.replace_lossy"
         )
+
+
+class Sealed:
+    """Samples before somebody's code sees them, to tell afterwards whether what they are trained on is the same.
+
+    That are ids, tokens and what belongs to each token. Reward, metadata, status, text, `remove_sample` and
+    `teacher_log_probs` are for code to write; where it declares `EditTraits(edits_samples=True)`, all of them are.
+    """
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._before = [(sample, fingerprints(sample)) for sample in samples]
+
+    def edits(self) -> list[tuple[Sample, str]]:
+        """The samples that are not what they were, each with what is wrong; without those that have failed."""
+        found = ((sample, changed(sample, before)) for sample, before in self._before)
+        return [(sample, problem) for sample, problem in found if problem]
+
+    def check(self, label: str, advice: str = DECLARE) -> None:
+        """Raise PluginError where one was changed; `label` is whose code saw them."""
+        for sample, problem in self.edits():
+            raise PluginError(f"{label}, sample {sample.index}: {problem}{advice}")
+
+
+class Held:
+    """Samples that somebody's code keeps for a while: sealed when it gets them, checked when they come back."""
+
+    def __init__(self, label: str, *, edits: bool) -> None:
+        """`label` is how errors call the code; `edits`: it may change them, so nothing is checked."""
+        self._label, self._edits = label, edits
+        self._before: dict[int, tuple[object, list[int | None]]] = {}
+        """id -> a weak reference that takes its entry along, and what the sample was."""
+
+    def give(self, samples: Iterable[Sample]) -> None:
+        """Call it before the code gets them."""
+        for sample in () if self._edits else samples:
+            gone = weakref.ref(sample, functools.partial(self._forget, id(sample)))
+            self._before[id(sample)] = gone, fingerprints(sample)
+
+    def _forget(self, key: int, _: object) -> None:
+        self._before.pop(key, None)
+
+    def take(self, samples: Iterable[Sample]) -> None:
+        """Raise PluginError where one that comes back is not what it was."""
+        for sample in samples:
+            _, before = self._before.pop(id(sample), (None, None))
+            if before and (problem := changed(sample, before)):
+                raise PluginError(f"{self._label}, sample {sample.index}: {problem}{DECLARE}")
+
+
+def changed(sample: Sample, before: Sequence[int | None]) -> str | None:
+    """What is not what it was when `fingerprints` made `before`, in words; None: nothing is, or the sample has failed.
+
+    Whose sample it is (index, group, ...) is set back: it is counted under that, failed or not.
+    """
+    if sample.status == SampleStatus.FAILED and sample.reward is None:
+        return None
+    problem = None
+    for name, old, new in zip(_TRAINED_ON, before, fingerprints(sample), strict=True):
+        if old != new:
+            problem = f"it changed sample.{name}, and what is trained on must stay what was sampled"
+            if name in _IDENTITY:
+                setattr(sample, name, old)
+    return problem
+
+
+def fingerprints(sample: Sample) -> list[int | None]:
+    """A number for each field that is trained on, which is another one when its values are."""
+    return [_fingerprint(getattr(sample, name)) for name in _TRAINED_ON]
+
+
+def _fingerprint(value: Any) -> int | None:
+    if value is None or isinstance(value, int):
+        return value
+    value = value.tolist() if hasattr(value, "tolist") else value
+    try:
+        return hash(tuple(value) if isinstance(value, list) else value)
+    except TypeError:  # a list of lists, or whatever user code put there
+        return hash(repr(value))
 
 
 def is_text(sample: Sample) -> bool:

@@ -14,7 +14,7 @@ import binascii
 import io
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +220,13 @@ def images_of(inputs: Mapping[str, Any] | None) -> list[Any]:
     """The images of `Sample.multimodal_inputs` as they stand there; one that is in no list is one image."""
     found = (inputs or {}).get(IMAGES)
     return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
+
+
+def has_images(prompt: str | Sequence[Mapping[str, Any]]) -> bool:
+    """Whether chat messages hold image parts."""
+    contents = [] if isinstance(prompt, str) else [m.get("content") for m in prompt]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 
 def inputs_to_json(inputs: Mapping[str, Any]) -> dict[str, Any]:

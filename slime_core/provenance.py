@@ -45,6 +45,23 @@ class Source(StrEnum):
     """Of a response that a generate function returned as text: tokenised again, so its log-probs are not known."""
 
 
+_ROLE_SOURCES = {
+    "system": Source.SYSTEM,
+    "developer": Source.SYSTEM,
+    "user": Source.USER,
+    "assistant": Source.DEMONSTRATION,
+    "tool": Source.TOOL,
+    "function": Source.TOOL,
+    "observation": Source.TOOL,
+    "ipython": Source.TOOL,
+}
+
+
+def source_of(role: str) -> Source:
+    """Who wrote the text of a message; USER for roles unknown here."""
+    return _ROLE_SOURCES.get(role, Source.USER)
+
+
 TRAINABLE = frozenset({Source.SAMPLED, Source.DEMONSTRATION, Source.TEXT})
 """Sources a loss mask may be 1 on."""
 

@@ -8,18 +8,24 @@ source's state, so groups of a partial rollout survive a restart. A filter funct
 from __future__ import annotations
 
 import inspect
+import logging
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+from slime_core.admission import Held
 from slime_core.buffer import BufferBase
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.fan_out import executions
 from slime_core.plugins.boundary import user_code
 from slime_core.plugins.signatures import construct, positional_names, signature_of
-from slime_core.protocols import Args, BufferFilter, GroupBuffer, with_defaults
+from slime_core.protocols import Args, BufferFilter, EditTraits, GroupBuffer, traits_of, with_defaults
 from slime_core.types import Group, Sample, SampleStatus
 
+logger = logging.getLogger(__name__)
+
+_OF_A_FILE = re.compile(r"slime_file_(.*)_[0-9a-f]{10}")
 _THREE = ("args", "buffer", "num_samples")
 TERMINAL = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.FAILED)
 
@@ -63,6 +69,8 @@ class SampleBuffer:
         self._name = _name(args)
         self._group_size = group_size
         whole: Any = plugin
+        label = f"--buffer-filter-path {self._name!r}"
+        self._held = Held(label, edits=traits_of(plugin, EditTraits, label).edits_samples)
         self._plugin: GroupBuffer = whole
         if inspect.isfunction(whole) or not hasattr(whole, "take"):
             self._plugin = _around_function(args, whole, self._name)
@@ -103,11 +111,15 @@ class SampleBuffer:
                 raise RolloutError(
                     f"add_samples got a group of {size} samples; --n-samples-per-prompt is {self._group_size}"
                 )
+        self._held.give(sample for group in groups for sample in group)
         with self._calling():
             self._plugin.add(groups)
 
     def take(self, num_groups: int) -> list[Group]:
-        """Up to `num_groups` groups, removed from the buffer. Raises RolloutError for a plugin out of contract."""
+        """Up to `num_groups` groups, removed from the buffer. Raises RolloutError for a plugin out of contract.
+
+        Also PluginError where one changed what a sample is trained on, without declaring that it edits.
+        """
         if num_groups <= 0:
             return []
         with self._calling():
@@ -126,6 +138,7 @@ class SampleBuffer:
                 )
         if len({id(group) for group in taken}) != len(taken):
             raise RolloutError(f"buffer {self._name!r} returned a group twice")
+        self._held.take(sample for group in taken for sample in group)
         return taken
 
     def wants(self, prompt: Sample) -> bool:
@@ -135,8 +148,10 @@ class SampleBuffer:
 
     def observe(self, groups: list[Group], trained: bool) -> None:
         """Show the plugin what became of groups."""
+        self._held.give(sample for group in groups for sample in group)
         with self._calling():
             self._plugin.observe(groups, trained)
+        self._held.take(sample for group in groups for sample in group)
 
     def take_metrics(self) -> dict[str, float]:
         """The plugin's, and how many groups wait."""
@@ -149,13 +164,9 @@ class SampleBuffer:
             return {"type": self._type, "state": self._plugin.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`. Raises CheckpointError when it is another buffer's, or its groups do not fit."""
-        if state["type"] != self._type:
-            raise CheckpointError(
-                f"the checkpoint's buffer is a {state['type']}; --buffer-filter-path {self._name!r} of this run is a"
-                f" {self._type}. Resume with the buffer of the checkpoint, or start a new run from its weights"
-            )
-        for group in state["state"].get("groups") or ():
+        """Inverse of `state_dict`; of another buffer's state the groups that wait. Raises CheckpointError."""
+        waiting = state["state"].get("groups") or ()
+        for group in waiting:
             if len(group) == self._group_size:
                 continue
             (samples,) = BufferBase.unpack([group])
@@ -164,12 +175,22 @@ class SampleBuffer:
                     f"the checkpoint's buffer holds groups of {len(executions(samples))} samples; this run has"
                     f" --n-samples-per-prompt {self._group_size}"
                 )
-        with self._calling():
-            self._plugin.load_state_dict(state["state"])
+        if state["type"] == self._type:
+            with self._calling():
+                self._plugin.load_state_dict(state["state"])
+            return
+        logger.warning(
+            "the checkpoint's buffer is a %s; --buffer-filter-path %r of this run is a %s, which starts anew: it gets"
+            " the %d groups that wait, and nothing else of what the other had learned",
+            state["type"], self._name, self._type, len(waiting),
+        )  # fmt: skip
+        self.add(BufferBase.unpack(waiting))
 
     @property
     def _type(self) -> str:
-        return type(self._plugin).__qualname__
+        kind = type(self._plugin)
+        module = _OF_A_FILE.sub(r"\1", kind.__module__)  # the same wherever the file lies
+        return f"{module}.{kind.__qualname__}"
 
     def _calling(self) -> AbstractContextManager[None]:
         return _blamed(self._name)

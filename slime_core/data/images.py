@@ -144,13 +144,6 @@ class ImagePrompts:
         return [int(token) for token in found["input_ids"][0]], inputs
 
 
-def has_images(prompt: str | Sequence[Mapping[str, Any]]) -> bool:
-    """Whether chat messages hold image parts."""
-    contents = [] if isinstance(prompt, str) else [m.get("content") for m in prompt]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
-
-
 def check_kinds(columns: Mapping[str, Any]) -> None:
     """Raise ConfigError for kinds of `--multimodal-keys` that are not read."""
     other = sorted(set(columns) - {IMAGE})

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slime_core.admission import Held
 from slime_core.buffer import BufferBase
 from slime_core.errors import RolloutError
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.types import Group, Sample, SampleStatus
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Reuse(BufferBase):
         self.kept: list[Sample] = []
         """Finished samples of groups that were trained on once."""
         self._choose, self._label = choose, label
+        self._held = Held(label, edits=traits_of(choose, EditTraits, label).edits_samples)
         if choose is not None and not (args.use_tis or args.use_rollout_logprobs):
             logger.warning(
                 "%s: the samples that it chooses are trained on again, and come from older weights: --use-tis corrects"
@@ -58,6 +60,7 @@ class Reuse(BufferBase):
         groups = {s.group_index: [k for k in kept if k.group_index == s.group_index] for s in answer}
         chosen = dict(list(groups.items())[:num_groups])
         self.kept[:] = [s for s in self.kept if s.group_index not in chosen]
+        self._held.take(s for group in chosen.values() for s in group)
         for sample in (s for group in chosen.values() for s in group):
             sample.metadata[MARK] = True
         return list(chosen.values())
@@ -65,7 +68,9 @@ class Reuse(BufferBase):
     def observe(self, groups: list[Group], trained: bool) -> None:
         """Keep copies of what is trained on for the first time."""
         if self._choose is not None:
-            self.kept += reusable(groups, trained)
+            again = reusable(groups, trained)
+            self._held.give(again)
+            self.kept += again
 
     def state_dict(self) -> dict[str, Any]:
         """Waiting groups and kept samples."""

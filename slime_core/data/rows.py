@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.sections.evaluation import EvalDataset
+from slime_core.data.control_tokens import quoted_messages, spelled
 from slime_core.data.dataset import Row, Rows, split_path
-from slime_core.data.images import ImagePrompts, has_images, load_processor
 from slime_core.data.tokenizer import as_messages, encode_text, render_prompt
 from slime_core.data.tools import prompt_tools
 from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
-from slime_core.multimodal import IMAGES
+from slime_core.multimodal import IMAGES, has_images
 from slime_core.protocols import Args
 from slime_core.types import Sample
 
 if TYPE_CHECKING:
+    from slime_core.data.images import ImagePrompts
     from slime_core.data.layouts import Layout
 
 
@@ -47,6 +48,8 @@ class Columns:
     """Whose processor makes tokens of prompts with images."""
     system: str | None = None
     """System message put before every prompt that has none (`--system-prompt`)."""
+    args: Args | None = None
+    """Read for `content_special_tokens`."""
     demonstrates: bool = False
     """Rows are answers to learn, not problems: a supervised run's."""
 
@@ -76,6 +79,7 @@ class Columns:
             multimodal=rows.multimodal_keys or {},
             checkpoint=args.hf_checkpoint,
             system=rows.system_prompt,
+            args=args,
             demonstrates=demonstrates,
         )
 
@@ -95,6 +99,8 @@ class PromptReader:
         self._source_name = path.stem
         self._images: ImagePrompts | None = None
         if columns.multimodal:
+            from slime_core.data.images import ImagePrompts, load_processor
+
             processor = processor or load_processor(columns.checkpoint or "")
             self._images = ImagePrompts(processor, columns.multimodal, path.parent)
 
@@ -163,7 +169,9 @@ class PromptReader:
         if isinstance(sample.prompt, str) and not self._columns.apply_chat_template:
             sample.tokens = encode_text(self._tokenizer, sample.prompt)
         else:
-            text = render_prompt(self._tokenizer, sample.prompt, tools, self._columns.template_kwargs)
+            messages = as_messages(sample.prompt)
+            messages = quoted_messages(self._tokenizer, messages, self._columns.args, sample.metadata)
+            text = render_prompt(self._tokenizer, messages, tools, self._columns.template_kwargs)
             if sample.multimodal_inputs and self._images is not None:
                 # Image tokens are the processor's, so nobody's text; the whole prompt is one span.
                 refs = sample.multimodal_inputs[IMAGES]
@@ -171,13 +179,13 @@ class PromptReader:
             else:
                 sample.tokens, sample.spans = rendered_spans(
                     self._tokenizer,
-                    as_messages(sample.prompt),
+                    messages,
                     text,
                     tools=tools,
                     template_kwargs=self._columns.template_kwargs,
                 )
             if self._columns.apply_chat_template:
-                sample.prompt = text
+                sample.prompt = "".join(spelled(self._tokenizer, text))
         if not sample.tokens:
             raise DataError("the prompt has no tokens")
 

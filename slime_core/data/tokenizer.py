@@ -7,10 +7,11 @@ without the flag.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from slime_core.data.control_tokens import quoted, quoted_messages, spelled
 from slime_core.errors import ConfigError, DataError
 from slime_core.protocols import Args
 
@@ -40,15 +41,23 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 
 def encode_prompt(
-    tokenizer: Any, prompt: Prompt, args: Args | None = None, tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: Any,
+    prompt: Prompt,
+    args: Args | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    environment: bool = False,
+    noted: MutableMapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids the policy continues.
 
     Args:
         tokenizer: HF tokenizer.
         prompt: Text or chat messages. Text becomes one user message when `args.apply_chat_template` is set.
-        args: Read for `apply_chat_template` and `apply_chat_template_kwargs`.
+        args: Read for `apply_chat_template`, `apply_chat_template_kwargs` and `content_special_tokens`.
         tools: Tool schemas given to the chat template.
+        environment: Others than the user wrote the messages: control tokens in all of them are `quoted`.
+        noted: The sample's metadata, where those are counted.
 
     Raises:
         DataError: The tokenizer has no chat template or the template refuses the messages.
@@ -56,18 +65,28 @@ def encode_prompt(
     if isinstance(prompt, str) and not (args and args.apply_chat_template):
         return encode_text(tokenizer, prompt)
     kwargs = args.apply_chat_template_kwargs if args else None
-    return encode_rendered(tokenizer, render_prompt(tokenizer, prompt, tools, kwargs))
+    messages = quoted_messages(tokenizer, as_messages(prompt), args, noted, environment=environment)
+    return encode_rendered(tokenizer, render_prompt(tokenizer, messages, tools, kwargs))
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of a plain prompt, with the tokenizer's own leading token (BOS) unless the text already begins with it."""
     bos = tokenizer.bos_token
-    return list(tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos))))
+    first, *rest = spelled(tokenizer, text)
+    ids = list(tokenizer.encode(first, add_special_tokens=not (bos and text.startswith(bos))))
+    return ids + [token for piece in rest for token in tokenizer.encode(piece, add_special_tokens=False)]
 
 
 def encode_rendered(tokenizer: Any, text: str) -> list[int]:
     """Ids of text that holds its special tokens already (a template's output, a piece of a response)."""
-    return list(tokenizer.encode(text, add_special_tokens=False))
+    return [token for piece in spelled(tokenizer, text) for token in tokenizer.encode(piece, add_special_tokens=False)]
+
+
+def encode_result(
+    tokenizer: Any, template: str, result: str, args: Args | None, noted: MutableMapping[str, Any] | None
+) -> list[int]:
+    """Ids of text with `{result}` in it, and what was answered `quoted` there."""
+    return encode_rendered(tokenizer, template.replace("{result}", quoted(tokenizer, result, args, noted)))
 
 
 def render_prompt(

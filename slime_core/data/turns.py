@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from slime_core import provenance
+from slime_core.data.control_tokens import quoted_messages, spelled
 from slime_core.data.tokenizer import encode_rendered, render_messages
 from slime_core.errors import DataError
 from slime_core.protocols import Args
-from slime_core.provenance import Source, Spans
+from slime_core.provenance import Source, Spans, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -25,22 +26,6 @@ PLACEHOLDER = "assistantturnplaceholder"
 """Stands for a sampled turn: one word, so that no template trims or splits it."""
 
 Message = Mapping[str, Any]
-
-_ROLE_SOURCES = {
-    "system": Source.SYSTEM,
-    "developer": Source.SYSTEM,
-    "user": Source.USER,
-    "assistant": Source.DEMONSTRATION,
-    "tool": Source.TOOL,
-    "function": Source.TOOL,
-    "observation": Source.TOOL,
-    "ipython": Source.TOOL,
-}
-
-
-def source_of(role: str) -> Source:
-    """Who wrote the text of a message; USER for roles unknown here."""
-    return _ROLE_SOURCES.get(role, Source.USER)
 
 
 def turn_delta(
@@ -54,12 +39,14 @@ def turn_delta(
     assistant: Message | None = None,
     add_generation_prompt: bool = True,
     template_kwargs: Mapping[str, Any] | None = None,
+    noted: MutableMapping[str, Any] | None = None,
 ) -> list[tuple[list[int], Source]]:
     """Ids to append after a sampled assistant turn, with their sources, in order.
 
     Args:
         tokenizer: HF tokenizer with a chat template.
-        args: Read for `apply_chat_template_kwargs`, unless `template_kwargs` is given.
+        args: Read for `apply_chat_template_kwargs`, unless `template_kwargs` is given, and for
+            `content_special_tokens`: the new messages are an environment's. None: the caller has `quoted` them.
         messages: The conversation before the sampled turn.
         new_messages: What came after it: tools' answers, the user's next message. Consecutive tool messages must come
             in one call: templates group them.
@@ -69,12 +56,15 @@ def turn_delta(
             used.
         add_generation_prompt: End with what makes the assistant begin.
         template_kwargs: For the chat template.
+        noted: The sample's metadata, where those tokens are counted.
 
     Raises:
         DataError: The template refuses the messages, or what it writes after the turn cannot be told; names it.
     """
     if template_kwargs is None and args is not None:
         template_kwargs = args.apply_chat_template_kwargs
+    if args is not None:
+        new_messages = quoted_messages(tokenizer, new_messages, args, noted, environment=True)
     turn = _Turn(tokenizer, tools, template_kwargs, messages, assistant, _closing(tokenizer, sampled_ids))
 
     def render(new: Sequence[Message], prompt: bool) -> str:
@@ -105,7 +95,7 @@ def rendered_spans(
 
     Args:
         tokenizer: HF tokenizer with a chat template.
-        messages: The conversation.
+        messages: The conversation; `quoted_messages` has seen it.
         text: What `render_prompt` made of it with the other arguments.
         tools: Tool schemas.
         template_kwargs: For the chat template.
@@ -287,8 +277,19 @@ def _encoded(tokenizer: Any, text: str, places: Sequence[_Place]) -> tuple[list[
         ids = encode_rendered(tokenizer, text)
         longest = max(places, key=lambda place: place[1] - place[0], default=(0, 0, Source.TEMPLATE))
         return ids, [longest[2]] * len(ids), []
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, offsets = list(encoding["input_ids"]), encoding["offset_mapping"]
+    ids, offsets, pieces = [], [], spelled(tokenizer, text)
+    if len(pieces) > 1:  # what is spelled is longer than what stands for it
+
+        def written(at: int) -> int:
+            return len("".join(spelled(tokenizer, text[:at])))
+
+        places = [(written(begin), written(end), source) for begin, end, source in places]
+    length = 0
+    for piece in pieces:
+        encoding = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)
+        ids += encoding["input_ids"]
+        offsets += [(begin + length, end + length) for begin, end in encoding["offset_mapping"]]
+        length += len(piece)
     filled = [place for place in places if place[0] < place[1]]
     ends = [end for _, end, _ in filled]
     sources = []

@@ -21,6 +21,7 @@ from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec, resolve, with_list_function
 from slime_core.plugins.signatures import constructor_values
 from slime_core.plugins.workers.pool import WorkerPool
+from slime_core.protocols import RewardTraits, traits_of
 
 DEFAULTS = {
     "data_source_path": "dataset",
@@ -101,6 +102,9 @@ class Resolver:
         resolved = self.spec("rewards", spec, origin)
         caller = RewardCaller(resolved, self.args, workers=self.workers, spec=spec, group=self.args.group_rm)
         self.used += [replace(member, origin=f"{origin} {spec!r}") for member in caller.members]
+        for found in (resolved, *caller.members):
+            if check := traits_of(found.obj, RewardTraits).check:
+                check(self.args, training=self.command != "eval")
         return caller
 
     def generator(self, spec: str, origin: str = "sample.generate_function_path") -> GenerateCaller:

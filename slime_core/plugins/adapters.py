@@ -170,7 +170,11 @@ class RewardCaller:
             prompts, responses = [s.prompt for s in samples], [s.response for s in samples]
             values = await self._call(prompts, responses, **keywords)
         else:
-            values = await self._call(self.args, list(samples), **keywords)
+            values = await self._call(self.args, given := list(samples), **keywords)
+            if any(one is not other for one, other in zip(given, samples)):
+                raise PluginError(
+                    f"{self.label} reordered the list of samples it was given; it may sort a copy: sorted(...)"
+                )
         values = values.tolist() if hasattr(values, "tolist") else values
         if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(samples):
             size = f" of {len(values)}" if isinstance(values, Sequence) else ""

@@ -23,7 +23,7 @@ from slime_core.plugins.boundary import guarded
 from slime_core.plugins.hookspecs import PROJECT, hookimpl
 from slime_core.plugins.kind import HookFlag
 from slime_core.plugins.signatures import declared, is_async
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EditTraits, traits_of
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,8 @@ def as_plugin(row: HookFlag, function: Callable[..., Any]) -> object:
         return function(*(given[name] for name in call.positional), **{name: given[name] for name in keywords})
 
     functools.update_wrapper(told, spec, assigned=(), updated=())  # pluggy reads the parameters' names off the spec
+    if row.traits is not None:
+        vars(told)["traits"] = traits_of(function, row.traits, row.flags[0])
     return _Function(row.name, told)
 
 
@@ -153,15 +155,20 @@ class Hooks:
         """What tells the hook; None where nobody has it."""
         return getattr(self, name) if self.implemented(name) else None
 
-    def each(self, name: str) -> list[tuple[str, Callable[..., list[Any]]]]:
-        """The plugins that have the hook, in the order they are told, each with what tells it alone."""
-        found: list[tuple[str, Callable[..., list[Any]]]] = []
-        plugins = dict.fromkeys(one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls()))
-        for plugin in plugins:
+    def each(self, name: str) -> list[tuple[str, Callable[..., list[Any]], bool]]:
+        """The plugins that have the hook, in the order they are told: label, what tells it alone, may it edit samples.
+
+        Raises:
+            PluginError: What one declares are not the traits of its hook.
+        """
+        found: list[tuple[str, Callable[..., list[Any]], bool]] = []
+        told = {one.plugin: one.function for one in reversed(getattr(self._manager.hook, name).get_hookimpls())}
+        for plugin, function in told.items():
             known = str(self._manager.get_name(plugin))
             label = known if isinstance(plugin, _Function) else f"hook plugin {known!r}"
-            others = [other for other in plugins if other is not plugin]
-            found.append((label, self._manager.subset_hook_caller(name, others)))
+            others = [other for other in told if other is not plugin]
+            edits = traits_of(function, EditTraits, label).edits_samples
+            found.append((label, self._manager.subset_hook_caller(name, others), edits))
         return found
 
     def __getattr__(self, name: str) -> Callable[..., list[Any]]:

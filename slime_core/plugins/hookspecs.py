@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from slime_core.plugins.kind import Call, HookFlag
+from slime_core.protocols.traits import EditTraits
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
@@ -104,8 +105,9 @@ def slime_sample_generated(args: Args, sample: Sample, rollout_id: int | None, e
     """A sample is generated and has no reward yet, in training and in evaluation.
 
     In the process that generates, in its event loop; may be `async`, with the deadline `--rollout-timeout`. Finished
-    samples only, once each, fan-out siblings one by one. Change the sample in place, or return the one to go on with,
-    which the next implementation gets. What it raises fails the sample, and not the run.
+    samples only, once each, fan-out siblings one by one. Write to the sample, or return the one to go on with, which
+    the next implementation gets. What it raises fails the sample, and not the run; so does a change of what is trained
+    on (tokens, log-probs, mask, ...), unless it declares `EditTraits(edits_samples=True)`.
     """
 
 
@@ -114,7 +116,8 @@ def slime_filter_samples(args: Args, groups: list[Group]) -> None:
     """A rollout is generated, whatever function made it: mark samples that are not to be trained on.
 
     In the process that generates. Set `sample.remove_sample`: such samples are masked, and their rewards are outside
-    their group's statistics (THUDM/slime counts them). Not called for samples of `--load-debug-rollout-data`.
+    their group's statistics (THUDM/slime counts them). A change of tokens, log-probs or masks ends the run, unless it
+    declares `EditTraits(edits_samples=True)`. Not called for samples of `--load-debug-rollout-data`.
     """
 
 
@@ -196,6 +199,7 @@ def slime_weights_written(args: Args, version_dir: str, rollout_engines: list[An
 FLAGS = (
     HookFlag(
         name="slime_sample_generated",
+        traits=EditTraits,
         word="sample_hook",
         flags=("--rollout-sample-hook-path",),
         canonical=("sample_hook", "rollout_sample_hook"),
@@ -203,6 +207,7 @@ FLAGS = (
     ),
     HookFlag(
         name="slime_filter_samples",
+        traits=EditTraits,
         word="sample_filter",
         flags=("--rollout-sample-filter-path",),
         canonical=("sample_filter", "rollout_sample_filter"),
@@ -210,6 +215,7 @@ FLAGS = (
     ),
     HookFlag(
         name="slime_process_all_samples",
+        traits=EditTraits,
         word="all_samples_process",
         flags=("--rollout-all-samples-process-path",),
         canonical=("all_samples_process", "rollout_all_samples_process", "process_all_samples"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slime_core.plugins.kind import BUILT_BY_NAME, BUILT_FROM_ARGS, Call, FunctionFlag, Kind
 from slime_core.protocols import (
+    EditTraits,
     EngineTraits,
     GenerateTraits,
     RewardTraits,
@@ -73,6 +74,7 @@ COMPONENTS = (
     ),
     Kind(
         name="buffers",
+        traits=EditTraits,
         flags=("--buffer-filter-path",),
         canonical=("buffer_filter", "Buffer"),
         calls=(
@@ -93,6 +95,7 @@ COMPONENTS = (
     ),
     Kind(
         name="filters",
+        traits=EditTraits,
         flags=("--dynamic-sampling-filter-path",),
         canonical=("dynamic_filter", "dynamic_sampling_filter", "filter"),
         calls=(Call("(args, samples, **kwargs) -> FilterDecision | bool", plain=True),),

@@ -45,6 +45,7 @@ from slime_core.protocols.trainer import (
     Trainer,
 )
 from slime_core.protocols.traits import (
+    EditTraits,
     EngineTraits,
     GenerateTraits,
     LauncherTraits,
@@ -68,6 +69,7 @@ __all__ = [
     "Command",
     "DataSource",
     "DynamicFilter",
+    "EditTraits",
     "EngineTraits",
     "Environment",
     "GenerateContext",

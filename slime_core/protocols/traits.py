@@ -133,6 +133,16 @@ class RewardTraits(Traits):
     """Its list of samples must be the whole group, since scores depend on each other."""
     extract_answer: Callable[[Sample], str | None] | None = None
     """A sample -> the answer it reads out of the response, for votes (`plugins.answers`)."""
+    check: Callable[..., None] | None = None
+    """As a generate function's."""
+
+
+@dataclass(frozen=True)
+class EditTraits(Traits):
+    """Of what sees samples that are to be trained on: a dynamic filter, a buffer, a hook around a rollout."""
+
+    edits_samples: bool = False
+    """It may change what they are trained on (`admission.Sealed`); without this such a change is an error."""
 
 
 T = TypeVar("T", bound=Traits)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slime_core.admission import admit
+from slime_core.admission import Sealed, admit
 from slime_core.errors import RolloutError
 from slime_core.multimodal import image_token_of
 from slime_core.protocols import AdvantageEstimator, Args, RewardInputs
@@ -80,8 +80,10 @@ def make_batch(
     group_indices = _group_indices(lists)
     kept = [i for i, row in enumerate(rows) if not row.removed]
     if post_process_rewards is not None:
-        raw_kept, shaped = post_process_rewards(args, [samples[i] for i in kept])
         source = "--custom-reward-post-process-path"
+        sealed = Sealed(given := [samples[i] for i in kept])
+        raw_kept, shaped = post_process_rewards(args, given)
+        sealed.check(source, advice="")
     else:
         raw_kept = [_raw_reward(args, samples[i]) for i in kept]
         shaped = [_reward(args, samples[i]) for i in kept]

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from slime_core.admission import Sealed
 from slime_core.errors import RolloutError
 from slime_core.plugins.boundary import user_code
-from slime_core.protocols import Args
+from slime_core.protocols import Args, EditTraits, traits_of
 from slime_core.types import FilterDecision, Group
 
 
@@ -19,15 +20,24 @@ class FilterStage:
         self.args = args
         self._function = function
         self._name = name
+        self._edits = function is not None and traits_of(function, EditTraits, name).edits_samples
         self._drops: Counter[str] = Counter()
         self._kept: Counter[str] = Counter()
 
     def decide(self, group: Group) -> FilterDecision:
-        """The filter's decision. Raises PluginError when the filter raises, RolloutError when it answers nonsense."""
+        """The filter's decision.
+
+        Raises:
+            PluginError: The filter raises, or changes what a sample is trained on without declaring that it edits.
+            RolloutError: It answers nonsense.
+        """
         if self._function is None:
             return FilterDecision(keep=True)
-        with user_code(f"--dynamic-sampling-filter-path {self._name!r} (group {group[0].group_index})"):
+        label = f"--dynamic-sampling-filter-path {self._name!r} (group {group[0].group_index})"
+        sealed = Sealed(() if self._edits else group)
+        with user_code(label):
             answer = self._function(self.args, group)
+        sealed.check(label)
         if not hasattr(answer, "keep"):
             answer = answer.item() if hasattr(answer, "item") else answer  # numpy's and torch's bool
             if not isinstance(answer, bool):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_core.admission import DECLARE, Sealed, changed, fingerprints
 from slime_core.errors import RolloutError, SlimeError
 from slime_core.plugins.boundary import awaited, contained, raised_at
 from slime_core.plugins.hooks import Hooks, nobody
@@ -31,19 +32,22 @@ _UNFINISHED = (SampleStatus.FAILED, SampleStatus.ABORTED)
 class SampleHook:
     """One `slime_sample_generated`: `fn(args, sample[, rollout_id][, evaluation])`, plain or async."""
 
-    def __init__(self, function: Callable[..., Any], label: str) -> None:
+    def __init__(self, function: Callable[..., Any], label: str, *, edits: bool = False) -> None:
+        """`edits`: it may change what the sample is trained on."""
         self.label = label
         self._function = function
+        self._edits = edits
         self._keywords = declared(function, ("rollout_id", "evaluation"))
 
     async def call(self, args: Args, sample: Sample, offered: Mapping[str, Any]) -> Sample:
-        """The sample to go on with; FAILED where the function raised or overran `--rollout-timeout`.
+        """The sample to go on with; FAILED where the function raised, overran `--rollout-timeout` or may not edit.
 
         Raises:
             RolloutError: It returned something else than a Sample or None.
         """
         keywords = {name: offered[name] for name in self._keywords}
         clock = asyncio.timeout(args.rollout_timeout)
+        before = fingerprints(sample)
         try:
             with waiting(self.label, deadline=args.rollout_timeout, then="the sample fails"):
                 async with clock:
@@ -53,14 +57,15 @@ class SampleHook:
         except Exception as error:
             fail_call(sample, self.label, error, clock, args)
             return sample
-        if result is None:
-            return sample
-        if isinstance(result, Sample):
-            return result
-        raise RolloutError(
-            f"{self.label} returned {type(result).__name__} for sample {sample.index}; expected a Sample, or None to"
-            " keep the one it was given"
-        )
+        if result is not None and not isinstance(result, Sample):
+            raise RolloutError(
+                f"{self.label} returned {type(result).__name__} for sample {sample.index}; expected a Sample, or None"
+                " to keep the one it was given"
+            )
+        sample = sample if result is None else result
+        if not self._edits and (problem := changed(sample, before)):
+            sample.fail(self.label, problem + DECLARE)
+        return sample
 
 
 def fail_call(sample: Sample, label: str, error: Exception, clock: asyncio.Timeout, args: Args) -> None:
@@ -88,7 +93,7 @@ class RolloutHooks:
     def of(cls, hooks: Hooks) -> RolloutHooks:
         """Of a run that generates."""
         found = hooks.each("slime_sample_generated")
-        return cls([SampleHook(_alone(tell), label) for label, tell in found], hooks)
+        return cls([SampleHook(_alone(tell), label, edits=edits) for label, tell, edits in found], hooks)
 
     @property
     def sample_labels(self) -> str:
@@ -118,7 +123,7 @@ class RolloutHooks:
         return sample
 
     def after_rollout(self, args: Args, groups: list[Group], all_groups: list[Group], data_source: Any) -> None:
-        """Filter, then show every group.
+        """Filter, then show every group. Raises PluginError for an undeclared change of what is trained on.
 
         Args:
             args: The run's settings.
@@ -127,8 +132,16 @@ class RolloutHooks:
             data_source: The object of `--data-source-path`, handed on.
         """
         if self.generates:
-            self.told.slime_filter_samples(args=args, groups=groups)
-            self.told.slime_process_all_samples(args=args, all_groups=all_groups, data_source=data_source)
+            self._show("slime_filter_samples", groups, args=args, groups=groups)
+            self._show(
+                "slime_process_all_samples", all_groups, args=args, all_groups=all_groups, data_source=data_source
+            )
+
+    def _show(self, name: str, seen: list[Group], /, **given: Any) -> None:
+        for label, tell, edits in self.told.each(name):
+            sealed = Sealed(() if edits else (sample for group in seen for sample in group))
+            tell(**given)
+            sealed.check(label)
 
     def log_rollout(
         self, rollout_id: int, args: Args, samples: list[Sample], extra_metrics: dict[str, float], rollout_time: float

@@ -17,7 +17,6 @@ from slime_core.tools.parsing import (
     read_json,
 )
 from slime_core.tools.reasoning import split_reasoning
-from slime_core.tools.running import ToolResult, call_tool, error_text
 from slime_core.tools.schema import (
     argument_problem,
     call_problem,
@@ -36,15 +35,12 @@ __all__ = [
     "ToolCall",
     "ToolParser",
     "ToolParserBase",
-    "ToolResult",
     "ToolSchema",
     "argument_problem",
     "call_problem",
-    "call_tool",
     "call_of",
     "check_tool",
     "check_tools",
-    "error_text",
     "json_call",
     "json_objects",
     "json_text",

@@ -28,7 +28,6 @@ _SERVES = "waits for work, not for progress: who gives the work has the deadline
 _STAGE = "awaits a stage's call, which is named where it waits"
 _SAMPLE = "a sample's request: --rollout-timeout of the sample around it"
 _CLIENT = "a client's request: the client's deadline, and its going away"
-_TOOL = "inside call_tool, which names the wait and has its deadline"
 _JUST_KILLED = "of a process or task that was just killed or cancelled, or has just ended"
 
 ALLOWED = {
@@ -63,8 +62,6 @@ ALLOWED = {
     "slime_engine_sglang/weights/distributed.py:_in_thread": _COLLECTIVE,
     "slime_engine_sglang/weights/distributed.py:_together": "requests with a deadline, and a collective",
     "slime_engine_sglang/weights/distributed.py:broadcast": _COLLECTIVE,
-    "tools/running.py:_in_thread": _TOOL,
-    "tools/running.py:_value": _TOOL,
     "loop.py:cancel": _JUST_KILLED,
     "loop.py:ended": _STAGE,
     "loop.py:answer": _STAGE,

@@ -41,6 +41,11 @@ OWN_FLAGS = {
     "view": {"--host", "--port", "--allowed-hosts"},
     "report": {"--output", "--rollouts", "--samples"},
     "runs": {"--json"},
+    "resample": {
+        *("--rollout", "--eval", "--from-token", "--weights", "--temperature"),
+        *("--top-p", "--top-k", "--max-new-tokens"),
+        *("--tool-answer", "--times", "--json"),
+    },
     "samples": {
         *("--rollout", "--group", "--eval", "--best", "--worst", "--failed", "--dropped", "--grep"),
         "--hf-checkpoint",

@@ -20,6 +20,7 @@ from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core.cli.main import main
 from slime_core.config import Args, load_settings
+from slime_core.data.tokenizer import load_tokenizer
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
@@ -258,3 +259,17 @@ async def test_an_answer_does_not_wait_for_an_acknowledgement() -> None:
         _, writer = await asyncio.open_connection(*sock.getsockname())
         assert await at_once
         writer.close()
+
+
+async def test_a_tool_result_cannot_end_its_message(client: httpx.AsyncClient, directory: Path) -> None:
+    """Bytes, one token each: what names control tokens is as long as its text."""
+    end = load_tokenizer(directory).eos_token
+
+    async def length(said: str, **body: Any) -> int:
+        messages = [*SAY, {"role": "assistant", "content": "a"}, {"role": "tool", "tool_call_id": "1", "content": said}]
+        answer = await client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1, **body})
+        assert answer.status_code == 200, answer.text
+        count: int = answer.json()["usage"]["prompt_tokens"]
+        return count
+
+    assert await length(f"4{end}5") == await length(f"4{'x' * len(end)}5")

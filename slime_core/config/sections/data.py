@@ -50,6 +50,10 @@ class DataArgs(Section):
     """Turn messages into text with the tokenizer's chat template."""
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the chat template, as JSON."""
+    content_special_tokens: Literal["neutralise", "refuse", "keep"] = "neutralise"
+    """Control tokens in what tools, environments, pages and agents say, where a chat template writes it: spelled as
+    ordinary text; the sample fails (`refuse`); or read as control tokens, which end the message (`keep`). Those in
+    users' messages are warned of."""
     loss_mask_type: Literal["auto", "qwen", "qwen3", "qwen3_5", "distill_qwen"] = "auto"
     """What loss masks of chat messages (supervised fine-tuning) must agree with; they follow from the chat template:
     each assistant turn as it would be sampled, end token included. `qwen`, `qwen3`: what the template writes for each

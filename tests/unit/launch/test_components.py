@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_sandbox_local import Isolation, isolation
 
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, PluginError, PluginSignatureError
@@ -207,3 +208,14 @@ def test_bitwise_log_probs_are_for_losses_on_them(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"^--true-on-policy-mode \(flag\): --loss-type .* with policy_loss"):
             resolve_components(load_settings([*BASE, "--true-on-policy-mode", *flags], env={}))
     resolve_components(load_settings([*BASE, "--true-on-policy-mode"], env={}))
+
+
+def test_a_reward_that_this_machine_cannot_isolate_programs_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Isolation({"user namespace": "not permitted"})
+    monkeypatch.setattr(isolation, "isolation_here", lambda: here)
+    argv = [*BASE[:4], *BASE[6:], "--rm-type"]
+    both = ["weighted_sum", "--set", "plugins.weighted_sum.terms=[{reward: exact}, {reward: code}]"]
+    for reward in (["code"], both):
+        with pytest.raises(ConfigError, match=r"^--sandbox-isolation require: .*no user namespace \(not permitted\)"):
+            resolve_components(load_settings([*argv, *reward], env={}))
+    resolve_components(load_settings([*argv, "code", "--sandbox-isolation", "best-effort"], env={}))

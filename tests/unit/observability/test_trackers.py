@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from slime_hook_tensorboard import TensorBoardTracker
 
 from slime_core.config import Args, EvalDataset
 from slime_core.observability.run_dir import open_run_dir
 from slime_core.observability.trackers.jsonl import JsonlTracker, cut_after
 from slime_core.observability.trackers.progress import ProgressTracker
-from slime_core.observability.trackers.tensorboard import TensorBoardTracker
 
 
 def _args(**changes):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from slime_command_plugins import doctor
 from slime_command_plugins.doctor import Finding, examine, stale_installs
+from slime_sandbox_local import Isolation, isolation
 
 from slime_core.plugins.manager import current_registry
 
@@ -55,6 +56,15 @@ def test_components_that_cannot_be_used(
     assert re.search(what, finding.what)
     assert finding.way_out
     assert "bad" in finding.stops
+
+
+def test_a_machine_that_cannot_isolate_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Isolation({"user namespace": "not permitted"})
+    monkeypatch.setattr(isolation, "isolation_here", lambda: here)
+    (finding,) = [f for f in examine(current_registry()) if f.topic == "sandbox"]
+    assert "no user namespace (not permitted)" in finding.what
+    assert finding.level == "warning"
+    assert "user.max_user_namespaces" in finding.way_out
 
 
 def test_an_entry_point_to_a_missing_module(write_plugin) -> None:

@@ -15,6 +15,7 @@ from slime_core.errors import PluginError, PluginLoadError, PluginNotFoundError,
 from slime_core.plugins.hooks import Hooks, hook_flags, hook_specs, hooks_of, implement
 from slime_core.plugins.manager import build_manager
 from slime_core.plugins.resolve import resolve
+from slime_core.protocols import EditTraits, declares
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.types import Sample, SampleStatus
 from tests.hooks_with import hooks_with
@@ -66,6 +67,7 @@ def test_a_sample_goes_from_a_plugins_hook_to_the_flags(write_plugin, plugin_dir
     body = hook_module("slime_sample_generated", "sample, evaluation", "sample.metadata['by'] = ['plugin', evaluation]")
     write_plugin("thing-hooks", {GROUP: {"watch": "plug_thing_hooks"}}, body)
 
+    @declares(EditTraits(edits_samples=True))
     async def replaces(args: Any, sample: Sample) -> Sample:
         return Sample(index=8, status=sample.status, metadata={"by": [*sample.metadata["by"], "flag"]})
 

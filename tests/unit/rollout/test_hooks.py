@@ -11,6 +11,7 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
+from slime_core.protocols import EditTraits, declares
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.hooks import RolloutHooks
@@ -39,6 +40,7 @@ def test_plain_and_async_hooks_run_in_order_with_the_keywords_they_declare() -> 
     def plain(args, sample, evaluation):
         seen.append(("plain", sample.index, evaluation))
 
+    @declares(EditTraits(edits_samples=True))
     async def replaces(args, sample, *, rollout_id):
         seen.append(("async", sample.index, rollout_id))
         return Sample(index=sample.index + 10, status=sample.status)
@@ -215,6 +217,7 @@ def test_a_hook_that_breaks_a_sample_fails_it_under_its_flag() -> None:
         mask_offpolicy_in_partial_rollout=False,
     )  # fmt: skip
 
+    @declares(EditTraits(edits_samples=True))
     def cut(args, sample):
         sample.loss_mask = [1, 1, 1]
 

@@ -7,14 +7,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import slime_sandbox_local
 from slime_sandbox_local import LocalSandbox, Sandbox, SandboxError, SandboxLimits, isolation_here
+from slime_sandbox_local.inside import landlock
 
 import slime_core
+from tests.unit.sandbox.forbidden import forbid, python_of_all
 
 pytestmark = pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")
 TIME = 60.0
@@ -299,44 +302,53 @@ asyncio.run(run())
     assert "fork" in more or "more than 8 processes and threads" in more
 
 
-@pytest.mark.skipif(not _runs(NO_NAMESPACES), reason="no user namespaces for `unshare` here")
-def test_without_user_namespaces_it_is_refused_or_said() -> None:
-    body = """
-async def run(mode):
-    async with LocalSandbox(SandboxLimits(memory_mb=512), isolation=mode) as box:
-        await box.write_file("x", "mine")
-        print(await box.exec("cat x; cat /etc/shadow; ls /root; cat /proc/$PPID/environ", timeout=60))
-        print(await box.exec(["/usr/bin/python3", "-c", "import socket; socket.socket()"], timeout=60))
-        print(sorted(box.missing), box.work)
-try:
-    asyncio.run(run("require"))
-except Exception as error:
-    print(type(error).__name__, error)
-asyncio.run(run("best-effort"))
-"""
-    refused, warned, files, network, missing = as_another(NO_NAMESPACES, body).splitlines()
-    assert refused.startswith("SandboxError this machine cannot isolate programs completely: no user namespace (")
-    assert "--sandbox-isolation best-effort" in refused
-    assert warned.startswith("WARNING:slime_sandbox_local.isolation:sandboxes on this machine are not complete")
-    assert "out='mine'" in files
-    assert files.count("Permission denied") == 3
-    assert "PermissionError" in network
-    assert missing.startswith("['user namespace'] ")
-    assert not Path(missing.split()[-1]).exists()
+def entered(mode: str, isolation: str = "best-effort") -> dict[str, str]:
+    """What a sandbox lacks that is made in a thread that may not do all."""
+
+    async def body(box: LocalSandbox) -> dict[str, str]:
+        return box.missing
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(forbid, mode).result()
+        isolation_here.cache_clear()
+        try:
+            return thread.submit(inside, body, isolation=isolation).result()
+        finally:
+            isolation_here.cache_clear()
 
 
-@pytest.mark.skipif(not _runs(NO_NAMESPACES), reason="no user namespaces for `unshare` here")
-def test_a_job_that_is_killed_for_its_memory_answers_without_namespaces() -> None:
-    body = """
-HUNGRY = "import os, time; [os.fork() for _ in range(2)]; x = os.urandom(90 << 20); time.sleep(60)"
-async def run():
-    async with LocalSandbox(SandboxLimits(memory_mb=200), isolation="best-effort") as box:
-        print(await box.exec(["/usr/bin/python3", "-c", HUNGRY], timeout=30))
-asyncio.run(run())
-"""
-    answer = as_another(NO_NAMESPACES, body).splitlines()[-1]
-    assert "code=137" in answer
-    assert "more than 200 MB of memory in use" in answer
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's programs become another user")
+def test_without_namespaces_it_is_refused_or_said(caplog: pytest.LogCaptureFixture) -> None:
+    with python_of_all():
+        with pytest.raises(SandboxError) as refused:
+            entered("namespaces", "require")
+        assert "this machine cannot isolate programs completely: no user namespace (" in str(refused.value)
+        assert "--sandbox-isolation best-effort" in str(refused.value)
+        assert list(entered("namespaces")) == ["user namespace"]
+        assert "sandboxes on this machine are not complete" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's programs become another user")
+@pytest.mark.parametrize("isolation", ["require", "best-effort"])
+def test_root_whose_programs_would_stay_root_is_refused(isolation: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with python_of_all(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "base_prefix", str(tmp_path))
+        with pytest.raises(SandboxError, match=r"must not run as root here, .* `chmod o\+x /.*`, take a"):
+            entered("namespaces", isolation)
+    if _runs(NO_NAMESPACES):  # a container with one user
+        command = [*NO_NAMESPACES[:-1], "/usr/bin/python3"]
+        body = f"asyncio.run(LocalSandbox(isolation={isolation!r}).__aenter__())"
+        done = subprocess.run([*command, "-c", NESTED + body, *PACKAGES], capture_output=True, text=True, cwd="/")
+        assert "root may not become another user" in done.stderr
+
+
+@pytest.mark.parametrize(("version", "lacking"), [(2, ["truncation", "signals"]), (5, ["signals"]), (6, [])])
+def test_what_an_old_landlock_lacks_is_said(version: int, lacking: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "version", lambda: version)
+    said = landlock.lacks(same_user=True)
+    assert len(said) == len(lacking)
+    assert all(word in what and f"version {version}" in said[what] for word, what in zip(lacking, said))
 
 
 def test_a_program_whose_output_must_be_whole_is_ended_when_it_is_too_long() -> None:

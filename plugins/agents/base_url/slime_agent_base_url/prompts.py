@@ -16,11 +16,11 @@ becomes ids: the time of a request grows by the template's alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_command_serve.front.prompts import render
+from slime_command_serve.front.prompts import quoted, render
 from slime_command_serve.front.wanted import Message
 from slime_command_serve.http.errors import BadRequest
 
@@ -28,6 +28,7 @@ from slime_agent_base_url.tree import Place, Prompt, Rendering, Turn
 from slime_core.data.tokenizer import encode_rendered
 from slime_core.data.turns import turn_delta
 from slime_core.errors import DataError
+from slime_core.protocols import Args
 from slime_core.provenance import Source
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,10 @@ class Drift:
 class PromptWriter:
     """Writes prompts with one tokenizer and its chat template."""
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None, *, check: bool = True) -> None:
+    def __init__(self, tokenizer: Any, args: Args | None = None, *, check: bool = True) -> None:
         """`check`: count drift, for one more rendering of the whole conversation per request."""
-        self.tokenizer = tokenizer
-        self.template_kwargs = dict(template_kwargs or {})
+        self.tokenizer, self.args = tokenizer, args
+        self.template_kwargs = dict(args.apply_chat_template_kwargs if args else {})
         self.check = check
         self.drift = Drift()
         self._added = frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
@@ -85,12 +86,14 @@ class PromptWriter:
         if messages[-1]["role"] == "assistant":
             raise BadRequest("the last message is the assistant's; an answer begun by the client is not offered")
         drift, held = drift or self.drift, place.held
+        noted: dict[str, Any] = {}
+        messages = self._quoted(messages, noted)
         parts = self._delta(messages, held[0], tools, held[1]) if held else None
         if held is None or parts is None:
             drift.lost += held is not None
             rendering = self._rendered(messages, tools, None)
-            return Prompt(rendering.ids, rendering=rendering if self.check else None)
-        prompt = Prompt([], held[1], parts)
+            return Prompt(rendering.ids, rendering=rendering if self.check else None, noted=noted)
+        prompt = Prompt([], held[1], parts, noted=noted)
         if self.check:
             prompt.rendering = self._rendered(messages, tools, held[1].prompt)
             prompt.drifted = prompt.ids != prompt.rendering.ids
@@ -104,7 +107,14 @@ class PromptWriter:
         """Tokens of the prompt that `prompt` would make; also for conversations that end with the assistant."""
         if messages and messages[-1]["role"] != "assistant":
             return len(self.prompt(messages, tools, place, drift=Drift()).ids)
-        return len(encode_rendered(self.tokenizer, self._render(messages, tools)))
+        return len(encode_rendered(self.tokenizer, self._render(self._quoted(messages, None), tools)))
+
+    def _quoted(self, messages: Sequence[Message], noted: dict[str, Any] | None) -> list[Message]:
+        """What follows the first answer is an environment's, whatever its role: programs write results as users."""
+        first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+        asked = quoted(self.tokenizer, messages[:first], self.args, noted)
+        answered = quoted(self.tokenizer, messages[first:], self.args, noted, environment=True)
+        return asked + answered
 
     def _delta(
         self, messages: Sequence[Message], index: int, tools: Sequence[dict[str, Any]], turn: Turn

@@ -60,13 +60,14 @@ class AgentServer:
         Args:
             engine: Started; its methods are called in the loop that `start` is called in.
             tokenizer: With a chat template.
-            args: The run's settings; read for `apply_chat_template_kwargs` and the context's length.
+            args: The run's settings; read for `apply_chat_template_kwargs`, `content_special_tokens` and the context's
+                length.
             parser: Reads the model's tool calls; without one, requests with tools are refused.
             model_name: What `/v1/models` lists; requests may name any model.
             check_drift: Count prompts that the template would have written otherwise.
         """
         self.args = args
-        self.writer = PromptWriter(tokenizer, args.apply_chat_template_kwargs if args else None, check=check_drift)
+        self.writer = PromptWriter(tokenizer, args, check=check_drift)
         self.sessions: dict[str, Session] = {}
         reader = TurnReader(tokenizer, parser)
         self.desk = AgentDesk(engine, self.writer, reader, self.sessions, model_name, context_of(args, tokenizer))
@@ -199,6 +200,7 @@ def _sample(
     sample = copy.deepcopy(session.base)
     sample.reset_for_retry()
     line.trajectory.write(sample)
+    sample.metadata |= line.turns[-1].prompt.noted
     sample.reward, sample.rollout_id = copy.deepcopy(reward), shared
     sample.status = SampleStatus.TRUNCATED if line.turns[-1].finish == "length" else SampleStatus.COMPLETED
     sample.metadata["agent"] = {

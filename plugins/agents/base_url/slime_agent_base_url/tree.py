@@ -77,6 +77,8 @@ class Prompt:
     """The turn whose prompt and answer they begin with."""
     new: list[tuple[list[int], Source]] = field(default_factory=list)
     """What follows those, with its sources; empty without `held`."""
+    noted: dict[str, Any] = field(default_factory=dict)
+    """Of `quoted`: metadata of a sample that ends with this prompt's answer."""
     drifted: bool = False
     """The template would have written other tokens than those that are held."""
     rendering: Rendering | None = field(default=None, repr=False)

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlparse
 
+from slime_sandbox_local import SandboxError, require_isolation
+
 from slime_command_plugins.checking import missing_requirements
 from slime_core.distributions import ALLOW_VARIABLE, BUNDLE, CORE, installed, safe_mode
 from slime_core.errors import PluginError, PluginIncompatibleError, PluginLoadError, PluginSignatureError
@@ -59,6 +61,7 @@ def examine(registry: Registry) -> list[Finding]:
         *_stale(registry),
         *_core_files(),
         *_namesakes(),
+        *_sandbox(),
     ]
     return sorted(dict.fromkeys(found), key=lambda finding: finding.level != "error")
 
@@ -250,6 +253,16 @@ def _namesakes() -> Iterator[Finding]:
             what = f"{name} {dist.version} is installed, which is {whose}; slime's are {CORE} and {BUNDLE}"
             hides = " (it and slime-compat have the same import name)" if installed("slime-compat") else ""
             yield Finding("warning", "namesake", what + hides, f"unless you want it: pip uninstall {name}")
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Programs that a model wrote cannot be kept apart completely."""
+    try:
+        require_isolation("require")
+    except SandboxError as error:
+        what, _, way = str(error).partition(". ")
+        stops = "runs that execute a model's programs, unless --sandbox-isolation best-effort suffices"
+        yield Finding("warning", "sandbox", what, way or "docs/how-to/sandbox.md", stops)
 
 
 def _core_files() -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from slime_core.provenance import NOT_SAMPLED
 from slime_runs.files import INDEX, Frame, Row, parse_name, read_frames
 
 _COLUMNS = (
@@ -43,6 +44,7 @@ ORDERS = {
     "best": ("score DESC, rollout DESC", ""),
     # SQL sorts what has no score first; both halves are in the order of an index.
     "worst": ("score, rollout DESC", "score IS NOT NULL"),
+    "file": ("file, rowid", ""),
 }
 """Name -> order, and the condition on those that come first."""
 _CLOCK_STEPS = 2000
@@ -108,6 +110,7 @@ class Filter:
     group_index: int | None = None
     sample_index: int | None = None
     data_row: int | None = None
+    file: str | None = None
     status: str | None = None
     fate: str | None = None
     failed: bool = False
@@ -121,7 +124,7 @@ class Filter:
         """The SQL condition and its values."""
         terms: list[tuple[str, object]] = [
             (f"{name} = ?", getattr(self, name))
-            for name in ("rollout", "group_index", "sample_index", "data_row", "status", "fate")
+            for name in ("rollout", "group_index", "sample_index", "file", "data_row", "status", "fate")
             if getattr(self, name) is not None
         ]
         if self.data_set is not None:
@@ -326,7 +329,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 def _values(file: str, rollout: int, frame: Frame, place: int, row: Row) -> tuple[object, ...]:
     kept = row.get("kept") or {}
     response, mask = row.get("response_length") or 0, row.get("loss_mask")
-    versions: Iterable[int] = [v for v in row.get("token_weight_versions") or () if v is not None]
+    versions: Iterable[int] = [v for v in row.get("token_weight_versions") or () if v is not None and v != NOT_SAMPLED]
     failure = (row.get("metadata") or {}).get("failure")
     return (
         file, rollout, kept.get("data_set"), row.get("group_index"), row.get("index"), place, *frame,

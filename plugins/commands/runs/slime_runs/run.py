@@ -22,7 +22,7 @@ from slime_core.waits.board import alive
 from slime_runs.files import FOLDER, Row, read_frame, read_frames, trained_name
 from slime_runs.index import Entry, Filter, Index
 
-Order = Literal["rollout", "best", "worst"]
+Order = Literal["rollout", "best", "worst", "file"]
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
 _ROLLOUT_OF_NAME = re.compile(r"rollout_(\d+)")
 

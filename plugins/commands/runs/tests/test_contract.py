@@ -13,3 +13,7 @@ class TestRuns(CommandContract):
 
 class TestShow(CommandContract):
     component = "show"
+
+
+class TestResample(CommandContract):
+    component = "resample"

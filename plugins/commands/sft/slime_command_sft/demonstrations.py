@@ -65,7 +65,7 @@ def conversation_pieces(
 
     Args:
         tokenizer: HF tokenizer with a chat template.
-        messages: With an assistant's among them, not as the first.
+        messages: With an assistant's among them, not as the first; `quoted_messages` has seen them.
         tools: Schemas for the template.
         template_kwargs: For the template.
 

@@ -17,6 +17,7 @@ from slime_command_sft.demonstrations import Piece, conversation_pieces, end_of_
 from slime_command_sft.mask_types import apply_type
 from slime_command_sft.sampled_rows import SampledRow
 from slime_core import provenance
+from slime_core.data.control_tokens import quoted_messages
 from slime_core.data.rows import is_conversation
 from slime_core.data.tokenizer import encode_rendered, load_tokenizer
 from slime_core.data.tools import prompt_tools
@@ -108,6 +109,7 @@ def _pieces_by_text(row: SampledRow, sample: Sample, tokenizer: Any, args: Args)
 
 def _conversation(sample: Sample, messages: Sequence[dict[str, Any]], tokenizer: Any, args: Args) -> list[Piece]:
     tools, kwargs = prompt_tools(args, sample.metadata), sample.apply_chat_template_kwargs
+    messages = [dict(message) for message in quoted_messages(tokenizer, messages, args, sample.metadata)]
     pieces = conversation_pieces(tokenizer, messages, tools, kwargs)
     return apply_type(args.loss_mask_type, tokenizer, messages, pieces, tools, kwargs)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from slime_core.data.control_tokens import quoted, quoted_messages
 from slime_core.data.tokenizer import encode_rendered, encode_text, render_prompt
 from slime_core.data.turns import rendered_spans, turn_delta
 from slime_core.errors import DataError
@@ -55,14 +56,15 @@ class Dialogue:
     def opening(self, observation: Observation | None) -> tuple[list[int], Spans]:
         """Ids and spans of the row's prompt with a first observation behind it. Raises DataError."""
         if not self.chat:
-            ids = encode_text(self._tokenizer, str(self._sample.prompt) + self._text(observation))
+            ids = encode_text(self._tokenizer, str(self._sample.prompt) + self._text(self._quoted(observation)))
             return ids, [Span(Source.USER, len(ids))] if ids else []
-        messages = self._opened(observation)
+        messages = quoted_messages(self._tokenizer, self._opened(self._quoted(observation)), self._args)
         text = render_prompt(self._tokenizer, messages, self._tools, self._kwargs)
         return rendered_spans(self._tokenizer, messages, text, tools=self._tools, template_kwargs=self._kwargs)
 
     def open(self, observation: Observation | None) -> None:
         """Begin with this first observation; the sample's ids are the caller's to set, to `opening`'s."""
+        self._quoted(observation, self._sample.metadata)
         self.messages = self._opened(observation) if self.chat else []
 
     def continued(self, text: str, ids: Sequence[int], observation: Observation) -> list[tuple[list[int], Source]]:
@@ -74,14 +76,18 @@ class Dialogue:
             observation: The environment's answer.
         """
         if not self.chat:
-            return [(encode_rendered(self._tokenizer, self._text(observation)), Source.TOOL)]
+            text = self._text(self._quoted(observation, self._sample.metadata))
+            return [(encode_rendered(self._tokenizer, text), Source.TOOL)]
         new = self._as_messages(observation)
         pieces = turn_delta(
             self._tokenizer, self._args, self.messages, new,
-            tools=self._tools, sampled_ids=ids, template_kwargs=self._kwargs,
+            tools=self._tools, sampled_ids=ids, template_kwargs=self._kwargs, noted=self._sample.metadata,
         )  # fmt: skip
         self.messages += [{"role": "assistant", "content": text}, *new]
         return pieces
+
+    def _quoted(self, observation: Observation | None, noted: dict[str, Any] | None = None) -> Any:
+        return quoted(self._tokenizer, observation, self._args, noted)
 
     def _opened(self, observation: Observation | None) -> list[dict[str, Any]]:
         """The row's messages and a first observation; its text joins a last message of the same role, since templates

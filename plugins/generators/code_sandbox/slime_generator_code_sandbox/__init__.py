@@ -18,10 +18,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 from slime_generator_multi_turn import Observations
-from slime_sandbox_local import Call, InterpreterPool, SandboxError, SandboxLimits, pool_of, require_isolation
+from slime_sandbox_local import Call, InterpreterPool, SandboxLimits, check_settings, pool_of
 
 from slime_core import Args, GenerateContext, GenerateTraits, PluginOptions, Sample, SampleStatus, declares, options
-from slime_core.errors import ConfigError
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""
@@ -64,15 +63,7 @@ _BLOCKS = {
 _STOPS = {"tag": "</code>", "fence": "```\n"}
 
 
-def check(args: Args, *, training: bool) -> None:
-    """Raise ConfigError where this machine cannot isolate the model's programs."""
-    try:
-        require_isolation(args.sandbox_isolation)
-    except SandboxError as error:
-        raise ConfigError(f"--sandbox-isolation {args.sandbox_isolation}: {error}") from error
-
-
-@declares(GenerateTraits(check=check))
+@declares(GenerateTraits(check=check_settings))
 async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
     """Alternate model and interpreter until the model answers without code.
 

@@ -180,7 +180,7 @@ def test_a_machine_that_cannot_isolate_ends_the_run_before_it_starts(monkeypatch
     def refuses(mode: str) -> None:
         raise SandboxError(f"{mode} needs user namespaces")
 
-    monkeypatch.setattr("slime_generator_code_sandbox.require_isolation", refuses)
+    monkeypatch.setattr("slime_sandbox_local.isolation.require_isolation", refuses)
     check: Any = traits_of(generate, GenerateTraits).check
     with pytest.raises(ConfigError, match=r"^--sandbox-isolation require: require needs user namespaces$"):
         check(Args(sandbox_isolation="require"), training=True)

@@ -43,7 +43,9 @@ class Trajectory:
             system = [{"role": "system", "content": _filled(self.role.system, said)}] if self.role.system else []
             messages = [*system, {"role": "user", "content": _filled(self.role.prompt, said)}]
             self.sample.prompt, self.sample.spans = messages, None
-            self.sample.tokens = encode_prompt(self._context.tokenizer, messages, self._args)
+            self.sample.tokens = encode_prompt(
+                self._context.tokenizer, messages, self._args, environment=True, noted=self.sample.metadata
+            )
 
     def _append(self, text: str) -> None:
         sample, tokenizer = self.sample, self._context.tokenizer
@@ -55,6 +57,7 @@ class Trajectory:
             [{"role": "user", "content": text}],
             sampled_ids=self._turn_tokens(),
             template_kwargs=sample.apply_chat_template_kwargs,
+            noted=sample.metadata,
         )
         for ids, source in pieces:
             shown = tokenizer.decode(ids, skip_special_tokens=False)

@@ -32,9 +32,9 @@ from slime_core import (
 )
 from slime_core.errors import EnvironmentTimeoutError
 from slime_generator_multi_turn.episode import Episode
-from slime_generator_multi_turn.observations import Observations
+from slime_generator_multi_turn.observations import UNTEMPLATED, Observations, cut, finished_turns, turn_tokens
 
-__all__ = ["Observations", "Options", "generate"]
+__all__ = ["UNTEMPLATED", "Observations", "Options", "cut", "finished_turns", "generate", "turn_tokens"]
 
 
 class Options(PluginOptions):

@@ -1,8 +1,9 @@
 """Answers to a sample's turns, written behind it as tokens that no policy sampled.
 
 Generators whose model asks in its text, and is answered in tokens (`code_sandbox`, `search`), hold one `Observations`
-per call of theirs. All state is in the sample, so one that was interrupted goes on anywhere; which tokens a turn has is
-told by `token_weight_versions`, since `loss_mask` may have been zeroed.
+per call of theirs; `tool_use`, whose turns have calls, has a `Conversation`. All state is in the sample, so one that
+was interrupted goes on anywhere; which tokens a turn has is told by `token_weight_versions`, since `loss_mask` may have
+been zeroed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,32 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from slime_core import Args, Sample, turn_delta
+from slime_core import Args, Sample, Source, encode_result, turn_delta
 from slime_core.errors import DataError
 
 UNTEMPLATED = "<|tool|>{result}<|end|><|assistant|>"
 """An observation for a tokenizer without a chat template."""
 _MESSAGES = "observation_messages"
 """Key of the sample's metadata: turns and answers so far, for chat templates to be asked with."""
+
+
+def turn_tokens(sample: Sample) -> list[int]:
+    """Ids of the current turn: what was sampled after the last token that no policy sampled."""
+    versions = sample.token_weight_versions
+    start = next((i + 1 for i in range(len(versions) - 1, -1, -1) if versions[i] < 0), 0)
+    return sample.response_tokens[start:]
+
+
+def finished_turns(sample: Sample) -> int:
+    """Turns before the current one: each is followed by one run of tokens that no policy sampled."""
+    versions = sample.token_weight_versions
+    return sum(1 for before, after in itertools.pairwise(versions) if before >= 0 > after)
+
+
+def cut(tokenizer: Any, text: str, most: int) -> str:
+    """At most that many tokens of a text."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return text if len(ids) <= most else f"{tokenizer.decode(ids[:most])} ... (cut)"
 
 
 class Observations:
@@ -48,16 +68,13 @@ class Observations:
 
     @property
     def finished_turns(self) -> int:
-        """Turns before the current one: each is followed by one run of tokens that no policy sampled."""
-        versions = self._sample.token_weight_versions
-        return sum(1 for before, after in itertools.pairwise(versions) if before >= 0 > after)
+        """Turns before the current one."""
+        return finished_turns(self._sample)
 
     @property
     def turn_ids(self) -> list[int]:
-        """Of the current turn: what was sampled after the last token that no policy sampled."""
-        versions = self._sample.token_weight_versions
-        start = next((i + 1 for i in range(len(versions) - 1, -1, -1) if versions[i] < 0), 0)
-        return self._sample.response_tokens[start:]
+        """Of the current turn."""
+        return turn_tokens(self._sample)
 
     @property
     def turn_text(self) -> str:
@@ -66,8 +83,7 @@ class Observations:
 
     def cut(self, text: str, most: int) -> str:
         """At most that many tokens of a text."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return text if len(ids) <= most else f"{self._tokenizer.decode(ids[:most])} ... (cut)"
+        return cut(self._tokenizer, text, most)
 
     def append(self, result: str, limit: int) -> bool:
         """Answer the current turn, untrained; False, and nothing is changed, when the response would exceed `limit`.
@@ -76,23 +92,23 @@ class Observations:
             DataError: The chat template refuses the message.
         """
         sample, decode = self._sample, self._tokenizer.decode
+        messages = []
         if self._template is not None:
-            text = self._template.replace("{result}", result)
-            pieces = [(list(self._tokenizer.encode(text, add_special_tokens=False)), "tool", text)]
-            messages = []
+            ids = encode_result(self._tokenizer, self._template, result, self._args, sample.metadata)
+            delta = [(ids, Source.TOOL)]
         else:
             prompt = sample.prompt
             begun = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
             new = {"role": self._role, "content": result}
             delta = turn_delta(
                 self._tokenizer, self._args, [*begun, *sample.metadata.get(_MESSAGES, [])], [new],
-                sampled_ids=self.turn_ids, template_kwargs=sample.apply_chat_template_kwargs,
+                sampled_ids=self.turn_ids, template_kwargs=sample.apply_chat_template_kwargs, noted=sample.metadata,
             )  # fmt: skip
-            pieces = [(ids, str(source), decode(ids, skip_special_tokens=False)) for ids, source in delta]
             messages = [{"role": "assistant", "content": self.turn_text}, new]
-        if sample.response_length + sum(len(ids) for ids, _, _ in pieces) > limit:
+        if sample.response_length + sum(len(ids) for ids, _ in delta) > limit:
             return False
-        for ids, source, text in pieces:
+        for ids, source in delta:
+            text = decode(ids, skip_special_tokens=False)
             sample.append_response_tokens(self._args, ids, trainable=False, text=text, source=source)
         if messages:
             sample.metadata.setdefault(_MESSAGES, []).extend(messages)

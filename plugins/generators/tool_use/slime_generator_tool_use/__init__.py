@@ -16,13 +16,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from slime_generator_multi_turn import finished_turns, turn_tokens
+
 from slime_core import Args, GenerateContext, Sample, SampleStatus
 from slime_core.tools import ParsedTurn
 from slime_generator_tool_use.answers import answers
-from slime_generator_tool_use.conversation import Conversation, finished_turns, turn_tokens
+from slime_generator_tool_use.conversation import Conversation
+from slime_generator_tool_use.running import ToolResult, call_tool
 from slime_generator_tool_use.settings import Options, Settings
 
-__all__ = ["Options", "generate"]
+__all__ = ["Options", "ToolResult", "call_tool", "generate"]
 
 PENDING = "tool_calls_pending"
 """Key of the sample's metadata that is True while a finished turn waits for its answers."""

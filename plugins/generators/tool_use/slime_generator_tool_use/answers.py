@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from slime_core import Args, Sample
-from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall, ToolResult, call_problem, call_tool, error_text
+from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall, call_problem
+from slime_generator_tool_use.running import ToolResult, call_tool, error_text
 from slime_generator_tool_use.settings import Settings
 
 STATS = "tool_stats"

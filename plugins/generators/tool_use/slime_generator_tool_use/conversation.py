@@ -6,20 +6,19 @@ Sampled tokens are never encoded again. What stands behind a turn is the chat te
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from slime_core import Args, Sample, turn_delta
+from slime_generator_multi_turn import UNTEMPLATED, cut, finished_turns, turn_tokens
+
+from slime_core import Args, Sample, encode_result, turn_delta
 from slime_core.errors import DataError
-from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall, ToolResult
+from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall
+from slime_generator_tool_use.running import ToolResult
 from slime_generator_tool_use.settings import Settings
 
 MESSAGES = "tool_messages"
 """Key of the sample's metadata: what followed the prompt so far, as chat messages."""
-UNTEMPLATED = "<|tool|>{result}<|end|><|assistant|>"
-"""An observation for a tokenizer without a chat template."""
-_CUT = " ... (cut)"
 
 
 class Piece(NamedTuple):
@@ -46,7 +45,7 @@ class Conversation:
 
     def observation(self, turn: ParsedTurn, results: Sequence[ToolResult]) -> Observation:
         """The answers as tokens, up to where the model goes on. Raises DataError for a template that refuses them."""
-        texts = [self._cut(result.text) for result in results]
+        texts = [cut(self._tokenizer, result.text, self.settings.tool_result_tokens) for result in results]
         answered = [_tool_message(attempt, i, text) for i, (attempt, text) in enumerate(zip(turn.attempts, texts))]
         assistant = _assistant_message(turn)
         template = self.settings.tool_observation
@@ -59,19 +58,25 @@ class Conversation:
                 del assistant["tool_calls"]
                 observation = self._templated(assistant, answered)
         else:
-            text = (template or UNTEMPLATED).replace("{result}", "\n".join(texts))
-            ids = list(self._tokenizer.encode(text, add_special_tokens=False))
-            observation = Observation([Piece(ids, "tool", text)])
+            said, noted = "\n".join(texts), self.sample.metadata
+            ids = encode_result(self._tokenizer, template or UNTEMPLATED, said, self._args, noted)
+            observation = Observation([Piece(ids, "tool", self._tokenizer.decode(ids, skip_special_tokens=False))])
         observation.messages = [assistant, *answered]
         return observation
 
     def append(self, observation: Observation) -> None:
         """Put it behind the sample's response, untrained."""
+        self.sample.metadata[MESSAGES] = [*self._past(), *observation.messages]
         for piece in observation:
             self.sample.append_response_tokens(
                 self._args, piece.tokens, trainable=False, text=piece.text, source=piece.source
             )
-        self.sample.metadata.setdefault(MESSAGES, []).extend(observation.messages)
+
+    def _past(self) -> list[Mapping[str, Any]]:
+        """Messages of the turns that the response has; the metadata of one that was cut back tells of more."""
+        messages: list[Mapping[str, Any]] = self.sample.metadata.get(MESSAGES, [])
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        return messages[: [*turns, len(messages)][min(finished_turns(self.sample), len(turns))]]
 
     def _templated(self, assistant: Mapping[str, Any], answered: Sequence[Mapping[str, Any]]) -> Observation:
         prompt = self.sample.prompt
@@ -79,33 +84,16 @@ class Conversation:
         pieces = turn_delta(
             self._tokenizer,
             self._args,
-            [*begun, *self.sample.metadata.get(MESSAGES, [])],
+            [*begun, *self._past()],
             answered,
             tools=self.settings.told or None,
             sampled_ids=turn_tokens(self.sample),
             assistant=assistant,
             template_kwargs=self.sample.apply_chat_template_kwargs,
+            noted=self.sample.metadata,
         )
         decode = self._tokenizer.decode
         return Observation(Piece(ids, source, decode(ids, skip_special_tokens=False)) for ids, source in pieces)
-
-    def _cut(self, text: str) -> str:
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        limit = self.settings.tool_result_tokens
-        return text if len(ids) <= limit else self._tokenizer.decode(ids[:limit]) + _CUT
-
-
-def turn_tokens(sample: Sample) -> list[int]:
-    """Ids of the current turn: what was sampled after the last token that no policy sampled."""
-    versions = sample.token_weight_versions
-    start = next((i + 1 for i in range(len(versions) - 1, -1, -1) if versions[i] < 0), 0)
-    return sample.response_tokens[start:]
-
-
-def finished_turns(sample: Sample) -> int:
-    """Model turns before the current one: each is followed by one run of observation tokens."""
-    versions = sample.token_weight_versions
-    return sum(1 for before, after in itertools.pairwise(versions) if before >= 0 > after)
 
 
 def _assistant_message(turn: ParsedTurn) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The program is the last fenced ```` ```python ```` block of the response (else t
 (`cases.py`). Each run of a program has a sandbox of its own (`runs.py`), and nothing in it decides: what it returns or
 prints is compared outside, and Python texts run in another one (`judge.py`), which asks it for values (`remote.py`).
 
-Where the machine permits no namespaces, the sandbox is made of what is left, and a warning says what that is.
+What the sandbox must hold is `--sandbox-isolation`'s to say, before the run starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from pydantic import Field
-from slime_sandbox_local import SandboxLimits
+from slime_sandbox_local import SandboxLimits, check_settings
 
 from slime_core import Args, PluginOptions, RewardTraits, Sample, declares, options
 from slime_reward_code.cases import Asserts, Calls, Tests, read_tests, same_output, same_value
@@ -47,7 +47,7 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*```", re.DO
 _PYTHON = ("python", "python3", "py")
 
 
-@declares(RewardTraits(execution="thread"))  # it only waits for sandboxes
+@declares(RewardTraits(execution="thread", check=check_settings))  # it only waits for sandboxes
 def reward(args: Args, sample: Sample) -> float:
     """In [0, 1]; 0.0 for a response without a program.
 
@@ -61,7 +61,7 @@ def reward(args: Args, sample: Sample) -> float:
     tests = read_tests(sample.metadata.get("tests") or sample.label, sample.metadata)
     until = float("inf") if args.rm_timeout is None else time.monotonic() + 0.9 * args.rm_timeout
     with ThreadPoolExecutor(1) as thread:  # as a term of weighted_sum it is called where an event loop runs
-        passed = thread.submit(asyncio.run, _passed(program, tests, wanted, until)).result()
+        passed = thread.submit(asyncio.run, _passed(program, tests, wanted, until, args.sandbox_isolation)).result()
     if wanted.score == "fraction":
         return sum(passed) / len(tests)
     return float(len(passed) == len(tests) and all(passed))
@@ -85,7 +85,7 @@ def sandbox_limits(wanted: Options) -> SandboxLimits:
     )  # fmt: skip
 
 
-async def _passed(program: str, tests: Tests, wanted: Options, until: float) -> list[bool]:
+async def _passed(program: str, tests: Tests, wanted: Options, until: float, isolation: str) -> list[bool]:
     """Which tests passed, in order, until the monotonic time `until`.
 
     Shorter than the tests when that time came, or one failed that decides.
@@ -96,14 +96,14 @@ async def _passed(program: str, tests: Tests, wanted: Options, until: float) -> 
         return max(0.1, min(wanted.timeout * count, until - time.monotonic()))
 
     if isinstance(tests, Asserts):
-        done = await run_assertions(program, tests.statements, limits, seconds(len(tests)))
+        done = await run_assertions(program, tests.statements, limits, seconds(len(tests)), isolation)
         return [index in done for index in range(len(tests))]
     if isinstance(tests, Calls):
-        values = await run_calls(program, tests.function, tests.arguments, limits, seconds(len(tests)))
+        values = await run_calls(program, tests.function, tests.arguments, limits, seconds(len(tests)), isolation)
         return [index in values and same_value(values[index], e) for index, e in enumerate(tests.expected)]
     passed: list[bool] = []
     for given, expected in zip(tests.inputs, tests.outputs):
-        output = await run_program(program, given, limits, seconds(1))
+        output = await run_program(program, given, limits, seconds(1), isolation)
         passed.append(output is not None and same_output(output, expected))
         if (wanted.score == "all" and not passed[-1]) or time.monotonic() >= until:
             break

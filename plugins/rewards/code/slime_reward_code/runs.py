@@ -1,8 +1,8 @@
 """Runs a program and its tests in a sandbox of its own, by the three ways of testing it.
 
 `__init__` calls `run_assertions`, `run_calls` and `run_program`. Each process is `harness.py` in a fresh interpreter
-of a `slime_sandbox_local.LocalSandbox`, which ends with all that the program started. The sandbox is made of what the
-kernel permits (`best-effort`), since a reward must score in a container too.
+of a `slime_sandbox_local.LocalSandbox`, which ends with all that the program started. `isolation` is the setting
+`--sandbox-isolation`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ _START_SECONDS = 10.0
 """What the interpreter may take to come up, on top of the program's time."""
 
 
-async def run_assertions(program: str, statements: Sequence[str], limits: SandboxLimits, seconds: float) -> set[int]:
+async def run_assertions(
+    program: str, statements: Sequence[str], limits: SandboxLimits, seconds: float, isolation: str
+) -> set[int]:
     """Indices of the texts that ran to their end, in a process that asks the one of the program for what they call."""
     limits = replace(limits, output_kb=max(_MESSAGE_KB, limits.output_kb))
     passed: set[int] = set()
-    async with _started({"mode": "asserts", "program": program}, limits, seconds) as solution:
+    async with _started({"mode": "asserts", "program": program}, limits, seconds, isolation) as solution:
         until = time.monotonic() + seconds
         if solution is None or not await solution.ready(seconds):
             return passed
         left = until - time.monotonic()
-        async with _started({"mode": "judge"}, limits, seconds) as judge:
+        async with _started({"mode": "judge"}, limits, seconds, isolation) as judge:
             if judge is None or not await judge.ready(_START_SECONDS):
                 return passed
             until = time.monotonic() + left
@@ -59,12 +61,12 @@ async def run_assertions(program: str, statements: Sequence[str], limits: Sandbo
 
 
 async def run_calls(
-    program: str, function: str, arguments: Sequence[list[Any]], limits: SandboxLimits, seconds: float
+    program: str, function: str, arguments: Sequence[list[Any]], limits: SandboxLimits, seconds: float, isolation: str
 ) -> dict[int, Any]:
     """Index of the call -> the value it returned, as JSON gives it back."""
     nonce = secrets.token_hex(16)
     job = {"mode": "calls", "program": program, "function": function}
-    ran = await _run(job, {"arguments": list(arguments), "nonce": nonce}, limits, seconds)
+    ran = await _run(job, {"arguments": list(arguments), "nonce": nonce}, limits, seconds, isolation)
     values: dict[int, Any] = {}
     for line in ran.output.splitlines():
         if line.startswith(f'["{nonce}", '):
@@ -74,9 +76,9 @@ async def run_calls(
     return values
 
 
-async def run_program(program: str, text: str, limits: SandboxLimits, seconds: float) -> str | None:
+async def run_program(program: str, text: str, limits: SandboxLimits, seconds: float, isolation: str) -> str | None:
     """What the script printed; None when it failed, printed too much or overran."""
-    ran = await _run({"mode": "script", "program": program}, {"stdin": text}, limits, seconds)
+    ran = await _run({"mode": "script", "program": program}, {"stdin": text}, limits, seconds, isolation)
     return ran.output if ran.status == 0 and ran.complete else None
 
 
@@ -87,13 +89,15 @@ class _Ran:
     complete: bool = False
 
 
-async def _run(job: dict[str, Any], tests: dict[str, Any], limits: SandboxLimits, seconds: float) -> _Ran:
+async def _run(
+    job: dict[str, Any], tests: dict[str, Any], limits: SandboxLimits, seconds: float, isolation: str
+) -> _Ran:
     """Run the harness; what came over its descriptor 1 (a script's standard output), and how it ended.
 
     Args:
         seconds: Wall and CPU time of the program and the tests.
     """
-    async with _started(job, limits, seconds) as process:
+    async with _started(job, limits, seconds, isolation) as process:
         until = time.monotonic() + seconds
         if process is None or not await process.ready(seconds):
             return _Ran()
@@ -125,11 +129,13 @@ class _Process:
 
 
 @contextlib.asynccontextmanager
-async def _started(job: dict[str, Any], limits: SandboxLimits, seconds: float) -> AsyncIterator[_Process | None]:
+async def _started(
+    job: dict[str, Any], limits: SandboxLimits, seconds: float, isolation: str
+) -> AsyncIterator[_Process | None]:
     """A sandbox with the harness in it, about to do the job; None when it did not come up."""
     token = secrets.token_hex(16)
     command = [sys.executable, "-I", "-c", _text()]
-    async with LocalSandbox(replace(limits, cpu_seconds=seconds + 1), isolation="best-effort") as box:
+    async with LocalSandbox(replace(limits, cpu_seconds=seconds + 1), isolation=isolation) as box:
         opened, _ = await box.request(
             {"op": "open", "command": command, "whole": True}, what="an interpreter in a sandbox",
             timeout=_START_SECONDS,

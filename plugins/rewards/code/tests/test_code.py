@@ -23,7 +23,7 @@ SUM = "print(sum(map(int, input().split())))"
 
 def ran(program: str, text: str = "", **options: Any) -> str | None:
     own = Options(**{"memory_mb": 512, "max_output_kb": 64, "max_file_mb": 1, **options})
-    return asyncio.run(run_program(program, text, sandbox_limits(own), 60.0))
+    return asyncio.run(run_program(program, text, sandbox_limits(own), 60.0, "require"))
 
 
 def score(program: str, label: Any, options: dict[str, Any] | None = None, **metadata: Any) -> float:

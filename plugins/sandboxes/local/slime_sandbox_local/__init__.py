@@ -10,7 +10,7 @@ process that it ever started.
 """
 
 from slime_sandbox_local.interpreter import Interpreter, Ran
-from slime_sandbox_local.isolation import Isolation, isolation_here, require_isolation
+from slime_sandbox_local.isolation import Isolation, check_settings, isolation_here, require_isolation
 from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.local import LocalSandbox
 from slime_sandbox_local.pool import Call, InterpreterPool, pool_of
@@ -27,6 +27,7 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxLimits",
+    "check_settings",
     "isolation_here",
     "pool_of",
     "require_isolation",

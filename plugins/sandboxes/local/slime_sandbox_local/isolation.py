@@ -1,6 +1,6 @@
 """What this machine can isolate, found out by trying, and refused clearly before a run where it is too little.
 
-`require_isolation` is what commands call before a run that needs sandboxes (`--sandbox-isolation`). The kernel's
+`check_settings` is the trait `check` of what needs sandboxes (`--sandbox-isolation`). The kernel's
 version or a container's name says nothing certain; a sandbox is made and asked.
 """
 
@@ -11,6 +11,8 @@ import logging
 import subprocess
 from dataclasses import dataclass
 
+from slime_core.errors import ConfigError
+from slime_core.protocols import Args
 from slime_sandbox_local.keeper import START_SECONDS, start_keeper
 from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.protocol import SandboxError
@@ -74,6 +76,14 @@ def require_isolation(mode: str) -> Isolation:
     if not here.complete:
         _warn(str(here))
     return here
+
+
+def check_settings(args: Args, *, training: bool) -> None:
+    """Raise ConfigError where this machine cannot isolate programs as `--sandbox-isolation` wants it."""
+    try:
+        require_isolation(args.sandbox_isolation)
+    except SandboxError as error:
+        raise ConfigError(f"--sandbox-isolation {args.sandbox_isolation}: {error}") from error
 
 
 @functools.cache

@@ -16,7 +16,7 @@ class SandboxLimits:
     memory_mb: int = 1024
     """Address space of a process, and resident memory of all of them together."""
     disk_mb: int = 64
-    """All files that it writes, together."""
+    """All files that it writes, together; without namespaces they are watched (`inside/disk.py`)."""
     file_mb: int = 16
     """One file."""
     processes: int = 32

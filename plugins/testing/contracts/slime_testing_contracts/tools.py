@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
+from slime_generator_tool_use import call_tool
 
 from slime_core.plugins.signatures import construct
-from slime_core.tools import Tool, ToolCall, ToolParser, ToolSchema, argument_problem, call_tool
+from slime_core.tools import Tool, ToolCall, ToolParser, ToolSchema, argument_problem
 from slime_testing_contracts.base import Contract
 
 _WEATHER: ToolSchema = {

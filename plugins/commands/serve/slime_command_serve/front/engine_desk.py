@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from slime_command_serve.front.answer import Answer, LiveText, Piece, TurnReader, calls_of
 from slime_command_serve.front.app import add_front
-from slime_command_serve.front.prompts import allowed_kwargs, check_conversation, render
+from slime_command_serve.front.prompts import allowed_kwargs, check_conversation, quoted, render
 from slime_command_serve.front.wanted import Conversations, Wanted
 from slime_command_serve.http.errors import BadRequest, Refused, shown
 from slime_command_serve.http.limits import check_text
@@ -60,7 +60,7 @@ class EngineDesk:
     """A `Desk` without memory but for the Responses API."""
 
     def __init__(self, engine: EmbeddedEngine, args: Args, model_name: str) -> None:
-        """`args`: read for `tool_call_parser`."""
+        """`args`: read for `tool_call_parser` and `content_special_tokens`."""
         self.engine, self.args, self.model_name = engine, args, model_name
         self.conversations = Conversations(_RESPONSES)
         self.threads = DeadlineThreads()
@@ -113,10 +113,13 @@ class EngineDesk:
             )
         self.conversations.resolve(wanted)
         check_conversation(wanted, context)
-        kwargs = allowed_kwargs(tokenizer, wanted.template_kwargs)
-        return [await self.threads.call("rendering the messages", lambda: encode_rendered(tokenizer, render(
-            tokenizer, wanted.messages, wanted.tools, {"add_generation_prompt": True, **kwargs}
-        )))]  # fmt: skip
+        kwargs = {"add_generation_prompt": True, **allowed_kwargs(tokenizer, wanted.template_kwargs)}
+
+        def written() -> list[int]:
+            messages = quoted(tokenizer, wanted.messages, self.args)
+            return encode_rendered(tokenizer, render(tokenizer, messages, wanted.tools, kwargs))
+
+        return [await self.threads.call("rendering the messages", written)]
 
     async def count(self, caller: None, wanted: Wanted) -> int:
         """Tokens of the prompt. Raises BadRequest."""

@@ -11,8 +11,10 @@ from typing import Any
 from slime_command_serve.front.wanted import Message, Wanted
 from slime_command_serve.http.errors import BadRequest, unknown
 from slime_command_serve.http.limits import check_text
+from slime_core.data.control_tokens import quoted_messages
 from slime_core.data.tokenizer import render_messages
 from slime_core.errors import DataError
+from slime_core.protocols import Args
 
 
 def check_conversation(wanted: Wanted, context: int) -> None:
@@ -33,6 +35,21 @@ def render(
     """The conversation as the template writes it. Raises BadRequest."""
     try:
         return render_messages(tokenizer, messages, tools, kwargs)
+    except DataError as error:
+        raise BadRequest(str(error)) from error
+
+
+def quoted(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    args: Args | None,
+    noted: dict[str, Any] | None = None,
+    *,
+    environment: bool = False,
+) -> list[Message]:
+    """`quoted_messages`. Raises BadRequest where `--content-special-tokens` refuses one."""
+    try:
+        return [dict(m) for m in quoted_messages(tokenizer, messages, args, noted, environment=environment)]
     except DataError as error:
         raise BadRequest(str(error)) from error
 

@@ -21,13 +21,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from slime_sandbox_local.inside import kernel, messages, processes
+from slime_sandbox_local.inside import disk, kernel, messages, processes
 from slime_sandbox_local.inside.forward import hand_over
 from slime_sandbox_local.inside.rights import Confinement, confine
 
 TIMED_OUT = -1
 _LOOK_BUSY, _LOOK_IDLE = 0.1, 1.0
 """Seconds between looks at memory."""
+_LOOK_AT_DISK, _SHARE = 0.02, 5
+"""The same at the disk, and how many times the processor time of a look, where that is more."""
 _MARK = 3
 """Descriptor on which a process that stays says that a call is done, with a line."""
 _LONGEST_MARK = 65_536
@@ -73,6 +75,9 @@ class Server:
         self.received, self.to_send = bytearray(), bytearray()
         self.alive = True
         self.look_at = 0.0
+        self.seen: list[int] = []
+        """Processes of the last look."""
+        self.look_at_disk = 0.0 if confinement.writable else float("inf")
 
     def serve(self) -> None:
         """Until the caller has gone."""
@@ -88,6 +93,7 @@ class Server:
                     key.data(events)
             self._reap()
             self._look()
+            self._look_at_disk()
 
     def serve_ports(self, listeners: list[socket.socket], carrier: socket.socket) -> None:
         """Hand connections to these listeners over to the carrier."""
@@ -97,7 +103,7 @@ class Server:
 
     def _next(self) -> float:
         """Seconds until something is due."""
-        times = [self.look_at if self.jobs else float("inf")]
+        times = [min(self.look_at, self.look_at_disk) if self.jobs else float("inf")]
         times += [job.until for job in self.jobs.values() if job.request is not None]
         return max(0.0, min(*times, time.monotonic() + 60.0) - time.monotonic())
 
@@ -287,14 +293,29 @@ class Server:
             return
         busy = any(job.request is not None for job in self.jobs.values())
         self.look_at = now + (_LOOK_BUSY if busy else _LOOK_IDLE)
-        threads, memory = processes.census()
+        self.seen = processes.descendants(os.getpid())
+        threads, memory = processes.census(self.seen)
         note = f"more than {self.limits['memory_mb']} MB of memory in use" if memory > self.limits["memory_mb"] else ""
         if threads > self.limits["processes"]:  # root of the host, where it cannot become another user
             note = f"more than {self.limits['processes']} processes and threads"
         if note:
-            for job in self.jobs.values():
-                job.note = f"killed: {note}"
-            processes.end_all()
+            self._end_all(note)
+
+    def _look_at_disk(self) -> None:
+        """End all when together they have written too much, and remove it: there is no room for what comes next."""
+        if time.monotonic() < self.look_at_disk or not self.jobs:
+            return
+        before, most = time.process_time(), self.limits["disk_mb"] << 20
+        if disk.written(self.work, self.seen, most) > most:
+            self._end_all(f"more than {self.limits['disk_mb']} MB on disk; its files are removed")
+            disk.remove(self.work)
+            disk.make(self.work, self.confinement.user)
+        self.look_at_disk = time.monotonic() + max(_LOOK_AT_DISK, _SHARE * (time.process_time() - before))
+
+    def _end_all(self, note: str) -> None:
+        for job in self.jobs.values():
+            job.note = f"killed: {note}"
+        processes.end_all()
 
 
 def become(run: Callable[[], None], descriptors: dict[int, int], confinement: Confinement, work: str) -> None:

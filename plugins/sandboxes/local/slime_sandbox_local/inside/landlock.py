@@ -25,6 +25,26 @@ def version() -> int:
     return syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1), what="landlock")
 
 
+def lacks(*, same_user: bool) -> dict[str, str]:
+    """What the kernel's Landlock does not hold back -> why; everything where there is none.
+
+    Internet and Unix sockets are left to the filter of system calls.
+
+    Args:
+        same_user: Programs run as the user of this process, so the kernel would let them signal it.
+    """
+    try:
+        known = version()
+    except OSError as error:
+        return {"landlock": str(error)}
+    wanted = {"the truncation of files": 3} | ({"signals to other processes of the user": 6} if same_user else {})
+    return {
+        f"landlock for {what}": f"the kernel's has version {known}, it comes with {least}"
+        for what, least in wanted.items()
+        if known < least
+    }
+
+
 def restrict(readable: Iterable[str], writable: Iterable[str], *, network: bool) -> None:
     """Nothing but these files and directories; no TCP unless `network`; no signals to processes outside."""
     known = version()

@@ -16,20 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import select
-import shutil
 import signal
 import socket
-import stat
 import sys
 import tempfile
 from typing import Any
 
-from slime_sandbox_local.inside import forward, kernel, landlock, messages, namespaces, processes, root_dir
+from slime_sandbox_local.inside import disk, forward, kernel, landlock, messages, namespaces, processes, root_dir
 from slime_sandbox_local.inside.jobs import Server
 from slime_sandbox_local.inside.rights import Confinement
 from slime_sandbox_local.inside.syscall_filter import filter_program
+from slime_sandbox_local.inside.user import Refused, counted_before, program_user
 
 
 def main(control_number: int, parent: int) -> None:
@@ -60,10 +58,9 @@ def main(control_number: int, parent: int) -> None:
     os.waitpid(first, 0)
     if carrier_pid:
         os.kill(carrier_pid, signal.SIGKILL)
-    if "pid namespace" in missing or "user namespace" in missing:
-        processes.end_all()
     if temporary:
-        shutil.rmtree(temporary, ignore_errors=True)
+        processes.end_all()
+        disk.remove(temporary)
     os._exit(0)
 
 
@@ -96,8 +93,10 @@ def _carrier(endpoints: dict[int, tuple[str, int]], control: socket.socket) -> t
 
 
 def _temporary(settings: dict[str, Any]) -> str:
-    """A working directory on the host's disk, for want of mounts."""
-    return tempfile.mkdtemp(prefix="slime-sandbox-", dir=settings["temporary"])
+    """Where the working directory is made on the host's disk, for want of mounts."""
+    made = tempfile.mkdtemp(prefix="slime-sandbox-", dir=settings["temporary"])
+    os.chmod(made, 0o711)
+    return made
 
 
 def _first(
@@ -118,10 +117,14 @@ def _first(
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     limits = settings["limits"]
     try:
-        if _has_mounts(missing):
-            missing |= _root(settings)
-        work = root_dir.WORK if "mounts" not in missing and not temporary else temporary or _temporary(settings)
+        if not temporary:
+            missing |= root_dir.enter_root(
+                settings["readable"], user=namespaces.USER, disk_mb=limits["disk_mb"], network=limits["network"]
+            )
+        work = f"{temporary}/work" if temporary else root_dir.WORK
         confinement = _confinement(settings, missing, work, *who)
+        if temporary:
+            disk.make(work, confinement.user)
         server = Server(control, confinement, {**settings["env"], "HOME": work, "TMPDIR": _tmp(work)}, work)
         if "network namespace" not in missing and "user namespace" not in missing and not limits["network"]:
             forward.raise_loopback()
@@ -130,12 +133,14 @@ def _first(
                 server.serve_ports(forward.listen(ports), carrier)
         control.sendall(messages.pack({"missing": missing, "work": work}))
     except Exception as error:
-        control.sendall(messages.pack({"failed": f"{type(error).__name__}: {error}", "missing": missing}))
+        if temporary:
+            disk.remove(temporary)
+        failed = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        control.sendall(messages.pack({"failed": failed, "missing": missing}))
         os._exit(1)
     server.serve()
-    if work != root_dir.WORK:
+    if temporary:
         processes.end_all()
-        shutil.rmtree(work, ignore_errors=True)
     os._exit(0)
 
 
@@ -143,69 +148,25 @@ def _tmp(work: str) -> str:
     return "/tmp" if work == root_dir.WORK else work
 
 
-def _root(settings: dict[str, Any]) -> dict[str, str]:
-    limits = settings["limits"]
-    try:
-        return root_dir.enter_root(
-            settings["readable"], user=namespaces.USER, disk_mb=limits["disk_mb"], network=limits["network"]
-        )
-    except OSError as error:
-        return {"mounts": str(error)}
-
-
 def _confinement(
     settings: dict[str, Any], missing: dict[str, str], work: str, outer_user: int, alone: bool
 ) -> Confinement:
-    """What jobs run under; adds to `missing`."""
-    limits = settings["limits"]
+    """What jobs run under; adds to `missing`. Raises Refused."""
+    limits, own_files = settings["limits"], work == root_dir.WORK
+    separate = "user namespace" not in missing
+    own_network = separate and "network namespace" not in missing and not limits["network"]
     try:
-        own_network = not {"user namespace", "network namespace"} & missing.keys()
-        program = filter_program(ip_sockets=own_network or limits["network"])
+        program = filter_program(ip_sockets=own_network or limits["network"], unix_sockets=own_files and own_network)
     except OSError as error:
         program, missing["filter of system calls"] = b"", str(error)
-    writable = "" if work == root_dir.WORK else work
-    if writable:
-        try:
-            landlock.version()
-        except OSError as error:
-            missing["landlock"] = str(error)
-    user: int | None = namespaces.USER
-    if "user namespace" in missing:
-        user = None
-        if outer_user == 0 and all(map(_everybody_reads, settings["readable"])):
-            user = 1_000_000 + int.from_bytes(os.urandom(3), "big")
-    if writable and user is not None:
-        os.chown(work, user, user)
-    if "user namespace" in missing or (_kernel() < (5, 14) and not alone):
-        counted = _processes_of_user() if user is None or user == namespaces.USER else 0
-    else:  # the keeper and the first process, where they have the only user that there is
-        counted = 0 if alone else 2
-    return Confinement(limits, program, tuple(settings["readable"]), writable, user, counted)
-
-
-def _kernel() -> tuple[int, int]:
-    """From this version on, processes are counted for each user namespace."""
-    major, minor = platform.release().split(".")[:2]
-    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
-
-
-def _everybody_reads(path: str) -> bool:
-    path = os.path.realpath(path)
-    while path != "/":
-        if not os.stat(path).st_mode & stat.S_IXOTH:
-            return False
-        path = os.path.dirname(path)
-    return True
-
-
-def _processes_of_user() -> int:
-    found = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == os.getuid():
-                    found += len(os.listdir(f"/proc/{name}/task"))
-    return found
+    user = program_user(
+        [*settings["readable"], settings["temporary"]],
+        root=outer_user == 0, separate=separate, alone=alone, own_files=own_files,
+    )  # fmt: skip
+    if not own_files:
+        missing |= landlock.lacks(same_user=user is None or (separate and not alone))
+    counted = counted_before(user, separate=separate, alone=alone)
+    return Confinement(limits, program, tuple(settings["readable"]), "" if own_files else work, user, counted)
 
 
 def start() -> None:

@@ -9,8 +9,11 @@ in the old one.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from slime_sandbox_local.inside.kernel import (
+    MS_PRIVATE,
+    MS_REC,
     NEW_CGROUP,
     NEW_IPC,
     NEW_NET,
@@ -18,6 +21,8 @@ from slime_sandbox_local.inside.kernel import (
     NEW_PID,
     NEW_USER,
     NEW_UTS,
+    detached,
+    mount,
     unshare,
 )
 
@@ -38,15 +43,33 @@ def separate(*, network: bool) -> tuple[dict[str, str], bool]:
     except OSError as error:
         return {"user namespace": str(error)}, False
     missing = {}
-    wanted = {"mount": NEW_NS, "pid": NEW_PID, "ipc": NEW_IPC, "uts": NEW_UTS, "cgroup": NEW_CGROUP}
+    wanted = {"pid": NEW_PID, "ipc": NEW_IPC, "uts": NEW_UTS, "cgroup": NEW_CGROUP}
     if not network:
         wanted["network"] = NEW_NET
+    try:
+        _new_mounts()
+    except OSError as error:
+        missing = {"mount namespace": str(error), "pid namespace": "in it the host's /proc would be of no use"}
+        del wanted["pid"]
     for name, flag in wanted.items():
         try:
             unshare(flag, name)
         except OSError as error:
             missing[f"{name} namespace"] = str(error)
     return missing, alone
+
+
+def random_users() -> Iterator[int]:
+    """Users that nobody on this machine should be."""
+    number = int.from_bytes(os.urandom(4), "big")
+    return (first + number % count for first, count in _RANDOM_USERS)
+
+
+def _new_mounts() -> None:
+    """Raises OSError: there is no such namespace, or nothing may be mounted in it as `root_dir.py` does."""
+    unshare(NEW_NS, "mount")
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    os.close(detached("/usr", read_only=True))
 
 
 def _new_users() -> bool:
@@ -80,8 +103,7 @@ def _write_maps(process: int, user: int, group: int) -> bytes:
     """Which map it has become, or what went wrong."""
     choices: list[tuple[int, int | None]] = [(user, None)]
     if user == 0:
-        number = int.from_bytes(os.urandom(4), "big")
-        choices = [*((0, first + number % count) for first, count in _RANDOM_USERS), *choices]
+        choices = [*((0, one) for one in random_users()), *choices]
     problem = b""
     for owner, program in choices:
         try:

@@ -22,8 +22,6 @@ from slime_sandbox_local.inside.kernel import (
     MS_NODEV,
     MS_NOEXEC,
     MS_NOSUID,
-    MS_PRIVATE,
-    MS_REC,
     attach,
     change_root,
     detached,
@@ -52,7 +50,6 @@ def enter_root(readable: Iterable[str], *, user: int, disk_mb: int, network: boo
     Raises:
         OSError: A mount that everything rests on.
     """
-    mount("none", "/", None, MS_REC | MS_PRIVATE)
     links, trees = _open_all([*SYSTEM, *(NETWORK if network else ()), *readable])
     devices = {path: detached(path, read_only=False) for path in DEVICES}
     mount("tmpfs", _MOUNT_POINT, "tmpfs", MS_NOSUID | MS_NODEV, f"size={disk_mb}m,nr_inodes=20000,mode=755")

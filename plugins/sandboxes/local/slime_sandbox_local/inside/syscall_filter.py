@@ -1,7 +1,7 @@
 """The filter of system calls that every program of a sandbox runs under: a denial for what none of them needs.
 
 `rights.py` installs it. Denied are calls that reach other processes, mounts, namespaces, the kernel itself, memory that
-no limit counts (memfd, System V), sockets of families that no network namespace separates (vsock, among others), and
+no limit counts (memfd, System V), sockets of families that nothing separates from the host's (vsock, among others), and
 io_uring, which would get around the filter. A denied call fails with EPERM as for lack of rights, it does not end the
 program; `clone3` is ENOSYS, at which C libraries use `clone`, whose flags the filter can read.
 """
@@ -17,8 +17,8 @@ _SOCKET = {"x86_64": 41, "aarch64": 198}
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E020080  # CLONE_NEW* of all kinds
-_FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6."""
+_UNIX, _INTERNET = (1,), (2, 10)
+"""AF_UNIX; AF_INET and AF_INET6."""
 
 _DENIED = {
     # name: (x86_64, aarch64)
@@ -47,8 +47,12 @@ _ALLOW, _ERRNO, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050000, 1, 38
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 
 
-def filter_program(*, ip_sockets: bool) -> bytes:
-    """BPF instructions. `ip_sockets=False` denies Internet sockets too, for want of a network namespace.
+def filter_program(*, ip_sockets: bool, unix_sockets: bool) -> bytes:
+    """BPF instructions.
+
+    Args:
+        ip_sockets: Leave Internet sockets; False for want of a network namespace.
+        unix_sockets: Leave Unix sockets; False where those of the host have a path or name here. Pairs are left.
 
     Raises:
         OSError: The filter is not known for this architecture.
@@ -60,7 +64,7 @@ def filter_program(*, ip_sockets: bool) -> bytes:
     denied = [numbers[column] for numbers in _DENIED.values()]
     if machine == "x86_64":
         denied += _ONLY_X86.values()
-    families = _FAMILIES if ip_sockets else _FAMILIES[:1]
+    families = (*(_UNIX if unix_sockets else ()), *(_INTERNET if ip_sockets else ()))
     code = [_word(_LOAD, _ARCHITECTURE), *_unless_equal(_AUDIT_ARCH[machine]), _word(_LOAD, _NUMBER)]
     if machine == "x86_64":  # the x32 numbers name the same calls once more
         code += [_word(_JUMP_AT_LEAST, 0x40000000, 0, 1), _fail(_EPERM)]
@@ -69,8 +73,8 @@ def filter_program(*, ip_sockets: bool) -> bytes:
     code += [_word(_JUMP_EQUAL, _CLONE3, 0, 1), _fail(_ENOSYS)]
     flags = [_word(_LOAD, _FIRST_ARGUMENT), _word(_AND, _NAMESPACE_FLAGS), *_unless_equal(0), _word(_RETURN, _ALLOW)]
     code += [_word(_JUMP_EQUAL, _CLONE[machine], 0, len(flags)), *flags]
-    for number in (_SOCKET[machine], _SOCKETPAIR[machine]):
-        tests = [_word(_JUMP_EQUAL, family, len(families) - i, 0) for i, family in enumerate(families)]
+    for number, allowed in ((_SOCKET[machine], families), (_SOCKETPAIR[machine], (*_UNIX, *families))):
+        tests = [_word(_JUMP_EQUAL, family, len(allowed) - i, 0) for i, family in enumerate(allowed)]
         check = [_word(_LOAD, _FIRST_ARGUMENT), *tests, _fail(_EPERM), _word(_RETURN, _ALLOW)]
         code += [_word(_JUMP_EQUAL, number, 0, len(check)), *check]
     return b"".join([*code, _word(_RETURN, _ALLOW)])

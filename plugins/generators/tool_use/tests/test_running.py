@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from slime_generator_tool_use import ToolResult, call_tool, running
 
-from slime_core.tools import Tool, ToolResult, call_tool, running
+from slime_core.tools import Tool
 
 RELEASE = threading.Event()
 

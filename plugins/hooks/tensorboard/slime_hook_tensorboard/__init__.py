@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime_core import Args, hookimpl
 from slime_core.errors import ConfigError
-from slime_core.plugins.hookspecs import hookimpl
-from slime_core.protocols import Args
 
 
 def _installed() -> bool:

@@ -18,12 +18,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slime_core.tools.functions import Tool
-from slime_core.tools.schema import json_text
+from slime_core.tools import Tool, json_text
 from slime_core.waits import loop_turn, waiting
 
 if TYPE_CHECKING:
-    from slime_core.protocols import Args
+    from slime_core import Args
 
 MAX_LEFT_BEHIND = 256
 """Threads of plain functions that overran their deadline; while there are so many, no other is started."""
