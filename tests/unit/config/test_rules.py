@@ -164,6 +164,12 @@ def test_what_other_commands_do_not_need(load: Load) -> None:
     assert load(*rollout.split(), base=False, command="rollout").args.num_rollout == 1
 
 
+def test_a_tracker_of_the_bundle_is_not_asked_for_in_vain(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_core.config.sections.logging.installed", lambda distribution: None)
+    with pytest.raises(ConfigError, match=r"--use-tensorboard .*pip install 'slime-rl\[tensorboard\]'"):
+        load("--use-tensorboard")
+
+
 def test_the_context_bounds_the_response(load: Load) -> None:
     from .conftest import BASE
 
