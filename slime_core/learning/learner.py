@@ -20,7 +20,7 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
 from slime_core.learning.passes import Clock, DataPostprocess, Passes
-from slime_core.learning.report import log_prob_gap, report_trained, rollout_report
+from slime_core.learning.report import TrainedRollout, log_prob_gap, rollout_report, save_trained
 from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
@@ -38,7 +38,6 @@ class Learner:
         loss: The objective of the actor.
         critic: This rank's trainer of the critic, where the estimator `needs_values`.
         postprocess: Tells the hook `slime_train_data`.
-        on_steps: Tells the hook `slime_steps_taken`.
         on_trained: Tells the hook `slime_rollout_trained`.
 
     Raises:
@@ -54,7 +53,6 @@ class Learner:
         *,
         critic: Trainer | None = None,
         postprocess: DataPostprocess | None = None,
-        on_steps: DataPostprocess | None = None,
         on_trained: DataPostprocess | None = None,
     ) -> None:
         if loss.needs_advantages and (estimator is None or not args.compute_advantages_and_returns):
@@ -66,7 +64,6 @@ class Learner:
         self.trainer = trainer
         self.loss = loss
         self.critic = critic
-        self._on_steps = on_steps
         self._on_trained = on_trained
         self._passes = Passes(args, trainer, loss, estimator, critic, postprocess)
         self._cost = _sample_cost(args, trainer)
@@ -181,16 +178,14 @@ class Learner:
         known = {p: part for p, part in enumerate(own or ()) if len(part) == local.response_lengths[p]}
         if steps and (not known or self._passes.reuses_own_log_probs):
             known |= steps[0].log_probs  # the first step's samples were looked at with the weights before the update
-        if self._on_steps is not None:
-            told = {"batch": batch, "local": local, "tensors": tensors, "steps": steps, "known": known}
-            self._on_steps(args=self.args, trainer=self.trainer, **told)
-        # Every rank has samples in every step, so all ranks agree on this.
-        column = [known[p] for p in range(len(local))] if len(known) == len(local) else None
-        metrics = rollout_report(batch, local, tensors, column, self.trainer)
+        trained = TrainedRollout(self.trainer, batch, local, share.indices, tensors, steps, known)
+        metrics = rollout_report(batch, local, tensors, trained.log_probs, self.trainer)
         if tensors.rollout_log_probs is not None and known:
             metrics |= log_prob_gap(tensors, known, self.trainer)
-        if self.args.save_debug_train_data or self._on_trained is not None:
-            report_trained(self.args, self._on_trained, batch, share.indices, tensors, column, self.trainer)
+        if self._on_trained is not None:
+            self._on_trained(args=self.args, trained=trained)
+        if self.args.save_debug_train_data:
+            save_trained(self.args.save_debug_train_data, trained)
         return metrics
 
 
