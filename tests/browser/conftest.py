@@ -12,9 +12,9 @@ import pytest
 _MISSING = "no browser: make browser installs Chromium, and requirements-dev.txt playwright"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: while it is there its event loop counts as running in this thread
 def browser() -> Iterator[Any]:
-    """One for all tests; each takes a context of its own."""
+    """One for the tests of a file; each takes a context of its own."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     try:
         from playwright.sync_api import sync_playwright
