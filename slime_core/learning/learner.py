@@ -13,6 +13,7 @@ train the critic only (`--num-critic-only-steps`) have no `train/*` of the actor
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -26,6 +27,11 @@ from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
 from slime_core.types import TrainBatch
 from slime_core.waits import named
+
+logger = logging.getLogger(__name__)
+
+_SMALL_PASS = 512
+"""Tokens, below which a pass costs more than they do."""
 
 
 class Learner:
@@ -67,6 +73,7 @@ class Learner:
         self._on_trained = on_trained
         self._passes = Passes(args, trainer, loss, estimator, critic, postprocess)
         self._cost = _sample_cost(args, trainer)
+        self._warned = False
 
     @named(
         "optimizer steps of rollout {0}", deadline="train_timeout", then="the process ends (--train-timeout)", stop=True
@@ -102,6 +109,7 @@ class Learner:
             from slime_core.models.family import routed_layers
 
             local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint, self.trainer))
+        self._warn_of_small_passes(local, share)
         clock, steps = Clock(), list[StepResult]()
         trains_actor = self.critic is None or rollout_id >= self.args.num_critic_only_steps
         tensors = self._passes.run(local, share, clock, trains_actor=trains_actor)
@@ -118,6 +126,18 @@ class Learner:
         if self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self.trainer.update_reference()
         return metrics | clock.metrics()
+
+    def _warn_of_small_passes(self, local: TrainBatch, share: RankSchedule) -> None:
+        """Once: most of the time goes to the passes, not to the tokens in them."""
+        passes, tokens = sum(map(len, share.steps)), sum(map(len, local.tokens))
+        if self._warned or self.args.use_dynamic_batch_size or passes < 8 or tokens >= _SMALL_PASS * passes:
+            return
+        self._warned = True
+        logger.warning(
+            "rollout %d: --micro-batch-size %d makes %d passes of %d tokens on average, which take several times as"
+            " long as full ones; leave it out, or type --use-dynamic-batch-size --max-tokens-per-gpu N",
+            *(local.rollout_id, self.args.micro_batch_size, passes, tokens // passes),
+        )
 
     # -- the steps -----------------------------------------------------------------------------------
 

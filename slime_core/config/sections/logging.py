@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from slime_core.config.sections.base import FILE, Flag, NoEffect, Refused, Rule, Section
+from slime_core.distributions import BUNDLE, installed
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -166,6 +167,10 @@ def _dumps(s: Settings) -> None:
 
 
 RULES: tuple[Rule, ...] = (
+    Refused(
+        lambda a: a.use_tensorboard and installed(BUNDLE) is None,
+        "{use_tensorboard}: what writes them comes with pip install 'slime-rl[tensorboard]'.",
+    ),
     Refused(
         lambda a: a.debug_train_only and a.load_debug_rollout_data is None and a.rollout_function_path is None,
         "{debug_train_only} needs --load-debug-rollout-data FILE, or a rollout function that needs no engine, such as"
