@@ -28,7 +28,7 @@ from slime_core.call_counters import SpecInfo as SpecInfo
 from slime_core.multimodal import image_ref, image_url, images_of
 from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
 from slime_core.routed_experts import routed_experts_after_call
-from slime_core.stored_sample import field_values, plain_values
+from slime_core.stored_sample import copied, field_values, plain_values
 
 if TYPE_CHECKING:
     from slime_core.protocols import Args
@@ -130,6 +130,11 @@ class Sample:
     Status = SampleStatus
     SpecInfo = SpecInfo
     PrefixCacheInfo = PrefixCacheInfo
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Sample:
+        clone = memo[id(self)] = object.__new__(type(self))
+        clone.__dict__.update((name, copied(value, memo)) for name, value in self.__dict__.items())
+        return clone
 
     # -- reading -------------------------------------------------------------------------------------
 

@@ -31,13 +31,14 @@ _READERS: Mapping[str, Any] = {
     "spans": provenance.from_json,
     "multimodal_train_inputs": TrainInputs.of,
 }
-_PLAIN = frozenset({str, int, float, bool, type(None)})
+_PLAIN = frozenset({str, int, float, bool, type(None), provenance.Span})
+"""Cannot change."""
 
 
 def plain_values(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none."""
     return {
-        name: value if type(value) in _PLAIN else _WRITERS[name](value) if name in _WRITERS else _copied(value)
+        name: value if type(value) in _PLAIN else _WRITERS[name](value) if name in _WRITERS else copied(value)
         for name, value in attributes.items()
     }
 
@@ -48,10 +49,15 @@ def field_values(stored: Mapping[str, Any]) -> dict[str, Any]:
     return values | {name: of(values[name]) for name, of in _READERS.items() if values.get(name) is not None}
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """A deep copy; lists of numbers, which are most of a sample, without deepcopy's call per element."""
-    if type(value) is list and _PLAIN.issuperset(map(type, value)):
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list and _PLAIN.issuperset(map(type, value)):
         return value.copy()
-    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
+    if kind is dict and _PLAIN.issuperset(map(type, value.values())):
         return value.copy()
-    return copy.deepcopy(value)
+    if kind in (SpecInfo, PrefixCacheInfo):
+        return kind(**value.__dict__)
+    return copy.deepcopy(value, memo)

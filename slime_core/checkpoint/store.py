@@ -4,7 +4,7 @@
         trainer/                      optimizer moments, schedule, RNG
         data_source.json state.json   data cursor with buffer; versions, settings, plugin provenance
         ledger.json                   every open group, and the newest segment of <root>/ledger
-        manifest.json                 format, and size and digest of every other file
+        manifest.json                 format, size and digest of every other file, and its own digest
     <root>/ledger/                    what became of every prompt group (`data.ledger_files`), shared by the commits
     <root>/latest                     name of the newest commit
 
@@ -27,7 +27,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from slime_core.data.ledger_files import SEGMENTS, SegmentRef, flush, read_commit, remove_orphans
+from slime_core.data.ledger_files import (
+    SEGMENTS,
+    SegmentRef,
+    flush,
+    read_chain,
+    read_commit,
+    remove_orphans,
+    segments_of,
+)
 from slime_core.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -35,6 +43,8 @@ logger = logging.getLogger(__name__)
 FORMAT = "slime-checkpoint-1"
 MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
 _NAME = re.compile(r"rollout_(\d+)(\.\d+)?")
+_OWN = "digest"
+"""Entry of the manifest: digest of the others."""
 _MOST_TIMES = 100
 """How often a commit can be made again, as the names sort."""
 
@@ -78,7 +88,8 @@ class CheckpointStore:
                 # Some writers make files for their owner only; a checkpoint is as readable as its directory's others.
                 shutil.copymode(partial / STATE, path)
             files = {str(path.relative_to(partial)): _describe(path) for path in written}
-            _write_json(partial / MANIFEST, {"format": FORMAT, "rollout_id": rollout_id, "files": files})
+            manifest = {"format": FORMAT, "rollout_id": rollout_id, "files": files}
+            _write_json(partial / MANIFEST, {**manifest, _OWN: _digest(manifest)})
             for path in [*partial.rglob("*"), partial]:
                 flush(path)
             os.rename(partial, target)
@@ -171,13 +182,28 @@ class CheckpointStore:
         commits = self.commits()
         # A run killed between the rename of a commit and the pointer leaves a complete commit that `latest` does not
         # name yet; the newest one is right either way.
-        if commits:
-            return verify(commits[-1])
         pointer = self.root / LATEST
-        if pointer.is_file():
-            name = pointer.read_text(encoding="utf-8").strip()
+        name = pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else ""
+        if commits:
+            if name and all(name != commit.name for commit in commits):
+                said = "%s: damaged: it names %r, which is not there; %s is the newest commit"
+                logger.warning(said, pointer, name, commits[-1].name)
+            return verify(commits[-1])
+        if name:
             raise CheckpointError(f"{self.root}: {LATEST} names {name!r}, which is not there")
         return None
+
+    def way_out(self, damaged: CheckpointError) -> CheckpointError:
+        """The error of a commit that is not whole, with what to type."""
+        for path in reversed(self.commits()):
+            try:
+                verify(path)
+            except CheckpointError:
+                continue
+            return CheckpointError(f"{damaged}. {path.name} is whole: --ckpt-step {_rollout_of(path)}")
+        first = self.root / SEGMENTS if "ledger segment" in str(damaged) else self.root
+        then = "a new ledger begins" if first.name == SEGMENTS else "the run starts over"
+        return CheckpointError(f"{damaged}. No commit there is whole: rm -r {first}, and {then}")
 
 
 def _rollout_of(commit: Path) -> int:
@@ -185,13 +211,22 @@ def _rollout_of(commit: Path) -> int:
 
 
 def verify(directory: Path) -> Path:
-    """The directory, if every file is as the manifest says. Raises CheckpointError naming what is wrong."""
+    """The directory, if every file is as the manifest says, and the ledger as the commit says.
+
+    Raises:
+        CheckpointError: Something is missing or changed, which it names.
+    """
     for name, described in read_manifest(directory)["files"].items():
         file = directory / name
         if not file.is_file():
             raise CheckpointError(f"{directory}: torn: {name} is missing")
         if _describe(file) != described:
             raise CheckpointError(f"{directory}: torn: {name} is not what was saved (size or digest differs)")
+    ledger = read_commit(directory)
+    if ledger is not None:
+        last, segments = SegmentRef.of(ledger["segment"]), segments_of(directory)
+        if (segments / last.name).is_file():  # one that lies elsewhere begins a new ledger (`rollout.stage_state`)
+            read_chain(segments, last)
     return directory
 
 
@@ -204,10 +239,13 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         )
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no JSON, or no text
         raise CheckpointError(f"{path}: torn: {error}") from error
+    own = manifest.pop(_OWN, None)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path}: format {manifest.get('format')!r}; this version reads {FORMAT!r}")
+    if own != _digest(manifest):
+        raise CheckpointError(f"{path}: torn: it is not what was saved (its digest differs)")
     return manifest
 
 
@@ -243,12 +281,18 @@ def find(load: str | Path, step: int | None = None) -> Path | None:
             )
         return verify(load)
     for store in (CheckpointStore(load), CheckpointStore(load / "checkpoints")):
-        if step is not None and store.commits():
-            return verify(store.at(step))
-        found = store.latest()
+        chosen = store.at(step) if step is not None and store.commits() else None
+        try:
+            found = verify(chosen) if chosen else store.latest()
+        except CheckpointError as error:
+            raise store.way_out(error) from error
         if found is not None:
             return found
     return None
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from slime_core.cli.parser import Parser
+from slime_core.text import plain
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
@@ -57,7 +58,7 @@ def run(argv: list[str]) -> int:
     if own.flags_only:
         settings = check_flags(rest, command=own.command)
         told = Finding("flags", Level.OK, f"accepted for {', '.join(settings.cite(name) for name in BACKENDS)}")
-        print(as_json(told) if own.json else f"{told.level.value:<8} {told.subject}: {told.message}")
+        print(as_json(told) if own.json else plain(f"{told.level.value:<8} {told.subject}: {told.message}"))
         return int(own.strict and bool(settings.warnings))
     learn = own.command in ("train", "sft")
     settings = load_settings(rest, command=own.command)
@@ -75,7 +76,7 @@ def run(argv: list[str]) -> int:
             findings.insert(0, Finding("inputs", Level.NOTE, made))
     bad = {Level.ERROR, Level.WARNING} if own.strict else {Level.ERROR}
     for finding in findings:
-        print(as_json(finding) if own.json else f"{finding.level.value:<8} {finding.subject}: {finding.message}")
+        print(as_json(finding) if own.json else plain(f"{finding.level.value:<8} {finding.subject}: {finding.message}"))
     errors = sum(finding.level in bad for finding in findings)
     if not own.json:
         print(f"{errors} to mend" if errors else "ready to run")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.parser import Parser
+from slime_core.config.secrets import hidden_values
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def named_components(settings: Settings) -> Iterator[tuple[str, str, str]]:
 def as_json(settings: Settings, *, changed: bool = False) -> dict[str, Any]:
     """Setting -> value and origin."""
     return {
-        name: {"value": getattr(settings.args, name), "origin": str(origin)}
+        name: {"value": hidden_values(getattr(settings.args, name)), "origin": str(origin)}
         for name, origin in settings.origins.items()
         if not (changed and origin.kind == "default")
     }

@@ -20,6 +20,7 @@ from slime_core.config.flags import ParsedFlags
 from slime_core.config.foreign import ForeignFlags, find_foreign
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
 from slime_core.config.schema import Args
+from slime_core.config.secrets import learn
 from slime_core.config.settings import CUSTOM_KEY, left_out
 from slime_core.config.spec import did_you_mean, flag_specs, respelled, switched_off
 from slime_core.config.yaml_file import Item, read_scalar, read_yaml, rebase_marked
@@ -52,6 +53,7 @@ class Layered:
 
     def add_mapping_entry(self, name: str, entry: Entry) -> None:
         """Lay `plugins` over what lower layers say, option by option; other settings replace."""
+        learn(name, entry.value)
         lower = self.values.get(name)
         if name == "plugins" and lower and isinstance(lower.value, dict) and isinstance(entry.value, dict):
             entry = Entry(_merged(lower.value, entry.value), entry.origin)
@@ -129,6 +131,8 @@ def _is_there(layered: Layered, path: str, cited: str, *, files: bool) -> bool:
 
 def _add_file(layered: Layered, path: str, foreign: Sequence[ForeignFlags], *, cited: str, open_keys: bool) -> None:
     items = read_yaml(path, cited)
+    for key, item in items.items():
+        learn(key, item.value)
     _refuse_repeats(items, foreign)
     for key, item in items.items():
         _add_file_key(layered, key, item, foreign, open_keys=open_keys)

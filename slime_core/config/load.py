@@ -19,6 +19,7 @@ from slime_core.config.origins import Entry, Origin
 from slime_core.config.role_settings import check_role_settings
 from slime_core.config.rules import apply_rules
 from slime_core.config.schema import Args, Defaults
+from slime_core.config.secrets import learn, learn_environment, learn_flags, refuse_marks
 from slime_core.config.settings import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
@@ -59,6 +60,8 @@ def load_settings(
     if foreign is None:
         foreign, unusable = find_owners(argv, env)
     parser = SettingsParser(foreign, prog=f"slime {command if command != 'show' else 'config show'}")
+    learn_flags(argv)
+    learn_environment(env)
     parsed = parser.read_own(argv)
     layered = collect(parsed, env, foreign, files=files)
     given = {name: entry.value for name, entry in layered.values.items()}
@@ -76,6 +79,9 @@ def load_settings(
     if brought:
         lay_below(layered, brought, where)
         args, origins = validate(layered)
+    for name, origin in origins.items():
+        learn(name, getattr(args, name))
+        refuse_marks(name, getattr(args, name), origin)
     settings = Settings(
         args,
         origins,

@@ -13,6 +13,7 @@ from typing import Any
 
 from slime_core.config.origins import Origin
 from slime_core.config.schema import Args
+from slime_core.config.secrets import hidden, hidden_values
 from slime_core.config.spec import flag_specs
 from slime_core.config.yaml_file import dump_value
 
@@ -71,13 +72,13 @@ class Settings:
         self.origins[name] = Origin("derived", why)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: settings and pass-through flags by name, the user's own under "custom"."""
+        """Plain values without secrets: settings and pass-through flags by name, the user's own under "custom"."""
         values = {name: getattr(self.args, name) for name in [*flag_specs(), *self.foreign]}
         if self.custom:
             values[CUSTOM_KEY] = {name: getattr(self.args, name) for name in self.custom}
-        return values
+        return {name: hidden_values(value) for name, value in values.items()}
 
-    def to_yaml(self, *, changed: bool = False, directory: str = "") -> str:
+    def to_yaml(self, *, changed: bool = False, directory: str = "", whole: bool = False) -> str:
         """Every value with its origin; `--config` on the text gives the same settings.
 
         Derived values, flags that --model brings, and the names of the files read are comments: loading has them
@@ -87,6 +88,7 @@ class Settings:
             changed: Leave out values nobody gave or derived.
             directory: What relative paths are relative to, for a text that is read elsewhere, where they are absolute;
                 by default they stay as they are.
+            whole: With the secrets that are left out otherwise.
         """
         lines, section = ["# name: value  # origin"], ""
         for name, spec in flag_specs().items():
@@ -100,7 +102,8 @@ class Settings:
             lines += ["", "# Pass-through", *(self._yaml_line(name) for name in self.foreign)]
         if self.custom:
             lines += ["", f"{CUSTOM_KEY}:", *(f"  {self._yaml_line(name)}" for name in self.custom)]
-        return "\n".join(lines) + "\n"
+        text = "\n".join(lines) + "\n"
+        return text if whole else hidden(text)
 
     def _yaml_line(self, name: str, directory: str = "") -> str:
         value, origin = getattr(self.args, name), self.origins[name]

@@ -8,6 +8,8 @@ source's state, so groups of a partial rollout survive a restart. A filter funct
 from __future__ import annotations
 
 import inspect
+import logging
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -21,6 +23,9 @@ from slime_core.plugins.signatures import construct, positional_names, signature
 from slime_core.protocols import Args, BufferFilter, EditTraits, GroupBuffer, traits_of, with_defaults
 from slime_core.types import Group, Sample, SampleStatus
 
+logger = logging.getLogger(__name__)
+
+_OF_A_FILE = re.compile(r"slime_file_(.*)_[0-9a-f]{10}")
 _THREE = ("args", "buffer", "num_samples")
 TERMINAL = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.FAILED)
 
@@ -159,13 +164,9 @@ class SampleBuffer:
             return {"type": self._type, "state": self._plugin.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`. Raises CheckpointError when it is another buffer's, or its groups do not fit."""
-        if state["type"] != self._type:
-            raise CheckpointError(
-                f"the checkpoint's buffer is a {state['type']}; --buffer-filter-path {self._name!r} of this run is a"
-                f" {self._type}. Resume with the buffer of the checkpoint, or start a new run from its weights"
-            )
-        for group in state["state"].get("groups") or ():
+        """Inverse of `state_dict`; of another buffer's state the groups that wait. Raises CheckpointError."""
+        waiting = state["state"].get("groups") or ()
+        for group in waiting:
             if len(group) == self._group_size:
                 continue
             (samples,) = BufferBase.unpack([group])
@@ -174,12 +175,22 @@ class SampleBuffer:
                     f"the checkpoint's buffer holds groups of {len(executions(samples))} samples; this run has"
                     f" --n-samples-per-prompt {self._group_size}"
                 )
-        with self._calling():
-            self._plugin.load_state_dict(state["state"])
+        if state["type"] == self._type:
+            with self._calling():
+                self._plugin.load_state_dict(state["state"])
+            return
+        logger.warning(
+            "the checkpoint's buffer is a %s; --buffer-filter-path %r of this run is a %s, which starts anew: it gets"
+            " the %d groups that wait, and nothing else of what the other had learned",
+            state["type"], self._name, self._type, len(waiting),
+        )  # fmt: skip
+        self.add(BufferBase.unpack(waiting))
 
     @property
     def _type(self) -> str:
-        return type(self._plugin).__qualname__
+        kind = type(self._plugin)
+        module = _OF_A_FILE.sub(r"\1", kind.__module__)  # the same wherever the file lies
+        return f"{module}.{kind.__qualname__}"
 
     def _calling(self) -> AbstractContextManager[None]:
         return _blamed(self._name)

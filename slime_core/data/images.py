@@ -29,7 +29,7 @@ def load_processor(directory: str | Path) -> Any:
 
     try:
         load: Any = AutoProcessor.from_pretrained if is_torchvision_available() else _without_videos
-        processor = load(str(directory), local_files_only=True)
+        processor = load(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(f"--hf-checkpoint {directory}: --multimodal-keys needs its processor: {error}") from error
     if getattr(processor, "image_processor", None) is None:

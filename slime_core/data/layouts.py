@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.errors import DataError
+from slime_core.plugins.boxed import last_boxed
 
 CONVERSATIONS = ("messages", "conversation", "conversations")
 PROMPTS = (*CONVERSATIONS, "prompt", "question", "problem", "query")
@@ -116,7 +117,7 @@ def _form(value: Any) -> str:
         return ", the text of its last message"
     if isinstance(value, str) and _FINAL.search(value):
         return ", what follows ####"
-    return ", what is in the last \\boxed{}" if isinstance(value, str) and _boxed(value) is not None else ""
+    return ", what is in the last \\boxed{}" if isinstance(value, str) and last_boxed(value) is not None else ""
 
 
 def _answer(value: Any) -> Any:
@@ -128,19 +129,8 @@ def _answer(value: Any) -> Any:
     final = _FINAL.search(value)
     if final:
         return _THOUSANDS.sub("", final[1])
-    boxed = _boxed(value)
+    boxed = last_boxed(value)
     return value if boxed is None else boxed
-
-
-def _boxed(text: str) -> str | None:
-    """Contents of the last `\\boxed{...}`, whose braces may nest."""
-    start = text.rfind("\\boxed{")
-    depth = 0
-    for place in range(start + len("\\boxed"), len(text)) if start >= 0 else ():
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start + len("\\boxed{") : place]
-    return None
 
 
 def _is_messages(value: Any) -> bool:

@@ -35,7 +35,7 @@ def load_tokenizer(directory: str | Path) -> Any:
     if not any((Path(directory) / name).is_file() for name in _TOKENIZER_FILES):
         raise ConfigError(f"--hf-checkpoint {directory}: no tokenizer there (none of {', '.join(_TOKENIZER_FILES)})")
     try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{directory}: cannot load a tokenizer: {error}") from error
 

@@ -23,7 +23,6 @@ from slime_core.launch.lock import sole_writer
 from slime_core.launch.preflight import run_preflight
 from slime_core.launch.prepare import Prepared, prepare
 from slime_core.launch.process import is_leader, num_processes
-from slime_core.launch.rank_errors import report
 from slime_core.launch.ranks import is_rank, rollouts_told, start_ranks
 from slime_core.launch.resume import commit_to_resume, named_commit
 from slime_core.launch.rollout_factory import build_data_source
@@ -76,6 +75,8 @@ def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]
         return _drive(run, trainers, stage, commit, started) if stage else _follow(run, trainers)
     except Exception as error:
         if is_rank():
+            from slime_core.launch.rank_errors import report
+
             report(error)
         raise
     finally:
@@ -104,6 +105,8 @@ def _drive(
         )
     except Exception as error:
         if is_rank():
+            from slime_core.launch.rank_errors import report
+
             report(error)
         leader.end(error)
         raise

@@ -30,12 +30,12 @@ from slime_core.plugins.options import check_plugin_options
 from slime_core.plugins.registry import Resolved
 from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
 from slime_core.rollout.evaluate import dataset_args
-from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.stage import RolloutStage
 from slime_core.waits import part_of_start, waiting
 
 if TYPE_CHECKING:
     from slime_core.rollout.eval_record import EvalRecord
+    from slime_core.rollout.loop_thread import LoopThread
 
 
 @dataclass

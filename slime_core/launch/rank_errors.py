@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import errors
+from slime_core.config.secrets import hidden
 from slime_core.errors import SlimeError, TrainError
 from slime_core.procs.guarded import Guarded, signal_of
+from slime_core.text import plain
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch's elastic agent."""
@@ -43,7 +45,7 @@ def report(error: Exception) -> None:
     shown = "".join(traceback.format_exception(error))
     path = os.environ.get(ERROR_FILE)
     if not path:
-        print(shown, file=sys.stderr, flush=True)
+        print(plain(hidden(shown)), file=sys.stderr, flush=True)
         return
     known = isinstance(error, SlimeError) and hasattr(errors, type(error).__name__)
     found = {
@@ -109,7 +111,7 @@ def _was_asked(failure: RankEnd, reports: Mapping[int, Any], grace: float) -> bo
 
 def _reported(found: dict[str, Any], whose: str) -> SlimeError:
     if found["traceback"]:
-        print(found["traceback"], file=sys.stderr, flush=True)
+        print(plain(hidden(found["traceback"])), file=sys.stderr, flush=True)
         return TrainError(f"{whose} failed: {found['message']}")
     kind: type[SlimeError] = getattr(errors, found["kind"] or "TrainError")
     return kind(f"{whose}: {found['text']}")

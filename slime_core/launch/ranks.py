@@ -29,7 +29,6 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.launch.drain import Drain
 from slime_core.launch.launchers import launcher_traits
 from slime_core.launch.process import is_leader, num_processes
-from slime_core.launch.rank_errors import ASKED_TO_END, ERROR_FILE, RankEnd, first_error, report
 from slime_core.observability.run_dir import SUMMARY, run_dir_of
 from slime_core.procs.guarded import Guarded, python
 from slime_core.waits import waiting
@@ -107,6 +106,8 @@ def as_rank() -> Iterator[None]:
     if not is_rank():
         yield
         return
+    from slime_core.launch.rank_errors import ASKED_TO_END, report
+
     if not is_leader():
         # It has nothing to clean up, and a handler would not run while it waits in a collective call.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -130,6 +131,8 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
         KeyboardInterrupt: SIGINT or SIGTERM; all of them have been ended.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from slime_core.launch.rank_errors import ASKED_TO_END, RankEnd, first_error
 
     args, count = run.args, run.processes
     command = [*python(), "-m", "slime_core", run.settings.command, *run.settings.argv]
@@ -168,6 +171,8 @@ def _guarded(rank: int, folder: Path) -> Guarded:
 
 def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, str]:
     """As torchrun sets it, and what the ranks of a command inherit besides."""
+    from slime_core.launch.rank_errors import ERROR_FILE
+
     args, count = run.args, run.processes
     place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "ROLE_RANK": rank}
     sizes = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_WORLD_SIZE": 1, "ROLE_WORLD_SIZE": count}

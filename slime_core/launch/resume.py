@@ -72,7 +72,7 @@ def goes_on(settings: Settings, commit: Path | None) -> bool:
     if commit is not None and not places.isdisjoint(commit.resolve().parents):
         return True
     config, own = run_dir_of(args) / CONFIG, settings.to_yaml(directory=os.getcwd())
-    return config.is_file() and _given(config.read_text(encoding="utf-8")) == _given(own)
+    return config.is_file() and _given(config.read_text(encoding="utf-8", errors="replace")) == _given(own)
 
 
 def _given(config: str) -> list[str]:

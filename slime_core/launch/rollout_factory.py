@@ -11,13 +11,13 @@ from slime_core.observability.timeline import open_timeline
 from slime_core.plugins.boundary import user_code
 from slime_core.protocols import Args
 from slime_core.rollout.filters import FilterStage
-from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.reward_specs import check_named_rewards
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 
 if TYPE_CHECKING:
     from slime_core.rollout.eval_record import EvalRecord
+    from slime_core.rollout.loop_thread import LoopThread
 
 
 def build_rollout(
@@ -62,7 +62,7 @@ def build_rollout(
             eval_record=eval_record,
             user=parts.user,
         ),
-        LoopThread() if args.async_training else None,
+        _loop_thread() if args.async_training else None,
     )
 
 
@@ -70,3 +70,9 @@ def build_data_source(args: Args, parts: Components) -> Any:
     """The run's data source. Raises DataError, and PluginError for what a user's own raises."""
     with user_code("--data-source-path"):
         return parts.data_source(args)
+
+
+def _loop_thread() -> LoopThread:
+    from slime_core.rollout.loop_thread import LoopThread
+
+    return LoopThread()

@@ -8,6 +8,7 @@ The rotation is `models.rope`'s, which the embedded engine uses too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from slime_core.models.feed_forward import FeedForward, MixtureOfExperts
 from slime_core.models.lean_autograd import rms_norm, rotate
 from slime_core.models.packed import PackedLayout
 from slime_core.models.rope import rope_cos_sin
-from slime_core.models.routing import Routing
+
+if TYPE_CHECKING:
+    from slime_core.models.routing import Routing
 
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # old checkpoints store the frequencies; they follow from the config
 

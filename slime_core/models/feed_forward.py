@@ -9,6 +9,7 @@ choices give equal bits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,7 +17,9 @@ from torch import nn
 from slime_core.models.config import MoEConfig
 from slime_core.models.lean_autograd import swiglu
 from slime_core.models.packed import RowMap
-from slime_core.models.routing import LayerRouting
+
+if TYPE_CHECKING:
+    from slime_core.models.routing import LayerRouting
 
 OnRows = Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor]
 """Applies a row-wise function to [T, ...] rows."""

@@ -61,7 +61,8 @@ class VisionLanguageModel(Decoder):
 
         load: Any = AutoModelForImageTextToText.from_pretrained
         try:
-            loaded, info = load(directory, dtype=torch.float32, local_files_only=True, output_loading_info=True)
+            own = {"local_files_only": True, "trust_remote_code": False}
+            loaded, info = load(directory, dtype=torch.float32, output_loading_info=True, **own)
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(f"{directory}: transformers cannot load its model: {error}") from error
         problems = [f"missing {name}" for name in info["missing_keys"]]

@@ -43,6 +43,7 @@ class Guarded:
         log: File for the output of every start, one after the other; None: each start says where it goes.
         cap: Bytes of output after which the rest is left off; 0: all of it is kept.
         pid_as: Environment variable that holds its process id.
+        program: Python's arguments for a guard that becomes the command itself (`execute` of `guard.main`).
         shared: Start of the names of files in memory that its processes map, which are removed at their end.
         error: What is raised.
     """
@@ -58,6 +59,7 @@ class Guarded:
         cap: int = 0,
         pid_as: str = "",
         shared: str = "",
+        program: Sequence[str] = (guard.__file__,),
         error: type[SlimeError] = SlimeError,
     ) -> None:
         self.name = name
@@ -69,7 +71,7 @@ class Guarded:
         self._times = guard.Times(stop_s, stop_s if orphan_s is None else orphan_s, leftover_s)
         given = {"--cap": str(cap or ""), "--pid-as": pid_as, "--shared": shared}
         self._options = [word for option in given.items() if option[1] for word in option]
-        self._error = error
+        self._program, self._error = program, error
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -218,7 +220,7 @@ class Guarded:
         with theirs:
             # In a session of its own: an interrupt at the terminal is this process's to handle.
             self._process = popen(
-                [sys.executable, "-I", "-S", guard.__file__, *options, "--", *argv],
+                [sys.executable, "-I", "-S", *self._program, *options, "--", *argv],
                 pass_fds=[theirs.fileno(), *only], start_new_session=True, **keywords,
             )  # fmt: skip
 

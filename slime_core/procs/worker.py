@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from slime_core.procs.guarded import Guarded, signal_of
@@ -50,6 +50,7 @@ class Worker:
 
     def __init__(self, name: str, module: str) -> None:
         self.usable = True
+        self._received = bytearray()
         self.process = Guarded(name, stop_s=0.0, leftover_s=0.0, cap=OUTPUT)
         self.sock, theirs = socket.socketpair()
         with theirs:
@@ -62,27 +63,47 @@ class Worker:
             )
 
     def ask(self, request: tuple[Any, ...], timeout: float | None) -> Any:
-        """The answer to a request, both pickled.
+        """The answer to a request, both pickled. Raises as `ask_all` does."""
+        return next(self.ask_all([pickle.dumps(request)], timeout))
+
+    def ask_all(self, requests: Sequence[bytes], timeout: float | None) -> Iterator[Any]:
+        """The answers to pickled requests that are sent at once, as they come; each has `timeout` from the one before.
+
+        All are to be taken. Requests but for the first are to fit into the socket's memory together.
 
         Raises:
-            TimeoutError: None came in time; the process is of no use any more.
+            TimeoutError: One did not come in time; the process is of no use any more.
             WorkerDied: It has ended.
         """
-        until = None if timeout is None else time.monotonic() + timeout
-        try:
+        with self._watched():
             self.sock.settimeout(timeout)
-            send(self.sock, pickle.dumps(request))
-            size = HEADER.unpack(self._receive(HEADER.size, until))[0]
-            return pickle.loads(self._receive(size, until))
-        except TimeoutError:
+            until = None if timeout is None else time.monotonic() + timeout
+            self.sock.sendall(b"".join(part for request in requests for part in (HEADER.pack(len(request)), request)))
+        for _ in requests:
+            with self._watched():
+                size = HEADER.unpack(self._receive(HEADER.size, until))[0]
+                answer = pickle.loads(self._receive(size, until))
+            yield answer
+            until = None if timeout is None else time.monotonic() + timeout
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """What goes wrong inside makes the process useless: half an answer may be left in the socket."""
+        try:
+            yield
+        except OSError as error:
             self.usable = False
-            raise
-        except OSError:
-            self.usable = False
+            if isinstance(error, TimeoutError):
+                raise
             raise self._fate() from None
         except BaseException:
-            self.usable = False  # half an answer may be left in the socket
+            self.usable = False
             raise
+
+    @property
+    def has_answer(self) -> bool:
+        """Something of the next answer is here."""
+        return bool(self._received)
 
     def kill(self) -> None:
         """Have it end with all it started; from any thread."""
@@ -94,18 +115,19 @@ class Worker:
         self.sock.close()
 
     def _receive(self, size: int, until: float | None) -> bytes:
-        data = bytearray()
-        while len(data) < size:
+        while len(self._received) < size:
             rest = _POLL if until is None else min(_POLL, until - time.monotonic())
             if not select.select([self.sock], [], [], max(rest, 0.0))[0]:
                 if rest <= 0:  # only now: after a standstill of this process the answer may be there
                     raise TimeoutError
                 continue
-            part = self.sock.recv(min(size - len(data), 1 << 20))
+            part = self.sock.recv(1 << 20)
             if not part:
                 raise ConnectionResetError("closed")
-            data += part
-        return bytes(data)
+            self._received += part
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
 
     def _fate(self) -> WorkerDied:
         """How the process ended; one that only closed its socket is killed."""
@@ -124,8 +146,7 @@ class Worker:
 
 def send(sock: socket.socket, message: bytes) -> None:
     """One message."""
-    sock.sendall(HEADER.pack(len(message)))
-    sock.sendall(message)
+    sock.sendall(HEADER.pack(len(message)) + message)
 
 
 def serve(descriptor: int, answer: Callable[[bytes], bytes]) -> None:
@@ -138,14 +159,10 @@ def serve(descriptor: int, answer: Callable[[bytes], bytes]) -> None:
     # The kernel's first choice when memory runs out.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
-    while (header := _exactly(sock, HEADER.size)) and (message := _exactly(sock, HEADER.unpack(header)[0])):
-        send(sock, answer(message))
+    with contextlib.suppress(ConnectionError), sock.makefile("rb") as requests:
+        while len(header := requests.read(HEADER.size)) == HEADER.size:
+            size = HEADER.unpack(header)[0]
+            if len(message := requests.read(size)) < size:
+                break
+            send(sock, answer(message))
     os._exit(0)  # without the exit handlers of user code, which may hang
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
-    with contextlib.suppress(ConnectionError):
-        while len(data) < size and (part := sock.recv(min(size - len(data), 1 << 20))):
-            data += part
-    return bytes(data) if len(data) == size else None

@@ -20,8 +20,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from slime_core.rollout.loop_thread import LoopThread
-
 INTERVAL = 0.02
 """Seconds between two looks; a callback that takes longer is always seen, less this much at the most."""
 _SHARE = 0.99
@@ -44,7 +42,7 @@ class LoopLag:
 
     def follow(self, runner: object) -> None:
         """Count from now on where the runner's loop turns all the time, a `LoopThread`'s; called in the loop."""
-        if isinstance(runner, LoopThread):
+        if not isinstance(runner, asyncio.Runner):
             self.begin()
 
     def begin(self) -> None:

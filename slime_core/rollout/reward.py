@@ -13,14 +13,17 @@ import asyncio
 import logging
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.admission import Sealed
 from slime_core.errors import ConfigError, PluginError
 from slime_core.protocols import Args
-from slime_core.rollout.reward_failures import FailureLog
 from slime_core.types import Sample, SampleStatus
 from slime_core.waits import waiting, when_placed
+
+if TYPE_CHECKING:
+    from slime_core.rollout.reward_failures import FailureLog
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +76,18 @@ class RewardStage:
     ) -> None:
         self.args = args
         self.default = default
-        self.failures = FailureLog(args)
         self._resolve = resolve
         self._workers = workers
         self._cache: dict[str, Scorer] = {}
         self._under: dict[tuple[str, bytes], Scorer] = {}
         """(spec, plugin options) -> that reward with these."""
+
+    @cached_property
+    def failures(self) -> FailureLog:
+        """Where calls that failed are kept."""
+        from slime_core.rollout.reward_failures import FailureLog
+
+        return FailureLog(self.args)
 
     @property
     def scores_groups(self) -> bool:

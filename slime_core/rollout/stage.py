@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,13 +26,11 @@ from slime_core.protocols import Args, RolloutEngine
 from slime_core.rollout import stage_state
 from slime_core.rollout.batch import make_batch, refuse_bad
 from slime_core.rollout.contracts import eval_output, train_output
-from slime_core.rollout.engine_memory import EngineMemory
 from slime_core.rollout.engine_weights import deliver
 from slime_core.rollout.evaluations import TIMEOUT, Interruptible, cancel_all, evaluated
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.loop_lag import LoopLag
-from slime_core.rollout.loop_thread import LoopThread
 from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.open_groups import OpenGroups
 from slime_core.rollout.parts import RolloutParts as RolloutParts
@@ -43,6 +42,8 @@ from slime_core.waits import named, progress, waiting
 if TYPE_CHECKING:
     import torch
 
+    from slime_core.rollout.engine_memory import EngineMemory
+    from slime_core.rollout.loop_thread import LoopThread
     from slime_core.rollout.producer import GroupProducer
 
 T = TypeVar("T")
@@ -74,7 +75,6 @@ class RolloutStage:
         self.on_new_weights: Callable[[], None] | None = None
         """Called in the event loop after each update."""
         self.trail = stage_state.LedgerTrail()
-        self._memory = EngineMemory()
         self._lag = LoopLag(counts=getattr(self._loop, "in_real_time", True))
         self._warned = False
         self._interrupted = False
@@ -156,6 +156,8 @@ class RolloutStage:
 
     def loop_thread(self) -> LoopThread:
         """What turns the event loop of an asynchronous run; other event loops await the stage through it."""
+        from slime_core.rollout.loop_thread import LoopThread
+
         assert isinstance(self._loop, LoopThread)
         return self._loop
 
@@ -347,6 +349,12 @@ class RolloutStage:
         return results[0]
 
     # -- memory and weights --------------------------------------------------------------------------
+
+    @cached_property
+    def _memory(self) -> EngineMemory:
+        from slime_core.rollout.engine_memory import EngineMemory
+
+        return EngineMemory()
 
     def release_memory(self) -> None:
         """Have the engine, which is idle, give up its memory; nothing where it has."""

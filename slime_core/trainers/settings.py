@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from slime_core.checkpoint.sources import directory_of
 from slime_core.errors import ConfigError
-from slime_core.models.lora import LoraSettings
 from slime_core.protocols import Args
+
+if TYPE_CHECKING:
+    from slime_core.models.lora import LoraSettings
 
 Role = Literal["actor", "critic"]
 
@@ -141,7 +143,7 @@ def common_values(args: Args, role: Role) -> dict[str, Any]:
         "log_probs_chunk_size": args.log_probs_chunk_size,
         "only_train": _patterns("--only-train-params-name-list", args.only_train_params_name_list) if actor else (),
         "freeze": _patterns("--freeze-params-name-list", args.freeze_params_name_list) if actor else (),
-        "lora": LoraSettings.from_args(args) if actor else None,
+        "lora": _lora(args) if actor else None,
         "reset_optimizer_states": args.reset_optimizer_states,
         "timeout_minutes": float(args.distributed_timeout_minutes),
         "distributed_backend": args.distributed_backend,
@@ -170,3 +172,11 @@ def _patterns(flag: str, patterns: Sequence[str] | None) -> tuple[str, ...]:
         except re.error as error:
             raise ConfigError(f"{flag} {pattern!r}: not a regular expression: {error}") from error
     return tuple(patterns or ())
+
+
+def _lora(args: Args) -> LoraSettings | None:
+    if args.lora_rank is None:
+        return None
+    from slime_core.models.lora import LoraSettings
+
+    return LoraSettings.from_args(args)

@@ -51,6 +51,7 @@ class Linear:
         self._min_rows = max(1, -(-_MIN_WORK[weight.dtype] // weight.numel()))
         if weight.dtype == torch.float32:
             self._min_rows = max(8, self._min_rows)
+        self._packed = None  # freed first: the new copy then mostly gets its memory, whose pages are there already
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
 
 

@@ -93,7 +93,7 @@ def load_tokenizer(directory: Path) -> Any:
         return None
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(directory))
+    return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
 
 
 def eos_ids(directory: Path, config: ModelConfig, tokenizer: Any) -> set[int]:

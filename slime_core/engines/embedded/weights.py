@@ -25,35 +25,22 @@ class _Place:
     """Where one HF tensor lives inside a fused tensor."""
 
     target: torch.Tensor
-    """View of the fused tensor."""
+    """View of the fused tensor, in HF's order of rows."""
     shape: tuple[int, ...]
     """HF shape."""
-    pairs: bool = False
-    """Rows are rotary pairs, [heads, head_dim, ...] in the target."""
     repeated: bool = False
     """The target holds the tensor once per head."""
 
     def write(self, tensor: torch.Tensor) -> None:
-        if self.pairs:
-            tensor = _interleave(tensor, self.target.shape[-2 if len(self.shape) == 2 else -1])
-        self.target.copy_(tensor if self.repeated else tensor.reshape(self.target.shape))
+        self.target.copy_(tensor.reshape(self.target.shape[1:] if self.repeated else self.target.shape))
 
     def read(self) -> torch.Tensor:
-        tensor = self.target[0] if self.repeated else self.target
-        if self.pairs:
-            tensor = _deinterleave(tensor, tensor.shape[-2 if len(self.shape) == 2 else -1])
-        return tensor.reshape(self.shape)
+        return (self.target[0] if self.repeated else self.target).reshape(self.shape)
 
 
-def _interleave(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows 0, d/2, 1, d/2+1, ... of each head."""
-    halves = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
-    return halves.transpose(1, 2).reshape(tensor.shape)
-
-
-def _deinterleave(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
-    pairs = tensor.reshape(-1, head_dim // 2, 2, *(tensor.shape[-1:] if tensor.dim() == 3 else ()))
-    return pairs.transpose(1, 2).reshape(tensor.shape)
+def _unpaired(rows: torch.Tensor) -> torch.Tensor:
+    """[heads, head_dim, ...] rotary pairs -> a view [heads, 2, head_dim / 2, ...], first halves before second ones."""
+    return rows.view(rows.shape[0], -1, 2, *rows.shape[2:]).transpose(1, 2)
 
 
 class Layer:
@@ -84,15 +71,15 @@ class Layer:
         dim, queries, keys = config.head_dim, config.num_heads, config.num_kv_heads
         starts = {"q": (0, queries), "k": (queries, keys), "v": (queries + keys, keys)}
         for name, (start, heads) in starts.items():
-            pairs = name != "v"
-            weight = self.qkv.weight.view(-1, dim, config.hidden_size)[start : start + heads]
-            yield f"self_attn.{name}_proj.weight", _Place(weight, (heads * dim, config.hidden_size), pairs)
-            if self.qkv.bias is not None:
-                bias = self.qkv.bias.view(-1, dim)[start : start + heads]
-                yield f"self_attn.{name}_proj.bias", _Place(bias, (heads * dim,), pairs)
-            if self.qk_norm is not None and pairs:
+            paired = name != "v"
+            for kind, tensor in (("weight", self.qkv.weight), ("bias", self.qkv.bias)):
+                if tensor is not None:
+                    rows = tensor.view(-1, dim, *tensor.shape[1:])[start : start + heads]
+                    shape = (heads * dim, *tensor.shape[1:])
+                    yield f"self_attn.{name}_proj.{kind}", _Place(_unpaired(rows) if paired else rows, shape)
+            if self.qk_norm is not None and paired:
                 norm = self.qk_norm[start : start + heads]
-                yield f"self_attn.{name}_norm.weight", _Place(norm, (dim,), True, True)
+                yield f"self_attn.{name}_norm.weight", _Place(_unpaired(norm), (dim,), repeated=True)
         for name, tensor in self.mlp.tensors():
             yield f"mlp.{name}", _whole(tensor)
         yield "self_attn.o_proj.weight", _whole(self.o.weight)

@@ -5,6 +5,7 @@ On resume the lines after the checkpoint are cut off, so the file reads as if th
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Collection, Mapping
 from io import FileIO
@@ -13,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from slime_core.errors import RecordError
+from slime_core.errors import CheckpointError, RecordError
 from slime_core.plugins.hookspecs import hookimpl
 from slime_core.protocols import Args
 
@@ -25,14 +26,16 @@ class JsonlTracker:
 
     def __init__(self) -> None:
         self._file: FileIO | None = None
+        self._goes_on = False
 
     @hookimpl
     def slime_run_start(self, args: Args, run_dir: Path) -> None:
         """Open the file; a resumed run's keeps its whole lines until `cut_after`, as the resume may yet be refused."""
         path = run_dir / FILE
-        kept = _lines(path) if args.start_rollout_id else []
+        content = path.read_bytes() if args.start_rollout_id and path.is_file() else b""
+        self._goes_on = bool(content)
         partial = path.with_name(f".{FILE}.partial")
-        partial.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in kept))
+        partial.write_bytes(content[: content.rfind(b"\n") + 1])  # without a last line that a kill cut
         os.replace(partial, path)
         # Not buffered: what cannot be written must not be tried again when the file is closed.
         self._file = path.open("ab", buffering=0)
@@ -42,6 +45,28 @@ class JsonlTracker:
         """One line; `step` counts finished rollouts."""
         if self._file is not None:
             _append(self._file, orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+
+    @hookimpl
+    def slime_save_state(self) -> dict[str, Any]:
+        """What the file holds up to the commit, to tell damage by."""
+        if self._file is None:
+            return {}
+        content = Path(str(self._file.name)).read_bytes()
+        os.fsync(self._file.fileno())
+        return {FILE: {"size": len(content), "blake2b": _digest(content)}}
+
+    @hookimpl
+    def slime_load_state(self, state: Mapping[str, Any]) -> None:
+        """Raises CheckpointError where the run's file is not what the commit knew."""
+        known = state.get(FILE)
+        if known is None or not self._goes_on or self._file is None:
+            return
+        path = Path(str(self._file.name))
+        if _digest(path.read_bytes()[: known["size"]]) != known["blake2b"]:
+            raise CheckpointError(
+                f"{path}: damaged: it is not what the run had recorded by that commit. To go on without the metrics so"
+                f" far: mv {path} {path}.damaged"
+            )
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
@@ -85,7 +110,10 @@ def cut_after(run_dir: Path, step: int, unfinished: Collection[int] = ()) -> Non
     for line in path.read_bytes().splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
-        found = orjson.loads(line)["step"]
+        try:
+            found = orjson.loads(line)["step"]
+        except (orjson.JSONDecodeError, LookupError, TypeError) as error:
+            raise CheckpointError(f"{path}: damaged: {error}. To go on: mv {path} {path}.damaged") from error
         if found > step or (found in seen and found in unfinished):
             break
         seen.add(found)
@@ -93,9 +121,5 @@ def cut_after(run_dir: Path, step: int, unfinished: Collection[int] = ()) -> Non
     os.truncate(path, kept)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of the file; a last line cut by a kill is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    return [orjson.loads(line) for line in lines[:-1] if line]
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

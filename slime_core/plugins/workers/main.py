@@ -18,7 +18,7 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
-from slime_core.plugins.workers.calls import WorkerArgs, changes, restore, unpack_args, update_args
+from slime_core.plugins.workers.calls import WorkerArgs, changes, restore, sample_state, unpack_args, update_args
 from slime_core.procs.worker import serve
 
 
@@ -80,6 +80,8 @@ class _Worker:
             numpy.random.seed(seed % 2**32)
         rewards = self._loop.run_until_complete(self._callers[key].score(samples, evaluation))
         try:
+            if pickle.dumps([sample_state(sample) for sample in samples]) == states:
+                return rewards, [{}] * len(samples)
             return rewards, [changes(before, sample) for before, sample in zip(pickle.loads(states), samples)]
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise PluginError(

@@ -4,6 +4,9 @@
 process: it starts it, writes a call, waits for the answer under the deadline, and kills the process with all it
 started when none comes, so only the samples of that call are lost. What a reader would get wrong: a call whose process
 is killed by a signal is made once more in a fresh one, since mostly somebody else killed it.
+
+Calls of a component that answers fast are written several at once, twice as many each time while all answers together
+take less than `_BATCH_S`; the process answers each as it is made, so each has its own deadline from when it begins.
 """
 
 from __future__ import annotations
@@ -12,47 +15,29 @@ import asyncio
 import atexit
 import contextlib
 import logging
-import pickle
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.workers.calls import Component, apply, args_changes, pack_args, sample_state
-from slime_core.plugins.workers.execution import LOAD_DEADLINE, DeadlineExceeded, overrun
-from slime_core.procs.worker import Worker, WorkerDied
+from slime_core.plugins.workers.calls import Component, pack_args
+from slime_core.plugins.workers.process import START_DEADLINE, Call, RewardProcess
+from slime_core.procs.worker import WorkerDied
 from slime_core.protocols import Args
 from slime_core.types import Sample
 from slime_core.waits import placed
 
 logger = logging.getLogger(__name__)
 
-START_DEADLINE = 60.0
-"""Seconds a fresh interpreter gets to come up."""
-
-
-class WorkerError(Exception):
-    """What the reward raised in its worker; subclasses carry the name of the original class."""
-
-    worker_traceback: str = ""
-
-
-@dataclass
-class _Call:
-    component: Component
-    samples: Sequence[Sample]
-    evaluation: bool
-    timeout: float | None
-    seed: int
-    begun: Callable[[], None]
-    future: Future[list[Any]] = field(default_factory=Future)
-    process: _Process | None = None
-    """Which one runs it now."""
-    given_up: bool = False
-    """Nobody waits for it any more."""
+_BATCH_S = 0.02
+"""Seconds that calls written at once may take together."""
+_BATCH_CALLS = 64
+_LINGER_S = 0.001
+"""Where fast calls come one upon another, for more of them to come."""
 
 
 class WorkerPool:
@@ -71,12 +56,14 @@ class WorkerPool:
         self._args = args
         self._memory_limit = memory_limit
         self._packed: bytes | None = None
-        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._processes: set[_Process] = set()
+        self._processes: set[RewardProcess] = set()
         self._components: dict[Component, None] = {}
         """Loaded somewhere, so a replacement loads them before it is asked."""
+        self._batch: dict[Component, int] = {}
+        """How many calls of it are written at once."""
         self._idle = 0
         self._closed = False
 
@@ -98,10 +85,10 @@ class WorkerPool:
             WorkerError: The reward raised.
             PluginError: The component cannot be loaded there, answers nonsense, or a sample cannot be sent.
         """
-        call = _Call(component, samples, evaluation, timeout, seed, placed())
+        call = Call(component, samples, evaluation, timeout, seed, placed())
         self._submit(call)
         try:
-            return await asyncio.wrap_future(call.future)
+            return await call.future
         except asyncio.CancelledError:
             call.given_up = True
             if (process := call.process) is not None:
@@ -134,7 +121,7 @@ class WorkerPool:
             thread.join(timeout=START_DEADLINE)
         atexit.unregister(self.close)
 
-    def _submit(self, call: _Call) -> None:
+    def _submit(self, call: Call) -> None:
         with self._lock:
             if self._closed:
                 raise PluginError("the worker processes of rewards have been stopped")
@@ -158,7 +145,7 @@ class WorkerPool:
     # -- on an owner's thread ------------------------------------------------------------------------
 
     def _own(self) -> None:
-        process: _Process | None = None
+        process: RewardProcess | None = None
         broken = False
         while True:
             if process is None and not broken and not self._closed:
@@ -166,52 +153,99 @@ class WorkerPool:
                     process = self._started()  # before it is needed: the next call does not wait for an interpreter
             with self._lock:
                 self._idle += 1
+            asked = time.monotonic()
             call = self._queue.get()
+            if call is not None and self._batch.get(call.component, 1) > 1 and time.monotonic() < asked + _LINGER_S:
+                time.sleep(_LINGER_S)
             with self._lock:
                 self._idle -= 1
             if call is None:
                 break
-            if not call.future.set_running_or_notify_cancel():
-                continue
-            rewards, error = None, None
-            for again in (True, False):
-                try:
-                    broken = process is None
-                    process = process or self._started()
-                    broken = False
-                    rewards, error = self._run(call, process), None
-                except BaseException as raised:
-                    error = raised
-                if process is not None and not process.usable:
-                    self._end(process)
-                    process = None
-                # Whoever killed it meant the process; the call gets one more, with the same random numbers.
-                killed = isinstance(error, WorkerDied) and error.killed
-                if not (again and killed) or call.given_up or self._closed:
-                    break
-            if error is None:
-                call.future.set_result(rewards or [])
-            else:
-                call.future.set_exception(error)
+            began, calls = time.monotonic(), self._with_others(call)
+            left = calls
+            if process is not None and len(calls) > 1:
+                left = self._run_all(calls, process)
+                process = process if process.usable else None
+            for call in left:
+                if not call.given_up:
+                    process, broken = self._run(call, process)
+                    _deliver([call])
+            fast = time.monotonic() - began < _BATCH_S
+            size = max(self._batch.get(calls[0].component, 1), min(2 * len(calls), _BATCH_CALLS))
+            self._batch[calls[0].component] = size if fast else max(1, len(calls) // 4)
         if process is not None:
             self._end(process)
 
-    def _run(self, call: _Call, process: _Process) -> list[Any]:
+    def _with_others(self, call: Call) -> list[Call]:
+        """The call with as many of those that wait as go with it."""
+        calls = [call]
+        share = self._queue.qsize() // max(len(self._threads), 1) + 1
+        while len(calls) < min(self._batch.get(call.component, 1), share):
+            try:
+                other = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if other is None or (other.component, other.timeout) != (call.component, call.timeout):
+                self._queue.put(other)
+                break
+            calls.append(other)
+        return calls
+
+    def _run_all(self, calls: list[Call], process: RewardProcess) -> list[Call]:
+        """Make the calls in one go, as far as all goes well; those that are left to be made one by one."""
         assert self._packed is not None
-        call.process = process
-        call.begun()
+        done, left = list[Call](), deque(calls)
         try:
             process.update(self._packed)
-            return process.run(call)
-        finally:
+            for _ in process.run_all(calls):
+                done.append(left.popleft())
+                if not process.has_answer:
+                    _deliver(done)
+                    done = []
+        except BaseException as error:
+            if not process.usable:
+                self._end(process)
+            # Of the call that ran; after a signal that one is made again.
+            if left[0].process is not None and not (isinstance(error, WorkerDied) and error.killed):
+                left[0].outcome = error
+                done.append(left.popleft())
+        for call in left:
             call.process = None
+        _deliver(done)
+        return list(left)
 
-    def _started(self) -> _Process:
+    def _run(self, call: Call, process: RewardProcess | None) -> tuple[RewardProcess | None, bool]:
+        """Make one call; the process that is there then, and whether none could be started."""
+        assert self._packed is not None
+        broken = False
+        for again in (True, False):
+            try:
+                broken = process is None
+                process = process or self._started()
+                broken = False
+                call.process = process
+                call.begun()
+                process.update(self._packed)
+                call.outcome = process.run(call)
+            except BaseException as error:
+                call.outcome = error
+            finally:
+                call.process = None
+            if process is not None and not process.usable:
+                self._end(process)
+                process = None
+            # Whoever killed it meant the process; the call gets one more, with the same random numbers.
+            killed = isinstance(call.outcome, WorkerDied) and call.outcome.killed
+            if not (again and killed) or call.given_up or self._closed:
+                break
+        return process, broken
+
+    def _started(self) -> RewardProcess:
         """A process that answers and has tried to load what is known. Raises DeadlineExceeded, WorkerDied."""
         assert self._packed is not None
         if self._closed:
             raise WorkerDied("the run has ended")
-        process = _Process()
+        process = RewardProcess()
         with self._lock:
             self._processes.add(process)
         try:
@@ -228,7 +262,7 @@ class WorkerPool:
             raise
         return process
 
-    def _end(self, process: _Process) -> None:
+    def _end(self, process: RewardProcess) -> None:
         try:
             process.end()
         except SlimeError as error:
@@ -237,66 +271,18 @@ class WorkerPool:
             self._processes.discard(process)
 
 
-class _Process(Worker):
-    """One worker process."""
-
-    def __init__(self) -> None:
-        super().__init__("a worker process of rewards", "slime_core.plugins.workers.main")
-        self._loaded: set[Component] = set()
-        self._args = b""
-
-    def begin(self, args: bytes, memory_limit: float | None) -> None:
-        """Wait until it answers."""
-        self._ask(("start", args, memory_limit), START_DEADLINE, "the start of a worker process")
-        self._args = args
-
-    def update(self, args: bytes) -> None:
-        """Bring its settings to `args`, packed by the pool; nothing to do for those it has."""
-        if args is not self._args:
-            self._ask(("update", args_changes(self._args, args)), START_DEADLINE, "new settings in a worker process:")
-            self._args = args
-
-    def load(self, component: Component) -> None:
-        """Resolve and build a component there, unless it has been."""
-        if component not in self._loaded:
-            request = ("load", component.key, component.spec, component.group, component.options)
-            self._ask(request, LOAD_DEADLINE, f"loading {component.spec!r} in a worker process:")
-            self._loaded.add(component)
-
-    def run(self, call: _Call) -> list[Any]:
-        """Score, loading the component first where this process has not seen it."""
-        self.load(call.component)
-        if not call.samples:
-            return []
-        try:
-            states = pickle.dumps([sample_state(sample) for sample in call.samples])
-        except Exception as error:
-            raise PluginError(
-                f"sample {call.samples[0].index} cannot be sent to a worker process ({type(error).__name__}: {error});"
-                " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
-            ) from error
-        request = ("score", call.component.key, states, call.evaluation, call.seed)
-        rewards, changed = self._ask(request, call.timeout, "--rm-timeout")
-        for sample, fields in zip(call.samples, changed):
-            apply(sample, fields)
-        return list(rewards)
-
-    def _ask(self, request: tuple[Any, ...], timeout: float | None, flag: str) -> Any:
-        """Send a request and return what comes after "ok" in the answer."""
-        try:
-            answer = self.ask(request, timeout)
-        except TimeoutError:
-            raise DeadlineExceeded(overrun(timeout, flag)) from None
-        if answer[0] == "ok":
-            return answer[1:]
-        raise _error(*answer[1:])
+def _deliver(calls: Sequence[Call]) -> None:
+    """Have those who wait for the calls get their outcomes, all of a loop in one turn of it."""
+    for loop, group in groupby(calls, key=lambda call: call.future.get_loop()):
+        with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits
+            loop.call_soon_threadsafe(_settle, list(group))
 
 
-def _error(kind: str, text: str, worker_traceback: str) -> Exception:
-    """An exception that reads like the one raised in the worker."""
-    if kind.startswith("Plugin"):
-        error: Exception = PluginError(text)
-    else:
-        error = type(kind, (WorkerError,), {"__module__": "builtins"})(text)
-    error.worker_traceback = worker_traceback  # type: ignore[attr-defined]
-    return error
+def _settle(calls: Sequence[Call]) -> None:
+    for call in calls:
+        if call.future.done():
+            continue
+        if isinstance(call.outcome, BaseException):
+            call.future.set_exception(call.outcome)
+        else:
+            call.future.set_result(call.outcome or [])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,10 +16,12 @@ import torch
 from slime_core.errors import TrainError
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import Decoder
-from slime_core.models.routing import FREE, Routing
 from slime_core.multimodal import TrainInputs
 from slime_core.trainers.sample_rows import read_samples
 from slime_core.types import TrainBatch
+
+if TYPE_CHECKING:
+    from slime_core.models.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ def routing_of(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, device
     """The experts to replay, packed as the micro-batch is; None when the batch has no such column."""
     if batch.routed_experts is None or config.moe is None:
         return None
+    from slime_core.models.routing import FREE, Routing
+
     packed = np.full((sum(micro.lengths), config.num_layers, config.moe.experts_per_token), FREE, dtype=np.int64)
     start = 0
     for position, length in zip(micro.positions, micro.lengths, strict=True):
@@ -91,6 +96,8 @@ def routing_of(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, device
 
 def keep_routing(batch: TrainBatch, micro: MicroBatch, config: ModelConfig, routing: Routing) -> None:
     """Write the experts that the pass used where the batch has none, in place."""
+    from slime_core.models.routing import FREE
+
     assert batch.routed_experts is not None
     assert config.moe is not None
     used = routing.used(sum(micro.lengths), config.num_layers, config.moe.experts_per_token).numpy()

@@ -20,7 +20,6 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.models.config import load_model_config
 from slime_core.models.decoder import Decoder
 from slime_core.models.hf_io import read_weights
-from slime_core.models.routing import Routing
 from slime_core.ops.logprobs import log_probs_from_logits, token_log_probs
 from slime_core.protocols import Args, LossFn, MicroBatchOutput, StepResult, TrainerTraits
 from slime_core.trainers.embedded import model_files, state
@@ -35,6 +34,7 @@ from slime_core.trainers.settings import Role
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
+    from slime_core.models.routing import Routing
     from slime_core.trainers.embedded.critic import Critic
 
 MISMATCH = "routing_mismatch"

@@ -182,10 +182,19 @@ def test_what_a_class_raises_names_it_and_its_line() -> None:
         make(Broken(None)).observe([], True)
 
 
-def test_the_state_of_another_buffer_is_refused() -> None:
-    state = make(BufferBase(None)).state_dict()
-    with pytest.raises(CheckpointError, match=r"checkpoint's buffer is a BufferBase; .*'mine'.* is a FilteredList"):
-        make().load_state_dict(state)
+def test_another_buffer_than_the_checkpoints_starts_anew_with_its_groups(caplog: pytest.LogCaptureFixture) -> None:
+    """Two plugins may call their class alike: `Buffer` of fifo and `Buffer` of curriculum."""
+    fifo, curriculum = (SampleBuffer(args, 2, resolve_buffer(args)) for args in map(_named, ("fifo", "curriculum")))
+    fifo.add([group(0), group(1)])
+    curriculum.load_state_dict(json.loads(json.dumps(fifo.state_dict())))
+    assert "buffer is a slime_buffer_fifo.Buffer; --buffer-filter-path 'curriculum'" in caplog.text
+    assert "starts anew: it gets the 2 groups that wait" in caplog.text
+    assert curriculum.take_metrics()["rollout/curriculum/known_prompts"] == 0
+    assert [g[0].group_index for g in curriculum.take(2)] == [0, 1]
+
+
+def _named(name: str) -> Args:
+    return Args(buffer_filter_path=name, rollout_seed=1, plugins={})
 
 
 def test_finished_groups_may_have_grown() -> None:

@@ -12,6 +12,8 @@ import pytest
 from slime_sandbox_local import LocalSandbox, isolation_here
 from slime_sandbox_local.blocking import STARTS, ended, on_thread
 
+from slime_core.procs.guarded import Guarded
+
 WAITS = "import sys; sys.stdin.read()"
 
 
@@ -76,19 +78,18 @@ def descriptors() -> set[tuple[str, str]]:
 
 def test_the_end_of_a_process() -> None:
     async def body() -> None:
-        process = subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE)
+        process = Guarded("a child", stop_s=0.0, leftover_s=0.0)
+        process.start([sys.executable, "-c", WAITS], stdin=subprocess.PIPE)
         before = descriptors()
-        assert process.stdin is not None
         try:
             assert not await ended(process, "a child", 0.05, "nothing")
             process.stdin.close()
             assert await ended(process, "a child", 60, "nothing")
-            assert process.returncode == 0
+            assert process.poll() == 0
             assert await ended(process, "a child", 60, "nothing"), "it has been reaped"
             assert descriptors() <= before, "none was left open"
         finally:
             process.kill()
-            process.wait()
 
     asyncio.run(body())
 

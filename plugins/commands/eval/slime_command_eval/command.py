@@ -7,6 +7,7 @@ from typing import Any
 
 from slime_core.cli.train import loading
 from slime_core.protocols import Command
+from slime_core.text import plain
 from slime_core.waits import telling_start
 
 
@@ -33,7 +34,7 @@ def _eval(argv: list[str]) -> int:
     report = evaluate(prepare(settings, learn=False))
     width = max(map(len, report["metrics"]), default=0)
     for name, value in report["metrics"].items():
-        print(f"{name:<{width}}  {value:.4f}")
+        print(plain(f"{name:<{width}}  {value:.4f}"))
     print_table(report)
     print(f"written to {run_dir_of(args) / REPORT}")
     return 0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core import hookimpl
+from slime_core.text import plain
 
 if TYPE_CHECKING:
     from slime_command_inspect.attack_answers import Case
@@ -162,6 +163,6 @@ def show(spec: str, report: Report) -> None:
     ):
         for one in found:
             said = one.error or f"reward {one.reward}"
-            print(f"{title:<10} {one.what:<12} label {one.label!r:.40}: {one.response!a} -> {said:.200}")
+            print(plain(f"{title:<10} {one.what:<12} label {one.label!r:.40}: {one.response!a} -> {said:.200}"))
     counts = {"false passes": report.false_passes, "false fails": report.false_fails, "raised": report.errors}
     print(", ".join(f"{len(found)} {name}" for name, found in counts.items()))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
+from slime_core.text import plain
 
 if TYPE_CHECKING:
     from slime_command_inspect.ledger_history import Event, History
@@ -49,7 +50,7 @@ def run(namespace: argparse.Namespace) -> int:
         lines = list(_state_lines(history, namespace.state))
     else:
         lines = list(_summary_lines(history))
-    print("\n".join(lines))
+    print(plain("\n".join(lines)))
     return 0
 
 
@@ -81,9 +82,9 @@ def _verify(namespace: argparse.Namespace) -> int:
         print(json.dumps({**found, "facts": report.facts, "notes": report.notes}, indent=2))
         return int(bool(report.problems))
     for problem in report.problems:
-        print(problem)
+        print(plain(problem))
     for note in report.notes:
-        print(f"note: {note}")
+        print(plain(f"note: {note}"))
     if report.problems:
         print(f"{place}: the ledger does not hold: {len(report.problems)} problem{'s' * (len(report.problems) > 1)}")
         return 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.parser import Parser
 from slime_core.protocols import Command
+from slime_core.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,7 +141,7 @@ def _score(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
     for spec, outcomes in asyncio.run(_rescored(settings, namespace.specs, saved, True, None)):
         (outcome,) = outcomes
         shown = f"failed: {outcome.error}" if outcome.error else json.dumps(outcome.new, default=str)
-        print(shown if len(namespace.specs) == 1 else f"{spec}  {shown}")
+        print(plain(shown if len(namespace.specs) == 1 else f"{spec}  {shown}"))
         status = status or int(outcome.error is not None)
     return status
 
@@ -208,7 +209,7 @@ def _report(
                 print(f"{spec}:")
             for outcome in outcomes:
                 if outcome.error is not None or (namespace.diff and outcome.differs):
-                    print(_line(outcome, several_files=len(files) > 1))
+                    print(plain(_line(outcome, several_files=len(files) > 1)))
             print(_summary_line(totals[spec]))
     failed = any(total["failed"] for total in totals.values())
     return int(failed or (namespace.check and any(total["changed"] for total in totals.values())))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
+from slime_core.text import plain
 
 if TYPE_CHECKING:
     from slime_command_inspect.selection import Selection
@@ -112,7 +113,7 @@ def _tell(found: Selection, output: Path, as_json: bool) -> None:
         f"kept {len(found.kept)} of {found.total} samples, of {found.groups_kept} of {found.groups} prompts{where}"
     )  # fmt: skip
     for reason, count in found.left_out.most_common():
-        print(f"  {count:>6}  {reason}")
+        print(plain(f"  {count:>6}  {reason}"))
 
 
 command = Command(run, add_parser)

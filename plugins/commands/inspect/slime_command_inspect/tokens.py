@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.protocols import Command
+from slime_core.text import plain
 
 _MARKS = {"ok": "ok    ", "note": "note  ", "failed": "FAILED"}
 
@@ -57,7 +58,7 @@ def run(namespace: argparse.Namespace) -> int:
         return int(bool(failed))
     width = max(len(f.name) for f in findings)
     for finding in findings:
-        print(f"{_MARKS[finding.status]}  {finding.name:<{width}}  {finding.text}")
+        print(plain(f"{_MARKS[finding.status]}  {finding.name:<{width}}  {finding.text}"))
     name = template or directory
     if rewrites:
         print(f"{name}: the template rewrites history ({', '.join(rewrites)})")

@@ -14,6 +14,7 @@ from typing import Any
 
 from slime_command_inspect.boards import Report, ask_for_stacks, read_run
 from slime_core.protocols import Command
+from slime_core.text import plain
 
 NOTHING, OVERDUE = 1, 3
 _STACKS_WITHIN = 8.0
@@ -45,12 +46,12 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.learning:
         from slime_command_inspect.learning import describe_learning
 
-        print(describe_learning(run_dir))
+        print(plain(describe_learning(run_dir)))
         return 0
     while True:
         report = read_run(run_dir)
         stacks = ask_for_stacks(report.answering, _STACKS_WITHIN) if namespace.stacks else {}
-        print(_as_json(report, stacks) if namespace.json else describe(report, stacks), flush=True)
+        print(_as_json(report, stacks) if namespace.json else plain(describe(report, stacks)), flush=True)
         if not namespace.watch or not report.alive:
             return NOTHING if not report.alive else OVERDUE if report.overdue else 0
         time.sleep(_PERIOD)

@@ -56,7 +56,7 @@ def sample_files(folder: Path) -> list[Path]:
 
 def write_file(path: Path, groups: Iterable[Sequence[bytes]]) -> list[Frame]:
     """Write each group's lines as a frame. Raises OSError; then the file is as it was."""
-    compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     frames = [compressor.compress(b"".join(line + b"\n" for line in lines)) for lines in groups]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
@@ -91,6 +91,16 @@ def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator
         wanted = (line for line in io.BytesIO(lines) if starts is None or line.startswith(starts))
         yield Frame(offset, size), [orjson.loads(line) for line in wanted]
         offset += size
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a file, in words; every frame has a checksum."""
+    try:
+        end = max((frame.offset + frame.size for frame, _ in read_frames(path, (b"\0",))), default=0)
+        size = path.stat().st_size
+    except OSError as error:
+        return str(error)
+    return None if end == size else f"of its {size} bytes those from {end} on cannot be read"
 
 
 def _rows(frame: bytes) -> list[Row]:

@@ -6,6 +6,7 @@ again after a resume replaces what it had generated before, since a file has its
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import random
@@ -20,7 +21,17 @@ from slime_core.data.dumps import to_json
 from slime_core.errors import SlimeError
 from slime_core.protocols import Args
 from slime_core.types import Group, Sample, SampleStatus
-from slime_runs.files import FOLDER, Row, file_name, parse_name, read_frames, sample_files, trained_name, write_file
+from slime_runs.files import (
+    FOLDER,
+    Row,
+    damage,
+    file_name,
+    parse_name,
+    read_frames,
+    sample_files,
+    trained_name,
+    write_file,
+)
 from slime_runs.index import Index
 
 logger = logging.getLogger(__name__)
@@ -73,6 +84,7 @@ class SampleStore:
             if found is not None and found[0] > self._trained + found[1]:
                 path.unlink()
                 (path.parent / trained_name(found[0])).unlink(missing_ok=True)
+        self._later(functools.partial(_tell_damaged, self._run_dir / FOLDER))
 
     @hookimpl
     def slime_run_end(self, error: BaseException | None) -> None:
@@ -154,6 +166,14 @@ class SampleStore:
         """The run goes on without: no training is worth less for want of its record."""
         self._stopped = True
         logger.warning("samples are no longer stored in this run: %s: %s", type(error).__name__, error)
+
+
+def _tell_damaged(folder: Path) -> None:
+    for path in sorted(folder.glob("*.jsonl.zst")):
+        if problem := damage(path):
+            logger.warning(
+                "%s: damaged: %s. The run goes on; what reads samples leaves that out. rm %s", path, problem, path
+            )
 
 
 class _Writer:

@@ -1,30 +1,15 @@
-"""What a model wrote, on a terminal: what would move the cursor, ring or reorder is spelled out."""
+"""Curves, tables and numbers on a terminal; what a model wrote goes through `plain`."""
 
 from __future__ import annotations
 
 import itertools
-import unicodedata
 from collections.abc import Sequence
 
+from slime_core.text import one_line, plain
+
+__all__ = ["number", "one_line", "plain", "sparkline", "table"]
+
 _BARS = "▁▂▃▄▅▆▇█"
-_HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
-"""Control, format (bidi among them), private, surrogate, separators of lines."""
-
-
-def plain(text: str, limit: int | None = None) -> str:
-    """The text with control and format characters escaped, newlines and tabs left; cut after `limit` characters."""
-    cut = text if limit is None or len(text) <= limit else text[:limit]
-    shown = "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else _spelled(c) for c in cut)
-    return shown if len(cut) == len(text) else f"{shown} ... ({len(text) - len(cut):,} characters more)"
-
-
-def one_line(text: str, limit: int) -> str:
-    """As `plain`, on one line."""
-    return plain(" ".join(text.split()), limit)
-
-
-def _spelled(character: str) -> str:
-    return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any
 
 from slime_runs.index import Entry, Filter
-from slime_runs.ledger import chain, events_of
 from slime_runs.run import Order, StoredSample
 from slime_runs.text import plain
 
@@ -53,7 +52,7 @@ def rollout(run: WatchedRun, number: int, data_set: str) -> dict[str, Any]:
     dropped = {
         group for group, fate in zip(found["columns"]["group_index"], found["columns"]["fate"]) if fate == "dropped"
     }
-    reasons = run.dropped_for() if dropped else {}
+    reasons = run.ledger.dropped_for() if dropped else {}
     return {
         **found,
         "rollout": number,
@@ -99,7 +98,7 @@ def group(run: WatchedRun, number: int, data_set: str, index: int) -> dict[str, 
         "prompt": [message(one) for one in prompt],
         "label": label(stored[0]) if stored else None,
         "samples": [answer(run, found, trained.get(found.entry.sample_index or 0)) for found in stored],
-        "events": [] if data_set else events_of(chain(run.path), [index])[index],
+        "events": [] if data_set else run.ledger.events([index])[index],
     }
 
 

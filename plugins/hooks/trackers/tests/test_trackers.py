@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sqlite3
@@ -19,6 +20,7 @@ from slime_hook_trackers.worker import Worker
 from slime_core import Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import ConfigError
+from tests.until import until
 
 SECRET, PROMPT = "sk-very-secret", "what nobody else may read"
 
@@ -45,6 +47,17 @@ def follow(run_dir: Path, *, texts: int = 0, use: list[str] | None = None, **set
         trackers.slime_log_rollout(rollout, args, samples())
         trackers.slime_log_metrics(rollout + 1, {"rollout/raw_reward": 0.5 + rollout, "eval/held-pass@1": 1.0})
     trackers.slime_run_end(None)
+
+
+def records(log: bytes) -> bytes:
+    """Of a file of Weights & Biases, which is LevelDB's log: records are cut where blocks end."""
+    found, place, block = b"", 7, 1 << 15
+    while place + 7 <= len(log):
+        left = block - place % block
+        size = int.from_bytes(log[place + 4 : place + 6], "little") if left >= 7 else 0
+        found += log[place + 7 : place + 7 + size] if left >= 7 else b""
+        place += 7 + size if left >= 7 else left
+    return found
 
 
 def written(folder: Path) -> bytes:
@@ -74,11 +87,15 @@ def test_wandb_has_them_without_key_and_prompt(tmp_path: Path, monkeypatch: pyte
         tmp_path, use_wandb=True, wandb_mode="offline", wandb_project="mine", wandb_group="grouped", wandb_key=SECRET
     )
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
-    found = written(folder)
+    log = next(folder.glob("*.wandb"))
+    asyncio.run(
+        until(lambda: b"rollout/raw_reward" in records(log.read_bytes()))
+    )  # its service writes on after `finish`
+    found = records(log.read_bytes())
     for word in (b"rollout/raw_reward", b"rewards_histogram", b"grouped", b"num_steps_per_rollout"):
         assert word in found
     assert SECRET.encode() not in written(tmp_path)
-    assert PROMPT.encode() not in found
+    assert PROMPT.encode() not in found + written(folder)
 
 
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def make_job(settings: Settings, folder: Path, directory: str) -> None:
             changed = located_deep(changed, directory) if evaluates else changed
             if changed != content:
                 file.write_text(yaml.safe_dump(changed, sort_keys=False), encoding="utf-8")
-    text = dataclasses.replace(settings, args=args).to_yaml(changed=True, directory=directory)
+    text = dataclasses.replace(settings, args=args).to_yaml(changed=True, directory=directory, whole=True)
     (folder / RUN).write_text(text, encoding="utf-8")
     order = {"command": settings.command, "directory": directory}
     (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")

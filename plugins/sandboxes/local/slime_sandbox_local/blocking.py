@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
+from slime_core.procs.guarded import Guarded
 from slime_core.waits import waiting
 
 T = TypeVar("T")
@@ -57,9 +57,9 @@ async def on_thread(what: str, call: Callable[[], T], unwanted: Callable[[T], No
     return future
 
 
-async def ended(process: subprocess.Popen[bytes], what: str, deadline: float, then: str) -> bool:
-    """Whether a child ends within `deadline` seconds; it is reaped then."""
-    if process.poll() is not None:
+async def ended(process: Guarded, what: str, deadline: float, then: str) -> bool:
+    """Whether it ends within `deadline` seconds, with all that it started."""
+    if process.pid is None or process.poll() is not None:
         return True
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
     handle = os.pidfd_open(process.pid)

@@ -19,6 +19,10 @@ from slime_testing_contracts.engine_reference import weights
 from slime_testing_contracts.tiny import tiny_model, tiny_moe_model
 
 LENGTHS = (3, 1, 6, 4)
+_MIS = {
+    "custom_tis_function_path": "mis", "tis_clip": 2.0, "tis_level": "token", "tis_mode": "truncate", "use_rs": True,
+    "rs_level": "sequence", "rs_lower_bound": 0.5, "rs_upper_bound": 2.0, "use_tis": True,
+}  # fmt: skip
 SPLITS = ([[0, 1, 2, 3]], [[2], [3, 0], [1]])
 
 
@@ -144,6 +148,36 @@ class TrainerContract(Contract):
         assert outcomes[1] == pytest.approx(outcomes[0], rel=1e-3), (
             f"(loss, grad_norm) depend on the micro-batches: {outcomes[0]} in one, {outcomes[1]} in three"
         )
+
+    def test_rows_that_a_correction_rejects_move_nothing_else(self) -> None:
+        """Whatever the rewards of a group that `mis` rejects: what the other group trains is the same bit for bit.
+
+        verl's pull request 6452 is about rejected rows that stay in statistics of accepted ones.
+        """
+        from slime_core.estimator import EstimatorBase
+        from slime_core.learning.corrections import MismatchImportanceSampling
+        from slime_core.learning.corrector import Corrector
+        from slime_core.learning.learner import Learner
+        from slime_core.learning.loss import PolicyLoss
+
+        args = self.settings.model_copy(update={**_MIS, "compute_advantages_and_returns": True, **self.args})
+        outcomes = []
+        for of_rejected in ([1.0, -1.0], [700.0, 0.0]):
+            batch = example_batch()
+            with self.built() as trainer:
+                sampled = [part.tolist() for part in trainer.log_probs(batch, SPLITS[0])]
+                batch.rollout_log_probs = [[p - 9.0 for p in part] for part in sampled[:2]] + sampled[2:]
+                batch.rewards = batch.raw_rewards = [*of_rejected, 1.0, -1.0]
+                estimator = EstimatorBase(args)
+                loss: Any = PolicyLoss(args, estimator, Corrector(args, MismatchImportanceSampling(args)))
+                metrics = Learner(args, trainer, estimator, loss).train(0, batch)
+                rejected = metrics["train/mis_rejected_fraction"]
+                outcomes.append({name: part.detach().cpu().clone() for name, part in trainer.named_weights()})
+            assert 0 < rejected < 1, f"a group of two is to be rejected; train/mis_rejected_fraction is {rejected}"
+        initial = weights()
+        assert any(not torch.equal(part.float(), initial[name].float()) for name, part in outcomes[0].items())
+        wrong = [name for name, part in outcomes[0].items() if not torch.equal(part, outcomes[1][name])]
+        assert not wrong, f"rewards of rejected rows changed {wrong[:5]}"
 
     def test_weights_have_the_checkpoints_names(self) -> None:
         """HF names and shapes, every one, and the values that were loaded."""

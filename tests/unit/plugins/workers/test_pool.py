@@ -20,8 +20,10 @@ from slime_core.config import Args
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
+from slime_core.plugins.workers.calls import Component
 from slime_core.plugins.workers.execution import DeadlineExceeded
-from slime_core.plugins.workers.pool import Component, WorkerError, WorkerPool
+from slime_core.plugins.workers.pool import WorkerPool
+from slime_core.plugins.workers.process import WorkerError
 from slime_core.procs.worker import Worker, WorkerDied
 from slime_core.types import Sample
 from slime_core.waits.processes import runs
@@ -269,10 +271,30 @@ async def test_waiting_for_a_worker_does_not_count(
     assert await asyncio.gather(holder, *waiting) == [[1.0], *([i + 0.5] for i in range(8))]
 
 
+async def test_calls_written_at_once_have_their_own_fates(pool: WorkerPool, file: Path, tmp_path: Path) -> None:
+    """The call that hangs, ends or is killed with its process loses nothing but itself, once."""
+    call = caller(pool, file, rm_timeout=2.0)
+    await call.score([say("add 1")])
+    holder = asyncio.create_task(caller(pool, file, rm_timeout=None).score([say(f"wait {tmp_path / 'release'}")]))
+    await until(lambda: pool._idle == 0, "the worker to take the first call")
+    words = [
+        "add 1", "raise why", "lambda", "add 2", "exit 3", "add 3", "sleep 600", "add 4", "signal 9", "add 5",
+    ]  # fmt: skip
+    sent = [asyncio.create_task(call.score([say(word, i)])) for i, word in enumerate(words)]
+    await until(lambda: pool._queue.qsize() == len(words), "all calls to wait")
+    pool._batch[call.component] = 64
+    (tmp_path / "release").touch()
+    found = await asyncio.gather(holder, *sent, return_exceptions=True)
+    shown = [value[0] if isinstance(value, list) else type(value).__name__ for value in found[1:]]
+    assert shown == [
+        1.5, "KeyError", "PluginError", 2.5, "WorkerDied", 3.5, "DeadlineExceeded", 4.5, "WorkerDied", 5.5,
+    ]  # fmt: skip
+
+
 def test_an_answer_that_is_there_at_the_deadline_counts() -> None:
     ours, theirs = socket.socketpair()
     process = Worker.__new__(Worker)
-    process.sock = ours
+    process.sock, process._received = ours, bytearray()
     with ours, theirs:
         theirs.sendall(b"answer")
         passed = time.monotonic() - 1

@@ -1,0 +1,82 @@
+"""Keys, tokens and passwords that this process was given, so that nothing it prints or keeps shows them.
+
+`learn` is told every value with the name it stands under: the command line's, the environment's, the files'. `hidden`
+is asked for every text on its way out: warnings, errors, `slime config show`, `config.yaml`, a commit's settings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from slime_core.errors import ConfigError
+
+MARK = "<not kept>"
+"""Stands where a secret was."""
+_NAMED = re.compile(
+    r"(^|[._-])((api|access|private|secret|wandb|auth|admin)[_-]?keys?|(hf|hub|api|auth|access|bearer|refresh)[_-]?tokens?"
+    r"|pass(word|wd|phrase)|secrets?|credentials?)$|(^|\.)token$",
+    re.IGNORECASE,
+)
+_IN_URL = re.compile(r"\b\w+://[^\s/@:]*:([^\s/@]+)@")
+_known: set[str] = set()
+
+
+def learn(name: str, value: Any, shortest: int = 4) -> None:
+    """Remember what of a value is secret: all of it by its name, or the password of an address in it.
+
+    `shortest`: characters; what has fewer is no secret, and would be found in other words.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            learn(str(key), inner, shortest)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for inner in value:
+            learn(name, inner, shortest)
+    elif isinstance(value, (str, int)) and not isinstance(value, bool):
+        text = str(value)
+        found = [text] if _NAMED.search(name) else _IN_URL.findall(text)
+        for secret in (s for s in found if len(s) >= shortest and s != MARK):
+            _known.update((secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]))
+        if text.startswith("{"):
+            with suppress(ValueError):
+                learn(name, json.loads(text), shortest)
+
+
+def learn_flags(argv: Sequence[str]) -> None:
+    """Of a command line: `--wandb-key KEY`, `--url=https://user:password@host`, `--set plugins.mine.api_key=KEY`."""
+    for before, word in zip(["", *argv], argv):
+        name, _, value = word.partition("=")
+        learn(name, value)
+        learn(before if before.startswith("-") else "", word)
+
+
+def learn_environment(env: Mapping[str, str]) -> None:
+    """Of the environment; short values such as EMPTY are what one writes where no key is needed."""
+    for name, value in env.items():
+        learn(name, value, shortest=8)
+
+
+def hidden(text: str) -> str:
+    """The text without secrets."""
+    for secret in sorted(_known, key=len, reverse=True):
+        text = text.replace(secret, MARK)
+    return text
+
+
+def hidden_values(value: Any) -> Any:
+    """A setting's value without secrets."""
+    if isinstance(value, Mapping):
+        return {key: hidden_values(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [hidden_values(inner) for inner in value]
+    return hidden(value) if isinstance(value, str) else value
+
+
+def refuse_marks(name: str, value: Any, origin: object) -> None:
+    """Raise ConfigError for a value of a kept `config.yaml` whose secret is not there."""
+    if MARK in str(value):
+        raise ConfigError(f"{name} ({origin}): the file does not keep secrets; give it again")

@@ -1,0 +1,168 @@
+"""One worker process of rewards, as the thread that owns it sees it: calls in, their outcomes out.
+
+`workers.pool` owns them; `workers.main` is the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core.errors import PluginError
+from slime_core.plugins.workers.calls import Component, apply, args_changes, sample_state
+from slime_core.plugins.workers.execution import LOAD_DEADLINE, DeadlineExceeded, overrun
+from slime_core.procs.worker import Worker
+from slime_core.types import Sample
+
+START_DEADLINE = 60.0
+"""Seconds a fresh interpreter gets to come up."""
+_BATCH_BYTES = 1 << 16
+"""Of all requests but the first: what a socket holds, so that neither side waits for the other to read."""
+
+
+class WorkerError(Exception):
+    """What the reward raised in its worker; subclasses carry the name of the original class."""
+
+    worker_traceback: str = ""
+
+
+@dataclass
+class Call:
+    """One call of a reward, and what became of it."""
+
+    component: Component
+    samples: Sequence[Sample]
+    evaluation: bool
+    timeout: float | None
+    seed: int
+    begun: Callable[[], None]
+    future: asyncio.Future[list[Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    process: RewardProcess | None = None
+    """Which one runs it now."""
+    given_up: bool = False
+    """Nobody waits for it any more."""
+    outcome: list[Any] | BaseException | None = None
+    """Rewards, or what went wrong."""
+
+
+class RewardProcess(Worker):
+    """One worker process."""
+
+    def __init__(self) -> None:
+        super().__init__("a worker process of rewards", "slime_core.plugins.workers.main")
+        self._loaded: set[Component] = set()
+        self._args = b""
+
+    def begin(self, args: bytes, memory_limit: float | None) -> None:
+        """Wait until it answers."""
+        self._ask(("start", args, memory_limit), START_DEADLINE, "the start of a worker process")
+        self._args = args
+
+    def update(self, args: bytes) -> None:
+        """Bring its settings to `args`, packed by the pool; nothing to do for those it has."""
+        if args is not self._args:
+            self._ask(("update", args_changes(self._args, args)), START_DEADLINE, "new settings in a worker process:")
+            self._args = args
+
+    def load(self, component: Component) -> None:
+        """Resolve and build a component there, unless it has been."""
+        if component not in self._loaded:
+            request = ("load", component.key, component.spec, component.group, component.options)
+            self._ask(request, LOAD_DEADLINE, f"loading {component.spec!r} in a worker process:")
+            self._loaded.add(component)
+
+    def run(self, call: Call) -> list[Any]:
+        """Score, loading the component first where this process has not seen it."""
+        self.load(call.component)
+        if not call.samples:
+            return []
+        request = _request(call)
+        with _overrun(call.timeout, "--rm-timeout"):
+            answer = next(self.ask_all([request], call.timeout))
+        return _rewards(call, answer)
+
+    def run_all(self, calls: Sequence[Call]) -> Iterator[None]:
+        """Score calls of one component and deadline, in order; yields as each has its outcome, and raises as `ask`."""
+        self.load(calls[0].component)
+        requests = []
+        for call in calls:
+            try:
+                requests.append(_request(call))
+            except PluginError as error:
+                requests.append(b"")
+                call.outcome = error
+        start = 0
+        while start < len(calls):
+            end, size = start + 1, 0
+            while end < len(calls) and (size := size + len(requests[end])) <= _BATCH_BYTES:
+                end += 1
+            answers = self.ask_all([request for request in requests[start:end] if request], calls[0].timeout)
+            for call, request in zip(calls[start:end], requests[start:end]):
+                if request:
+                    call.process = self
+                    call.begun()
+                    with _overrun(call.timeout, "--rm-timeout"):
+                        answer = next(answers)
+                    call.process = None
+                    try:
+                        call.outcome = _rewards(call, answer)
+                    except Exception as error:
+                        call.outcome = error
+                yield
+            start = end
+
+    def _ask(self, request: tuple[Any, ...], timeout: float | None, flag: str) -> Any:
+        """Send a request and return what comes after "ok" in the answer."""
+        with _overrun(timeout, flag):
+            answer = self.ask(request, timeout)
+        return _good(answer)
+
+
+@contextlib.contextmanager
+def _overrun(timeout: float | None, flag: str) -> Iterator[None]:
+    """A deadline that passes inside is told by its flag."""
+    try:
+        yield
+    except TimeoutError:
+        raise DeadlineExceeded(overrun(timeout, flag)) from None
+
+
+def _request(call: Call) -> bytes:
+    """What is sent of the call. Raises PluginError when a sample cannot be."""
+    try:
+        states = pickle.dumps([sample_state(sample) for sample in call.samples])
+    except Exception as error:
+        raise PluginError(
+            f"sample {call.samples[0].index} cannot be sent to a worker process ({type(error).__name__}: {error});"
+            " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
+        ) from error
+    return pickle.dumps(("score", call.component.key, states, call.evaluation, call.seed))
+
+
+def _good(answer: Any) -> Any:
+    """What comes after "ok"; raises the error that the answer is otherwise."""
+    if answer[0] == "ok":
+        return answer[1:]
+    raise _error(*answer[1:])
+
+
+def _rewards(call: Call, answer: Any) -> list[Any]:
+    """The rewards in an answer; samples get what the reward changed in them. Raises what the reward raised."""
+    rewards, changed = _good(answer)
+    for sample, fields in zip(call.samples, changed):
+        apply(sample, fields)
+    return list(rewards)
+
+
+def _error(kind: str, text: str, worker_traceback: str) -> Exception:
+    """An exception that reads like the one raised in the worker."""
+    if kind.startswith("Plugin"):
+        error: Exception = PluginError(text)
+    else:
+        error = type(kind, (WorkerError,), {"__module__": "builtins"})(text)
+    error.worker_traceback = worker_traceback  # type: ignore[attr-defined]
+    return error

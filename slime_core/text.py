@@ -1,0 +1,28 @@
+"""Text of models, tools and data on a terminal: what would move the cursor, ring or reorder is spelled out.
+
+Every command that prints such text, and slime's own warnings and errors, go through `plain`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+_HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
+"""Control, format (bidi among them), private, surrogate, separators of lines."""
+
+
+def plain(text: str, limit: int | None = None) -> str:
+    """The text with control and format characters escaped, newlines and tabs left; cut after `limit` characters."""
+    cut = text if limit is None or len(text) <= limit else text[:limit]
+    if not (cut.isascii() and cut.isprintable()):
+        cut = "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else _spelled(c) for c in cut)
+    return cut if limit is None or len(text) <= limit else f"{cut} ... ({len(text) - limit:,} characters more)"
+
+
+def one_line(text: str, limit: int) -> str:
+    """As `plain`, on one line."""
+    return plain(" ".join(text.split()), limit)
+
+
+def _spelled(character: str) -> str:
+    return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"

@@ -1,0 +1,91 @@
+"""Nothing that slime prints or keeps shows a key, a token or a password that it was given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli.main import main
+from slime_core.config import load_settings, secrets
+
+KEY = 'sk-"0123456789\\'
+PASSWORD = "s3cr3tpass"
+URL = f"http://me:{PASSWORD}@judge:8000/v1"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_known", set())
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    main(list(argv))
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    for secret in (KEY, PASSWORD, json.dumps(KEY)[1:-1], repr(KEY)[1:-1]):
+        assert secret not in text, text
+    return text
+
+
+WAYS = [
+    [f"--wandb-key={KEY}"],
+    ["--wandb-key", KEY],
+    ["--set", f"plugins.remote.url={URL}"],
+    ["--set", f"plugins.mine.auth_token={KEY}"],
+    ["--set", f"plugins.mine={json.dumps({'headers': {'api_key': KEY}, 'servers': [URL]})}"],
+    ["--plugins", json.dumps({"mine": {"password": KEY}})],
+    ["--custom-loss-function-path", URL],
+    ["--rollout-external-engine-addrs", URL],
+    ["--sglang-api-key", KEY, "--rollout-engine", "sglang"],
+    ["--router-api-key", KEY, "--rollout-engine", "sglang"],
+    ["--load", URL],
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+@pytest.mark.parametrize("command", [["config", "show"], ["train"]], ids=" ".join)
+def test_as_flags(command: list[str], way: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Also beside a mistake, which is cited with its values."""
+    told(capsys, *command, *way)
+    told(capsys, *command, *way, "--lr", "much", "--plugins", "[]")
+
+
+@pytest.mark.parametrize("line", [f"wandb_key: '{KEY}'", f"api_key: '{KEY}'", f"plugins: {{remote: {{url: '{URL}'}}}}",
+                                  f"custom: {{hf_token: '{KEY}'}}", f"lr: '{URL}'"])  # fmt: skip
+def test_in_a_file(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text(line, encoding="utf-8")
+    told(capsys, "config", "show", "--config", str(tmp_path / "run.yaml"))
+    told(capsys, "train", "--config", str(tmp_path / "run.yaml"))
+
+
+def test_in_the_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIME_WANDB_KEY", KEY)
+    monkeypatch.setenv("MY_API_KEY", "0123456789abcdef")
+    assert secrets.MARK in told(capsys, "config", "show")
+    assert secrets.hidden("it says 0123456789abcdef") == f"it says {secrets.MARK}"
+
+
+def test_kept_settings_do_not_have_them_and_say_so(tmp_path: Path) -> None:
+    settings = load_settings(["--set", f"plugins.remote.url={URL}", "--set", f"mine.api_key={KEY}"][:2], command="show")
+    assert secrets.MARK in str(settings.to_dict()["plugins"])
+    assert PASSWORD not in str(settings.to_dict())
+    (tmp_path / "config.yaml").write_text(settings.to_yaml(), encoding="utf-8")
+    again = ["--config", str(tmp_path / "config.yaml")]
+    with pytest.raises(secrets.ConfigError, match=r"plugins .*config.yaml.*does not keep secrets; give it again"):
+        load_settings(again, command="show")
+    given = load_settings([*again, "--set", f"plugins.remote.url={URL}"], command="show")
+    assert given.args.plugins["remote"]["url"] == URL
+    assert PASSWORD in settings.to_yaml(whole=True), "what is handed to another machine's job"
+
+
+def test_what_is_no_secret_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = told(capsys, "config", "show", "--input-key", "question", "--set", "plugins.mine.end_token=<|end|>")
+    assert "input_key: question" in shown
+    assert "<|end|>" in shown
+    assert secrets.MARK not in shown
+
+
+def test_a_server_that_cannot_start(capsys: pytest.CaptureFixture[str]) -> None:
+    told(capsys, "serve", "--hf-checkpoint", f"/nowhere/{PASSWORD}", "--api-key", PASSWORD)
