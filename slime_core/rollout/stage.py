@@ -232,7 +232,7 @@ class RolloutStage:
             extra: Metrics known already.
             started: `time.perf_counter()` when the rollout began.
         """
-        self.parts.user.after_rollout(self.args, groups, decided, self.source)
+        self.parts.user.after_rollout(self.args, groups, decided, self.source, self.ledger.take_reasons())
         refuse_bad(self.args, rollout_id, [s for g in groups for s in g])  # here, so that dumps and metrics say so
 
         def tell() -> dict[str, float]:

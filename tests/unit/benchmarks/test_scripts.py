@@ -27,6 +27,7 @@ def _run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=BENCHMARKS.parent)
 
 
+@pytest.mark.slow
 def test_overhead(run: Slime) -> None:
     done = run("overhead.py", "--samples", "80", "--calls", "200", "--repeats", "1")
     assert done.returncode == 0, done.stderr
@@ -104,6 +105,7 @@ def test_weight_sync(run: Slime) -> None:
     assert all(float(row[-1]) > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_engines_without_sglang(run: Slime) -> None:
     done = run("engines.py", "--engine-python", "", "--concurrency", "1", "4", "--tokens", "4", "--repeat", "1")
     assert done.returncode == 0, done.stderr

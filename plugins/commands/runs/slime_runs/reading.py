@@ -68,11 +68,12 @@ def header(found: StoredSample) -> str:
         if entry.data_set
         else f"rollout {entry.rollout}"
     )
+    reason = (found.row.get("kept") or {}).get("reason")
     versions = {entry.oldest_version, entry.newest_version} - {None}
     parts = [
         f"{place}, group {entry.group_index}, sample {entry.sample_index}",
         f"reward {number(entry.score)}",
-        f"{entry.status}, {entry.fate}",
+        f"{entry.status}, {entry.fate}" + (f" ({plain(reason)})" if reason else ""),
         f"{entry.prompt_tokens} + {entry.response_tokens} tokens, {entry.trained_tokens} trained",
         f"weights {'-'.join(str(v) for v in sorted(versions, key=str))}" if versions else "",
     ]

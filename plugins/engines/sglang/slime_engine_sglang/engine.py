@@ -34,7 +34,9 @@ from slime_engine_sglang.environment import (
 )
 from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
 from slime_engine_sglang.known_defects import check_model
-from slime_engine_sglang.planner import USES, Planned, find_device, make_plan
+from slime_engine_sglang.models_yaml import read_models
+from slime_engine_sglang.plan import LaunchPlan
+from slime_engine_sglang.planner import USES, check, find_device, make_plan, plan_of
 from slime_engine_sglang.puller_process import PullerProcess
 from slime_engine_sglang.servers import Supervised
 
@@ -46,7 +48,7 @@ _LEAVE_S = 10.0
 """For a router that is not ours to forget our servers."""
 
 
-class SglangEngine(Planned, HttpEngine):
+class SglangEngine(HttpEngine):
     """Constructed as `SglangEngine(args)`; everything it launched has ended when `stop` returns."""
 
     weight_transports: tuple[str, ...] = ("tensor", "distributed", "disk")
@@ -84,7 +86,7 @@ class SglangEngine(Planned, HttpEngine):
     def check_settings(cls, settings: Settings) -> list[str]:
         """Warnings of the plan. Raises ConfigError when it cannot work, or SGLang's environment is missing."""
         python = engine_python(settings.args)
-        warnings = [*super().check_settings(settings), *without_deltas(settings)]
+        warnings = [*check(settings), *without_deltas(settings)]
         check_model(settings.args.hf_checkpoint, settings.cite("hf_checkpoint"))
         if settings.args.offload_rollout and find_device(settings.args.device)[0] == "cpu":
             warnings.append(
@@ -102,6 +104,17 @@ class SglangEngine(Planned, HttpEngine):
                 " sglang-router, or --no-engine-router"
             )
         return warnings
+
+    @classmethod
+    def launch_plan(cls, settings: Settings, num_gpus: int | None = None) -> LaunchPlan:
+        """What would be started, also for a cluster that is not there. Raises ConfigError."""
+        return plan_of(settings, num_gpus=num_gpus)
+
+    @classmethod
+    def planned_models(cls, args: Args) -> list[str]:
+        """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
+        path = args.sglang_config
+        return [] if path is None else [m.name for m in read_models(path, f"--sglang-config {path!r}") if m.serves]
 
     # -- life ------------------------------------------------------------------------------------------
 
