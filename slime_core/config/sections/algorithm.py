@@ -152,8 +152,8 @@ def _off_policy(s: Settings) -> None:
     a = s.args
     if a.use_tis and a.use_rs and a.normalize_advantages:
         s.warnings.append(
-            f"{s.cite('use_rs')} with {s.cite('normalize_advantages')}: rows are rejected after the advantages are made,"
-            " so they count in the mean and standard deviation by which those of all other groups are normalised."
+            f"{s.cite('use_rs')} with {s.cite('normalize_advantages')}: rows are rejected after the advantages are"
+            " made, so they count in the mean and standard deviation by which those of all other groups are normalised."
         )
     starts_at_old = not a.use_rollout_logprobs and a.proximal_policy == "recompute"
     if a.use_opsm and a.num_steps_per_rollout == 1 and starts_at_old:
