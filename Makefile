@@ -128,9 +128,11 @@ docs: install
 oracle: install
 	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 
-# benchmarks/README.md says what each one needs and prints.
+# benchmarks/README.md says what each one needs and prints; ratios also go into the table outputs/benchmarks.md.
 benchmarks: install
-	for script in overhead startup engine trainer trainers; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	mkdir -p outputs && rm -f outputs/benchmarks.md
+	for script in overhead rollout_overhead startup engine trainer trainers; do \
+	    BENCH_TABLE=outputs/benchmarks.md $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis
