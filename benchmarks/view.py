@@ -8,7 +8,6 @@ exit status is 1 where one is passed.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from _harness import Parser
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own folder is there instead
 from tests.made_run import MadeRun
@@ -134,7 +134,7 @@ def measure(url: str, rollouts: int, times: int) -> bool:
 
 def main() -> int:
     """Make, serve, ask."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--folder", type=Path, default=Path("outputs/benchmark-view"), help="where the run is made")
     parser.add_argument("--rollouts", type=int, default=2000)
     parser.add_argument("--times", type=int, default=40, help="questions per page")

@@ -191,4 +191,10 @@ RULES: tuple[Rule, ...] = (
         "with --debug-rollout-only: nothing is trained",
     ),
     _dumps,
+    NoEffect(
+        "wandb_mode wandb_dir wandb_key wandb_host wandb_team wandb_group wandb_project wandb_random_suffix"
+        " wandb_always_use_train_step wandb_run_id",
+        lambda a: not a.use_wandb,
+        "without --use-wandb",
+    ),
 )

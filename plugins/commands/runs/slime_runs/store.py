@@ -30,6 +30,7 @@ from slime_runs.files import (
     parse_name,
     read_frames,
     sample_files,
+    shadow_name,
     trained_name,
     write_file,
 )
@@ -87,7 +88,8 @@ class SampleStore:
             found = parse_name(path.name)
             if found is not None and found[0] > self._trained + found[1]:
                 path.unlink()
-                (path.parent / trained_name(found[0])).unlink(missing_ok=True)
+                for beside in (trained_name, shadow_name):
+                    (path.parent / beside(found[0])).unlink(missing_ok=True)
         self._later(functools.partial(_tell_damaged, self._run_dir / FOLDER))
 
     @hookimpl
@@ -237,7 +239,7 @@ class _Writer:
             frames = write_file(path, [[to_json(row, path.name) for row in group] for group in groups])
             index.add_file(path, list(zip(frames, groups)), thinned=True)
             self._measure(path)
-            self._thin_trained(path, {row["index"] for group in groups for row in group})
+            self._thin_beside(path, {row["index"] for group in groups for row in group})
             return True
         *old, _ = sample_files(self._folder)
         if not old:
@@ -245,21 +247,22 @@ class _Writer:
         old[0].unlink()
         self._measure(old[0])
         index.drop(old[0].name)
-        self._thin_trained(old[0], set())
+        self._thin_beside(old[0], set())
         return True
 
-    def _thin_trained(self, path: Path, kept: set[int]) -> None:
-        """Of a rollout's trainer side, what its samples still need."""
+    def _thin_beside(self, path: Path, kept: set[int]) -> None:
+        """Of a rollout's trainer and shadow side, what its samples still need."""
         rollout, evaluation = parse_name(path.name) or (0, True)
-        trained = self._folder / trained_name(rollout)
-        if evaluation or not trained.is_file():
-            return
-        rows = [row for _, frame in read_frames(trained) for row in frame if row["index"] in kept]
-        if rows:
-            write_file(trained, [[to_json(row, trained.name) for row in rows]])
-        else:
-            trained.unlink()
-        self._measure(trained)
+        for name in (trained_name(rollout), shadow_name(rollout)):
+            beside = self._folder / name
+            if evaluation or not beside.is_file():
+                continue
+            rows = [row for _, frame in read_frames(beside) for row in frame if row["index"] in kept]
+            if rows:
+                write_file(beside, [[to_json(row, name) for row in rows]])
+            else:
+                beside.unlink()
+            self._measure(beside)
 
 
 def thinned(groups: Sequence[Sequence[Row]], count: int, *, seed: int) -> list[list[Row]]:

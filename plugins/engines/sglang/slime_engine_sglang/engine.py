@@ -66,13 +66,12 @@ class SglangEngine(HttpEngine):
 
     def __init__(self, args: Args) -> None:
         super().__init__(args)
+        self._offloaded = []
         self.fleet: Fleet | None = None
         self._joined: list[tuple[Router, Worker]] = []
         self._settings_given: dict[str, object] | None = None
         """What `start` found where it put addresses; another start must find it again."""
         self._puller: PullerProcess | None = None
-        self._offloaded: list[Worker] = []
-        """Servers that have released their memory."""
         self._needs_puller = args.update_weight_transport == DELTA and not self.pullers
         if self._needs_puller:
             self.weight_transports = (*self.weight_transports, DELTA)
@@ -154,17 +153,15 @@ class SglangEngine(HttpEngine):
         """Have the servers launched here for the rollout's model free memory; those of others, and those that run
         without SGLang's memory saver (on CPUs, and on GPUs that nothing shares), keep theirs. Requests wait anyway."""
         await self.flush_cache()  # which waits until they are idle
-        self._offloaded = [worker for worker in await self.control.can_release() if worker.owned]
-        await self.control.release_memory(tags, workers=self._offloaded)
+        self._offloaded = [worker for worker in await self.can_release() if worker.owned]
+        await super().release_memory(tags)
 
     async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
         """Have them take it again; CUDA graphs come with the KV cache."""
-        if tags is not None and "kv_cache" in tags:
-            tags = [*tags, "cuda_graph"]
-        await self.control.resume_memory(tags, workers=self._offloaded)
-        if tags is None or "kv_cache" in tags:
+        last = tags is None or "kv_cache" in tags
+        await super().resume_memory([*tags, "cuda_graph"] if tags is not None and last else tags)
+        if last:
             self._offloaded = []
-            self._running().resumed()
 
     async def update_weights_from_delta(self, root: Path, version: int) -> dict[str, float]:
         """As `HttpEngine`'s, by a puller that is started again should it have died. Raises WeightSyncError."""
