@@ -185,7 +185,7 @@ def run_slime(job: Job, python: str, work: Path) -> Measured:
 def run_trl(job: Job, python: str, work: Path) -> Measured:
     result = work / "trl.json"
     result.unlink(missing_ok=True)
-    words = ["--trl-job", json.dumps(asdict(job)), "--trl-result", str(result)]
+    words = ["--busy-anyway", "--trl-job", json.dumps(asdict(job)), "--trl-result", str(result)]
     run_process([python, str(Path(__file__).resolve()), *words], {}, job.threads)
     raw = json.loads(result.read_text(encoding="utf-8"))
     return Measured(**{**raw, "response_lengths": tuple(raw["response_lengths"])})
