@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from slime_core.waits import within
-from slime_sandbox_local.blocking import ended, on_thread
+from slime_sandbox_local.blocking import on_thread
 from slime_sandbox_local.inside import messages
 from slime_sandbox_local.isolation import check_isolation, require_isolation
-from slime_sandbox_local.keeper import END_SECONDS, START_SECONDS, Keeper, start_keeper
+from slime_sandbox_local.keeper import START_SECONDS, Keeper, start_keeper
 from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.protocol import TIMED_OUT, ExecResult, SandboxError
 
@@ -114,10 +114,11 @@ class LocalSandbox:
         try:
             reader.cancel()
             writer.transport.abort()
-            if await ended(keeper.process, "the end of a sandbox", END_SECONDS, "it is killed"):
-                keeper.process.stop()  # at once
-            else:
-                keeper.process.ask_to_die()
+            end = await on_thread("the end of a sandbox", keeper.process.stop, lambda _: None)
+            await within(
+                asyncio.shield(end), "the end of a sandbox", deadline=2 * START_SECONDS, then="it is left to its guard",
+                error=SandboxError,
+            )  # fmt: skip
         except BaseException:
             keeper.ask_to_end()
             raise
