@@ -10,6 +10,7 @@ Exits with 1 when the median of either is above `--most` (2%).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -70,7 +71,7 @@ def run(folder: Path, side: str, rollouts: int, number: int) -> list[float]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     found = json.loads(times.read_text(encoding="utf-8"))
-    return [after - before for before, after in zip(found, found[1:])]
+    return [after - before for before, after in itertools.pairwise(found)]
 
 
 def main() -> int:
@@ -90,7 +91,9 @@ def main() -> int:
     rows, costs = [], {}
     for side, runs in seconds.items():
         ratios = [
-            mine / theirs for one, other in zip(runs, seconds["neither"], strict=True) for mine, theirs in zip(one, other)
+            mine / theirs
+            for one, other in zip(runs, seconds["neither"], strict=True)
+            for mine, theirs in zip(one, other)
         ]
         costs[side] = statistics.median(ratios) - 1
         each = [value for one in runs for value in one]
