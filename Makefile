@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 
-.PHONY: install constraints sglang view-assets demo demo-tools test test-smoke test-backends lint types size docs oracle benchmarks clean
+.PHONY: install constraints sglang view-assets view-screenshots browser demo demo-tools test test-smoke test-backends lint types size docs oracle benchmarks clean
 
 install: $(STAMP)
 
@@ -64,6 +64,16 @@ view-assets: $(VIEW_BUILT)
 $(VIEW_BUILT): $(VIEW)/package-lock.json $(wildcard $(VIEW)/slime_command_view/page/*)
 	npm ci --prefix $(VIEW) --no-audit --no-fund --ignore-scripts
 	npm run build --prefix $(VIEW)
+
+# Chromium for tests/browser, where Debian's packages may be installed.
+browser:
+	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+
+# The pictures of docs/cli/view.md, of the demo's run.
+view-screenshots: install view-assets
+	mkdir -p docs/images/view
+	SLIME_BROWSER=required SLIME_VIEW_RUN=outputs/demo SLIME_SCREENSHOTS=docs/images/view \
+		$(PYTEST) -q tests/browser/test_view.py -k "every_page"
 
 demo: $(DEMO_STAMP) demo.yaml
 	$(BIN)/slime train --config demo.yaml $(ARGS)
@@ -118,9 +128,11 @@ docs: install
 oracle: install
 	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 
-# benchmarks/README.md says what each one needs and prints.
+# benchmarks/README.md says what each one needs and prints; ratios also go into the table outputs/benchmarks.md.
 benchmarks: install
-	for script in overhead startup engine trainer trainers; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	mkdir -p outputs && rm -f outputs/benchmarks.md
+	for script in overhead rollout_overhead startup engine trainer trainers; do \
+	    BENCH_TABLE=outputs/benchmarks.md $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,6 @@ of `perf/event_loop_lag_*`, wall time: on a busy machine see the column of proce
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
@@ -27,7 +26,7 @@ from typing import Any
 
 import orjson
 from _agent_clients import CLIENTS, PROMPT, TOOL_SECONDS, TURNS
-from _table import spread, table
+from _harness import Parser, spread, table
 from aiohttp import web
 from overhead import GROUP_SIZE
 from slime_sandbox_local.protocol import ExecResult
@@ -255,7 +254,7 @@ def staged(kind: str, num_samples: int, reward: Path) -> Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--samples", type=int, default=512, help=f"at once; a multiple of {GROUP_SIZE}")
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()

@@ -28,8 +28,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from _harness import table
 from _long_tail import Case, Trace, long_tail, run_case
-from _table import table
 from slime_command_plan.simulate import Plan, Prediction, simulate
 from slime_command_plan.workload import GroupWork, Speed, Workload
 

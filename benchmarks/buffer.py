@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import orjson
-from _table import table
+from _harness import Parser, table
 
 from slime_core.config import Args
 
@@ -183,7 +183,7 @@ def decisions(size: int, tokens: int, count: int) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--groups", type=int, default=12_500)
     parser.add_argument("--state-groups", type=int, help="groups to store and restore; a tenth, 2,500 at most")
     parser.add_argument("--group-size", type=int, default=8)

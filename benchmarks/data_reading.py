@@ -9,7 +9,6 @@ threads do their work in the pause, so the draw gets short and the sum of work d
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
-from _table import table
+from _harness import Parser, table
 from slime_testing_probes.scripted import CharTokenizer
 
 from slime_core.config import load_settings
@@ -26,7 +25,7 @@ from slime_core.data.prompts import DatasetSource
 
 def main() -> None:
     """Measure each setting in turn and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--draws", type=int, default=20)
     options = parser.parse_args()

@@ -33,11 +33,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from _table import spread, table
+from _harness import Parser, cpu_seconds, ratio, spread, table
 
 HERE = Path(__file__).resolve().parent
 STEPS_PER_ROLLOUT = 2
-AIM = 15.0
 SLIME, TUNED, DEFAULTS = SIDES = ("slime", "trl-tuned", "trl-defaults")
 REWARD = '''"""Share of digits among the characters of the answer: cheap, and different within a group."""
 
@@ -93,7 +92,7 @@ class Measured:
     seconds: list[float]
     """Wall time of each timed rollout."""
     cpu_seconds: list[float]
-    """Its CPU time, of all threads: close to the wall time of one thread on a free machine."""
+    """CPU time of all its threads and of all processes it started."""
     samples_per_rollout: int
     response_lengths: tuple[int, int]
     """Shortest and longest answer."""
@@ -218,7 +217,7 @@ def trl_main(job: Job, result: Path) -> None:
     class Clock(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step % STEPS_PER_ROLLOUT == 0:
-                ends.append((time.time(), time.process_time()))
+                ends.append((time.time(), cpu_seconds()))
 
     tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
@@ -304,7 +303,7 @@ def versions(python: str, names: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--trl-python", default=sys.executable, metavar="PATH", help="interpreter that has trl")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group-size", type=int, default=8)
@@ -356,29 +355,31 @@ def compare(options: argparse.Namespace, work: Path) -> None:
 
 
 def bound_seconds(job: Job, found: dict[str, list[Measured]]) -> float:
-    """CPU time of the work's matrix products at this machine's best speed for them, on one thread.
+    """CPU time of the matrix products that the work cannot do without, at this machine's best speed for their shapes.
 
-    A multiply-add of every weight per token: once to generate, once for the old log-probs, three times to train.
-    Prompts of a group count once in generation. Attention and everything else count nothing.
+    A multiply-add of every weight of the layers per token, of the output layer per response token: once to generate,
+    three times to train, and once for the old log-probs of all steps but the first, whose own they are. A group's
+    prompt counts once everywhere. Attention and everything else count nothing.
     """
     import torch
 
     hf = json.loads((Path(job.model) / "config.json").read_text(encoding="utf-8"))
     hidden, inner, heads = hf["hidden_size"], hf["intermediate_size"], hf["num_attention_heads"]
     projections = 2 * heads * hf["head_dim"] + 2 * hf["num_key_value_heads"] * hf["head_dim"]
-    weights = hf["num_hidden_layers"] * hidden * (projections + 3 * inner) + hf["vocab_size"] * hidden
-    prompt = next(iter(found.values()))[0].prompt_tokens
+    layers, head = hf["num_hidden_layers"] * hidden * (projections + 3 * inner), hf["vocab_size"] * hidden
+    prompt = next(iter(found.values()))[0].prompt_tokens // job.group_size
     response = job.samples * job.new_tokens
-    operations = 2 * weights * (response + prompt / job.group_size + 4 * (response + prompt))
-    threads, rows, best = torch.get_num_threads(), job.micro_batch * 32, float("inf")
+    passes = 1 + 3 + (STEPS_PER_ROLLOUT - 1) / STEPS_PER_ROLLOUT
+    operations = 2 * passes * (layers * (response + prompt) + head * response)
     torch.set_num_threads(1)
-    x, weight = torch.randn(rows, hidden), torch.randn(inner, hidden)
-    for _ in range(50):
-        started = time.process_time()
-        torch.nn.functional.linear(x, weight)
-        best = min(best, time.process_time() - started)
-    torch.set_num_threads(threads)
-    return operations * best / (2 * rows * hidden * inner)
+    best = 0.0
+    for rows in (job.samples, 1024, job.micro_batch * 32):
+        x, weight = torch.randn(rows, hidden), torch.randn(inner, hidden)
+        for _ in range(50):
+            started = time.process_time()
+            torch.nn.functional.linear(x, weight)
+            best = max(best, 2 * rows * hidden * inner / (time.process_time() - started))
+    return operations / best
 
 
 def check(side: str, measured: Measured, job: Job) -> None:
@@ -406,10 +407,10 @@ def report(job: Job, found: dict[str, list[Measured]], bound: float) -> None:
         rows.append([side, str(len(wall[side])), *cells])
     print(table(header, rows))
     print()
+    what = f"GRPO step, {job.new_tokens} tokens"
     for side in [side for side in found if side != SLIME and SLIME in found]:
-        for name, times in (("samples/s", wall), ("samples/CPU-s", cpu)):
-            ratio = statistics.median(times[side]) / statistics.median(times[SLIME])
-            print(f"{name}: slime / {side} = {ratio:.1f}x (aim: at least {AIM:.0f}x)")
+        ratio(f"{what}, {side} / slime, wall", wall[SLIME], wall[side])
+        ratio(f"{what}, {side} / slime, processor", cpu[SLIME], cpu[side], floor=bound)
     bounds = ", ".join(f"{statistics.median(cpu[side]) / bound:.1f}x for {side}" for side in found)
     print(f"bound: matrix products alone {bound:.3f} CPU-s per rollout; CPU time over the bound: {bounds}")
 

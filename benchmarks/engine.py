@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import transformers
+from _harness import Parser, ratio
 from _measure import PeakMemory, decode_flops, matmul_flops_per_second
 
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
@@ -172,13 +173,9 @@ def measure(
     )
     total = sum(lengths)
     flops = decode_flops(model.config.to_dict(), [len(prompt) for prompt in prompts], lengths)
-    row = Row(workload, size, dtype, n, total / ours, total / hf, flops / ours / peak_flops(dtype, options), mib)
-    print(
-        f"{row.workload:>6} {row.size:>5} {row.dtype:>9} x{row.concurrency:<4}"
-        f" slime {row.ours:>9,.0f} tok/s   transformers {row.hf:>9,.0f} tok/s   ratio {row.ours / row.hf:5.2f}"
-        f"   mfu {row.mfu:6.2%}   peak {row.mib:,.0f} MiB",
-        flush=True,
-    )
+    peak = peak_flops(dtype, options)
+    row = Row(workload, size, dtype, n, total / ours, total / hf, flops / ours / peak, mib)
+    ratio(f"tokens, {workload} {size} {dtype} x{n}: transformers / engine", [ours], [hf], floor=flops / peak)
     return row
 
 
@@ -213,7 +210,7 @@ def summary(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.5M", "2M", "10M"])
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 64, 256])

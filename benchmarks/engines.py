@@ -11,7 +11,6 @@ CPU seconds are those of this process and of the side's own processes: the serve
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -26,7 +25,7 @@ from typing import Any
 
 import psutil
 import torch
-from _table import spread, table
+from _harness import Parser, spread, table
 from slime_command_init.tiny_model import write_random_model
 from slime_engine_sglang.api.engine import HttpEngine
 from slime_engine_sglang.engine import SglangEngine
@@ -178,7 +177,7 @@ def rows(rounds: dict[str, list[Round]], at_once: int) -> list[tuple[str, ...]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--engine-python", default=os.environ.get("SLIME_ENGINE_PYTHON"))
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument(

@@ -1,19 +1,15 @@
-"""What the framework adds: one hook call against a plain call, dispatching no-op samples, and how that grows with them.
+"""What the framework adds: one hook call against a plain call, and how a sample's dispatch grows with their number.
 
     .venv/bin/python benchmarks/overhead.py
 
 Both sides of a pair are measured in turns in this process, in CPU time (of all threads), which other load on the
-machine disturbs little; times are medians over the turns. The samples' baseline is `asyncio.gather` over coroutines
-that ask the same in-memory engine and append the same tokens, without scheduling, deadlines, failure handling, filters
-or metrics. The plain reward runs on threads here (`--rm-workers 0`); the row "async reward" is the stage without them.
-Rewards in processes, HTTP workers and rewards that hang are in `rollout_overhead.py`.
+machine disturbs little; times are medians over the turns. What a sample costs against a bare loop, with rewards of
+every kind, is in `rollout_overhead.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import gc
 import os
 import statistics
 import time
@@ -23,12 +19,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from _table import spread, table
+from _harness import Parser, in_turns, spread, table
 from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import Sample, hookimpl
 from slime_core.config import load_settings
-from slime_core.launch.process import set_up_process
 from slime_core.launch.resolver import Resolver
 from slime_core.plugins.manager import build_manager
 from slime_core.rollout.filters import FilterStage
@@ -145,14 +140,7 @@ def run_stage(
     return seconds, [sample for group in groups for sample in group]
 
 
-def stage_seconds(num_samples: int, reward_file: Path) -> float:
-    """CPU time of one rollout."""
-    seconds, samples = run_stage(settings(num_samples), reward_file, time.process_time)
-    check(samples, num_samples)
-    return seconds
-
-
-def baseline_seconds(num_samples: int, clock: Callable[[], float] = time.process_time) -> float:
+def baseline_seconds(num_samples: int, clock: Callable[[], float]) -> float:
     """The same answers and appends from one `asyncio.gather`."""
     engine = ScriptedEngine(lambda _: REPLY)
     params = {"temperature": 1.0, "max_new_tokens": 4}
@@ -179,34 +167,6 @@ def check(samples: list[Sample], num_samples: int) -> None:
     assert len(samples) == num_samples, len(samples)
     bad = next((s for s in samples if s.reward != 1.0 or s.status != Sample.Status.COMPLETED), None)
     assert bad is None, bad
-
-
-def no_op_samples(num_samples: int, repeats: int) -> None:
-    """The stage with a plain and with an `async` reward against the baseline."""
-    set_up_process(settings(num_samples).args)
-    with TemporaryDirectory(prefix="slime-bench-") as directory:
-        plain, coroutine = Path(directory) / "plain.py", Path(directory) / "coroutine.py"
-        plain.write_text("def reward(args, sample):\n    return 1.0\n", encoding="utf-8")
-        coroutine.write_text("async def reward(args, sample):\n    return 1.0\n", encoding="utf-8")
-        sides = {
-            "asyncio.gather": lambda: baseline_seconds(num_samples),
-            "stage, async reward": lambda: stage_seconds(num_samples, coroutine),
-            "stage, plain reward": lambda: stage_seconds(num_samples, plain),
-        }
-        found = in_turns(sides, repeats)
-    medians = {name: statistics.median(times) for name, times in found.items()}
-    base = medians["asyncio.gather"]
-    rows = [
-        [
-            name,
-            f"{num_samples / seconds:.0f}",
-            f"{seconds / num_samples * 1e6:.0f}",
-            spread(found[name]),
-            f"{seconds / base:.1f}x",
-        ]
-        for name, seconds in medians.items()
-    ]
-    print(table([f"{num_samples} no-op samples", "samples/CPU-s", "us each", "spread", "of gather"], rows))
 
 
 def growth(sizes: Sequence[int], repeats: int) -> None:
@@ -245,26 +205,13 @@ def one_rollout(mode: str, size: int, reward_file: Path) -> float:
         stage.stop()
 
 
-def in_turns(sides: Mapping[K, Callable[[], float]], repeats: int) -> dict[K, list[float]]:
-    """Every side once per turn, so that other load on the machine meets all of them."""
-    found: dict[K, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, side in sides.items():
-            gc.collect()
-            found[name].append(side())
-    return found
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--calls", type=int, default=20_000, help="hook calls per measurement")
-    parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8_000, 32_000], help="samples of whole rollouts")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     hook_calls(options.calls, options.repeats)
-    print()
-    no_op_samples(options.samples, options.repeats)
     print()
     growth(options.sizes, options.repeats)
 

@@ -11,7 +11,6 @@ start-up; `--ray-address` joins one instead, whose daemons are then not counted.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from _table import spread, table
+from _harness import Parser, spread, table
 from startup import write_inputs
 
 HERE = Path(__file__).resolve().parent
@@ -77,7 +76,7 @@ def cpu_below(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument(
         "--config", default=str(HERE.parent / "plugins/commands/init/slime_command_init/templates/demo.yaml")
     )

@@ -2,31 +2,30 @@
 
     .venv/bin/python benchmarks/rollout_overhead.py [--groups 1000] [--repeats 3]
 
-1,000 groups of 8 one-token answers. Part 1: an instant in-memory engine, rewards on the loop, on threads, in processes
-and async, against `asyncio.gather` over coroutines that ask the same engine (`overhead.py`). Part 2: an instant HTTP
-worker behind `--rollout-engine http`, against as many bare requests of the same client library. Part 3: rewards of
-which 1% hang and 5% take 50 ms, under a short --rm-timeout. Wall time, sides in turns, medians. In part 3 the bound is
-not CPU time but waiting: hanging calls hold a worker for --rm-timeout each, so the line below the table says the least
-that any scheduler with as many places could take.
+1,000 groups of 8 one-token answers, sides in turns, medians. Part 1, in processor time, workers included: an
+instant in-memory engine, rewards on the loop, on threads, in processes and async, against `asyncio.gather` over
+coroutines that ask the same engine. Part 2, in wall time as part 3: an instant HTTP worker behind `--rollout-engine
+http`, against as many bare requests of the same client library. Part 3: rewards of which 1% hang and 5% take 50 ms,
+under a short --rm-timeout; the bound is not CPU time but waiting: hanging calls hold a worker for --rm-timeout each, so
+the line below the table says the least that any scheduler with as many places could take.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
-from _table import spread, table
-from overhead import GROUP_SIZE, PROMPT, baseline_seconds, in_turns, run_stage
+from _harness import Parser, cpu_seconds, in_turns, ratio, spread, table
+from overhead import GROUP_SIZE, PROMPT, baseline_seconds, run_stage
 from slime_engine_sglang.api.engine import HttpEngine
 
 from slime_core import Sample
@@ -85,12 +84,19 @@ def settings(num_samples: int, *flags: str) -> Any:
     return load_settings([*common, *flags], command="show")
 
 
-def stage_seconds(num_samples: int, reward: Path, *flags: str, engine: Any = None, num_hanging: int = 0) -> float:
-    """Wall time of one rollout. On a busy machine slow rewards may overrun too; those that hang always do."""
+def stage_seconds(
+    num_samples: int,
+    reward: Path,
+    *flags: str,
+    engine: Any = None,
+    num_hanging: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Of one rollout. On a busy machine slow rewards may overrun too; those that hang always do."""
     loaded = settings(num_samples, *flags)
     made = None if engine is None else engine(loaded.args)
     loaded.args.run_dir = None
-    seconds, samples = run_stage(loaded, reward, time.perf_counter, made)
+    seconds, samples = run_stage(loaded, reward, clock, made)
     failed = sum(sample.status == Sample.Status.FAILED for sample in samples)
     assert len(samples) == num_samples, len(samples)
     assert failed >= num_hanging, failed
@@ -171,14 +177,20 @@ def show(title: str, num_samples: int, found: Mapping[str, list[float]], base: s
 
 
 def in_memory(num_samples: int, repeats: int, directory: Path) -> None:
-    """Part 1."""
-    sides: dict[str, Any] = {"asyncio.gather": lambda: baseline_seconds(num_samples, time.perf_counter)}
+    """Part 1, in processor time with that of the workers."""
+    sides: dict[str, Any] = {"asyncio.gather": lambda: baseline_seconds(num_samples, cpu_seconds)}
     for kind in KINDS:
         path = write_reward(directory, kind, False)
         sides[f"stage, {kind} reward"] = lambda path=path: stage_seconds(
-            num_samples, path, "--sglang-server-concurrency", str(num_samples)
+            num_samples, path, "--sglang-server-concurrency", "512", clock=cpu_seconds
         )
-    show("in-memory engine", num_samples, in_turns(sides, repeats), "asyncio.gather")
+    found = in_turns(sides, repeats)
+    show("in-memory engine, processor time", num_samples, found, "asyncio.gather")
+    bare = found.pop("asyncio.gather")
+    for name, times in found.items():
+        each = 1e6 * statistics.median(times) / num_samples
+        ratio(f"bare loop / {name}, {each:.0f} us a sample", times, bare, floor=statistics.median(bare))
+    print()
 
 
 def over_http(num_samples: int, repeats: int, directory: Path, concurrency: int) -> None:
@@ -231,7 +243,7 @@ def misbehaving(num_samples: int, repeats: int, directory: Path, timeout: float,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--groups", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rm-timeout", type=float, default=1.0)

@@ -11,7 +11,6 @@ included; on a free machine and one thread they are about the wall time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -19,12 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from _table import spread, table
+from _harness import Parser, in_turns, spread, table
 
 HERE = Path(__file__).resolve().parent
 AIM = 0.5
@@ -79,17 +78,6 @@ def spend(command: Sequence[str], environment: dict[str, str] | None = None) -> 
     return Spent(wall, usage.ru_utime + usage.ru_stime)
 
 
-def in_turns(sides: dict[str, Callable[[], Spent]], repeats: int) -> dict[str, list[Spent]]:
-    """Each side once unrecorded (file caches), then in turns."""
-    for side in sides.values():
-        side()
-    found: dict[str, list[Spent]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, side in sides.items():
-            found[name].append(side())
-    return found
-
-
 def light_commands(repeats: int) -> None:
     """`slime --help` and the like against an interpreter that does nothing."""
     slime = str(Path(sys.executable).with_name("slime"))
@@ -109,7 +97,8 @@ def checks(config: str, repeats: int) -> None:
 def compare(others: dict[str, list[str]], repeats: int) -> None:
     """Commands against an interpreter that does nothing."""
     commands = {"python -c pass": [sys.executable, "-c", "pass"], **others}
-    found = in_turns({name: lambda c=command: spend(c) for name, command in commands.items()}, repeats)  # type: ignore[misc]
+    found = in_turns({name: lambda c=command: spend(c) for name, command in commands.items()}, repeats + 1)  # type: ignore[misc]
+    found = {name: runs[1:] for name, runs in found.items()}  # the first fills the file caches
     base = statistics.median(spent.cpu for spent in found["python -c pass"])
     rows = []
     for name, runs in found.items():
@@ -186,7 +175,7 @@ def imports(repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument(
         "--config", default=str(HERE.parent / "plugins/commands/init/slime_command_init/templates/demo.yaml")
     )

@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from _harness import Parser, spread, table
 from _measure import PeakMemory, matmul_flops_per_second, step_flops, wait_for
-from _table import spread, table
 
 from slime_core.config import Args
 
@@ -253,7 +253,7 @@ def utilisation(medians: dict[str, dict[str, float]], flops: int, job: dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--samples", type=int, default=64)

@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from _table import spread, table
+from _harness import Parser, spread, table
 
 # size -> hidden, inner, layers, heads, key-value heads, head_dim, vocabulary
 SIZES: dict[str, tuple[int, int, int, int, int, int, int]] = {
@@ -262,7 +262,7 @@ def fitting(names: list[str], device: str) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["1M", "10M"], help="of the first part")
     parser.add_argument("--export-size", choices=[*SIZES, "none"], default="90M", help="of the second part")
     parser.add_argument("--sides", nargs="+", choices=SIDES, help="only these, in either part")

@@ -10,7 +10,6 @@ in memory, sides taking turns.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import statistics
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _table import spread, table
+from _harness import Parser, spread, table
 from safetensors.torch import save_file
 from slime_command_init import task
 from slime_command_init.tiny_model import write_random_model
@@ -137,7 +136,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps before the first push")
     parser.add_argument("--mib", type=int, default=128, help="size of the model that is timed")
     parser.add_argument("--rounds", type=int, default=3, help="versions that are timed")

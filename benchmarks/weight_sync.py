@@ -11,7 +11,6 @@ rate and the ratio. Deltas have a script of their own, weight_delta.py.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import tempfile
@@ -22,8 +21,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from _harness import Parser, spread, table
 from _measure import wait_for
-from _table import spread, table
 from slime_command_init.tiny_model import write_random_model
 
 from slime_core.config import load_settings
@@ -141,7 +140,7 @@ async def rows(name: str, millions: float, options: Any) -> list[tuple[str, ...]
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--millions", type=float, nargs="+", default=[1, 10, 100], help="parameters, in millions")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")

@@ -50,9 +50,9 @@ BUGS_PAGE = ROOT / "docs" / "silent-bugs.md"
 
 NOT_CALLED = (
     "--prepare-path", "--tools-path", "--custom-config-path", "--megatron-config-path", "--environment-path",
-    "--eval-answer-path",
+    "--eval-answer-path", "--shadow-rm-path", "--shadow-filter-path",
 )  # fmt: skip
-"""Flags that end like one of a function: a recipe and tools (docs/plugins/index.md), and files of settings."""
+"""Flags that end like one of a function: a recipe and tools (docs/plugins/index.md), files of settings, and shadows."""
 
 BUGS_HEAD = """# Silent bugs
 

@@ -41,9 +41,11 @@ dependencies = {dependencies}
 [project.optional-dependencies]
 {extras}
 {entry_points}
+[tool.hatch.build]
+artifacts = {artifacts}
+
 [tool.hatch.build.targets.wheel]
 packages = {packages}
-artifacts = {artifacts}
 dev-mode-dirs = {folders}
 """
 
@@ -75,20 +77,18 @@ class Folders:
         alone = [self.all[folder]["project"]["name"] for folder in self.published]
         required = {text for facts in self.bundled.values() for text in facts["project"].get("dependencies", ())}
         third = sorted(text for text in required if not text.startswith("slime-"))
+        builds = {folder: facts["tool"]["hatch"]["build"] for folder, facts in self.bundled.items()}
+        packages = [f"{f}/{path}" for f, build in builds.items() for path in build["targets"]["wheel"]["packages"]]
+        artifacts = [f"{f}/{path}" for f, build in builds.items() for path in build.get("artifacts", ())]
         return BUNDLE.format(
             version=version,
             dependencies=_array([f"slime-rl-core=={version}", *alone, *third]),
             extras="".join(f"{name} = {json.dumps(wanted)}\n" for name, wanted in self._extras()),
             entry_points="".join(_table(group, entries) for group, entries in self._entry_points()),
-            packages=_array(self._in_wheels("packages")),
-            artifacts=_array(self._in_wheels("artifacts")),
+            packages=_array(packages),
+            artifacts=_array(artifacts),
             folders=_array(list(self.bundled)),
         )
-
-    def _in_wheels(self, what: str) -> list[str]:
-        """Paths that the folders' wheels have, seen from the bundle."""
-        wheels = {f: facts["tool"]["hatch"]["build"]["targets"]["wheel"] for f, facts in self.bundled.items()}
-        return [f"{folder}/{path}" for folder, wheel in wheels.items() for path in wheel.get(what, ())]
 
     def _extras(self) -> Iterator[tuple[str, list[str]]]:
         """The core's under the bundle's name, and those of the folders."""

@@ -7,6 +7,27 @@ Adding one: subclass `SlimeError` plus the closest built-in, and keep `__init__`
 error survives a trip between processes.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.7, form: str = "{}", most: int = 1) -> str:
+    """ " Did you mean x?" with a space before it, or an empty string when nothing is close.
+
+    Args:
+        word: What was written; capitals, and whether parts are joined by - or _, do not count.
+        known: What there is.
+        cutoff: How close, up to 1; few words to choose from bear a lower one.
+        form: How each is written, as for `str.format`.
+        most: How many are named.
+    """
+    import difflib
+
+    spelled = {name.lower().replace("-", "_"): name for name in known}
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), spelled, n=most, cutoff=cutoff)
+    return f" Did you mean {' or '.join(form.format(spelled[name]) for name in close)}?" if close else ""
+
 
 def name_of(component: object) -> str:
     """How messages call a class, a function or an object: by its name, or its class's."""

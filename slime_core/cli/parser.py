@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from typing import NoReturn
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,6 +17,6 @@ class Parser(argparse.ArgumentParser):
         wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if wrong:
             choices = [word.strip(" '") for word in wrong[2].split(",")]
-            close = difflib.get_close_matches(wrong[1], choices, n=1, cutoff=0.6)
-            message += f". Did you mean {close[0]}?" if close else ""
+            meant = did_you_mean(wrong[1], choices)
+            message += f".{meant}" if meant else ""
         raise ConfigError(f"{self.prog}: {message}")

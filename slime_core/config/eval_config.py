@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from slime_core.config.schema import Args
 from slime_core.config.sections.evaluation import EvalDataset
-from slime_core.config.spec import did_you_mean, flag_specs
+from slime_core.config.spec import flag_specs
 from slime_core.config.yaml_file import Document, Item, child, mapping_items, read_document
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 _OF_THE_RUN = ("plugins", "environment_path", "tools_path")
 """Keys that are laid over the run's settings where they are used, so that None means these."""

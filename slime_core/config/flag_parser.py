@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
-from slime_core.config.spec import did_you_mean
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 
 class OnlyGiven(argparse.Namespace):

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from slime_core.config.flag_parser import FlagParser, OnlyGiven, Switch
 from slime_core.config.foreign import ForeignFlags, Lists
 from slime_core.config.origins import FLAG, Entry
-from slime_core.config.spec import FlagSpec, did_you_mean, flag_specs
-from slime_core.errors import ConfigError
+from slime_core.config.spec import FlagSpec, flag_specs
+from slime_core.errors import ConfigError, did_you_mean
 
 _HELP_HEAD = (
     "Settings come from defaults, then --config files, then SLIME_<NAME> environment variables, then flags;"

@@ -7,7 +7,6 @@ with the value, the place and what is allowed. A key in a file may be snake_case
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +21,9 @@ from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
 from slime_core.config.schema import Args
 from slime_core.config.secrets import learn
 from slime_core.config.settings import CUSTOM_KEY, left_out
-from slime_core.config.spec import did_you_mean, flag_specs, respelled, switched_off
+from slime_core.config.spec import flag_specs, respelled, switched_off
 from slime_core.config.yaml_file import Item, read_scalar, read_yaml, rebase_marked
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 _OTHER_ENV = (
     "SLIME_PLUGINS",
@@ -229,8 +228,8 @@ def read_env(
                 raise ConfigError(f"{variable} {env[variable]!r}: {error}") from None
         elif find_foreign(foreign, name):
             given.append((name, Entry(env[variable], origin)))
-        elif close := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
-            raise ConfigError(f"unknown setting {variable} in the environment. Did you mean SLIME_{close[0].upper()}?")
+        elif meant := did_you_mean(name, map(str.upper, names), cutoff=0.85, form="SLIME_{}"):
+            raise ConfigError(f"unknown setting {variable} in the environment.{meant}")
         else:
             warnings.append(f"{variable} in the environment is no setting and has no effect.")
     return entries, given

@@ -6,12 +6,11 @@ by name. Only installed distributions are asked, and only where a run names a mo
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from slime_core.distributions import BUNDLE, AllowList, entry_points, installed
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 GROUP = "slime.named_models"
 
@@ -60,9 +59,6 @@ def pick(models: Mapping[str, M], name: str, origin: str = "") -> M:
     """The model of that name; `named_model` says what it raises."""
     if name in models:
         return models[name]
-    by_lower = {known.lower(): known for known in models}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
-    hint = f" Did you mean {by_lower[close[0]]}?" if close else ""
     more = "`slime models list` prints them all." if installed(BUNDLE) else f"slime's: pip install {BUNDLE}"
     cited = f"--model {name!r}" + (f" ({origin})" if origin else "")
-    raise ConfigError(f"{cited}: no model preset of that name.{hint} {more}")
+    raise ConfigError(f"{cited}: no model preset of that name.{did_you_mean(name, models, 0.5)} {more}")

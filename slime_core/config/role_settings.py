@@ -24,9 +24,9 @@ from slime_core.config.layers import Layered, validate
 from slime_core.config.origins import Entry, Origin
 from slime_core.config.schema import Args
 from slime_core.config.sections.train import OptimizerArgs
-from slime_core.config.spec import did_you_mean, flag_specs
+from slime_core.config.spec import flag_specs
 from slime_core.config.yaml_file import read_scalar, read_yaml
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 Role = Literal["actor", "critic"]
 ROLES: tuple[Role, ...] = ("actor", "critic")

@@ -7,11 +7,9 @@ them; only lists and mappings given as one string are taken apart here.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import types
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
@@ -183,9 +181,3 @@ def respelled() -> dict[str, str]:
     specs = flag_specs().values()
     others = [(name, s.name) for s in specs for name in (s.spelling.name, *s.spelling.also) if name]
     return {name.replace("-", "_"): attribute for name, attribute in others}
-
-
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
-    """ " Did you mean x?", or an empty string when nothing is close; few words to choose from bear a lower cutoff."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=cutoff)
-    return f" Did you mean {close[0]}?" if close else ""

@@ -63,12 +63,6 @@ _NOWHERE: tuple[tuple[str, Lack, str], ...] = (
         "there is no rollout buffer server",
     ),
     (
-        "use_wandb wandb_mode wandb_dir wandb_key wandb_host wandb_team wandb_group wandb_project"
-        " wandb_random_suffix wandb_always_use_train_step wandb_run_id",
-        Lack.HINT,
-        "metrics go to metrics.jsonl, TensorBoard and hook plugins",
-    ),
-    (
         "memory_snapshot_dir memory_snapshot_num_steps memory_recorder record_memory_history profile_target",
         Lack.HINT,
         "there is no profiler; --trace says when what began and ended",

@@ -64,6 +64,8 @@ class Ledger:
         self.weight_version = 0
         """The newest, as far as the generation side knows; what trains on the groups taken from now on."""
         self._lock = threading.RLock()
+        self._dropped: dict[int, str] = {}
+        """Groups that were dropped since `take_reasons`, and why."""
         self._states: dict[int, str] = {}
         self._retries: dict[int, int] = {}
         self._taken: dict[int, list[int]] = {}
@@ -268,7 +270,14 @@ class Ledger:
         with self._lock:
             self._states.pop(key, None)
             self._retries.pop(key, None)
+            self._dropped[key] = reason
             self._record(key, {"event": DROPPED, "group": key, "reason": reason})
+
+    def take_reasons(self) -> dict[int, str]:
+        """`group_index` of each group that was dropped since the last call, and why."""
+        with self._lock:
+            found, self._dropped = self._dropped, {}
+        return found
 
     def _record(self, key: int | None, event: Mapping[str, Any]) -> None:
         if self.recording:

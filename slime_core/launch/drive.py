@@ -204,7 +204,6 @@ def build_learner(run: Prepared, trainers: Trainers) -> Any:
         critic=trainers.critic,
         postprocess=run.hooks.caller("slime_train_data"),
         on_trained=run.hooks.caller("slime_rollout_trained"),
-        on_steps=run.hooks.caller("slime_steps_taken"),
     )
 
 

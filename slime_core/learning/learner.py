@@ -13,6 +13,7 @@ train the critic only (`--num-critic-only-steps`) have no `train/*` of the actor
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -20,12 +21,17 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import Cost, PackingPolicy, RankSchedule, Schedule, build_schedule
 from slime_core.learning.passes import Clock, DataPostprocess, Passes
-from slime_core.learning.report import log_prob_gap, report_trained, rollout_report
+from slime_core.learning.report import TrainedRollout, log_prob_gap, rollout_report, save_trained
 from slime_core.learning.steps import over_steps, take_steps
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
 from slime_core.types import TrainBatch
 from slime_core.waits import named
+
+logger = logging.getLogger(__name__)
+
+_SMALL_PASS = 512
+"""Tokens, below which a pass costs more than they do."""
 
 
 class Learner:
@@ -38,7 +44,6 @@ class Learner:
         loss: The objective of the actor.
         critic: This rank's trainer of the critic, where the estimator `needs_values`.
         postprocess: Tells the hook `slime_train_data`.
-        on_steps: Tells the hook `slime_steps_taken`.
         on_trained: Tells the hook `slime_rollout_trained`.
 
     Raises:
@@ -54,7 +59,6 @@ class Learner:
         *,
         critic: Trainer | None = None,
         postprocess: DataPostprocess | None = None,
-        on_steps: DataPostprocess | None = None,
         on_trained: DataPostprocess | None = None,
     ) -> None:
         if loss.needs_advantages and (estimator is None or not args.compute_advantages_and_returns):
@@ -66,10 +70,10 @@ class Learner:
         self.trainer = trainer
         self.loss = loss
         self.critic = critic
-        self._on_steps = on_steps
         self._on_trained = on_trained
         self._passes = Passes(args, trainer, loss, estimator, critic, postprocess)
         self._cost = _sample_cost(args, trainer)
+        self._warned = False
 
     @named(
         "optimizer steps of rollout {0}", deadline="train_timeout", then="the process ends (--train-timeout)", stop=True
@@ -105,6 +109,7 @@ class Learner:
             from slime_core.models.family import routed_layers
 
             local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint, self.trainer))
+        self._warn_of_small_passes(local, share)
         clock, steps = Clock(), list[StepResult]()
         trains_actor = self.critic is None or rollout_id >= self.args.num_critic_only_steps
         tensors = self._passes.run(local, share, clock, trains_actor=trains_actor)
@@ -121,6 +126,18 @@ class Learner:
         if self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self.trainer.update_reference()
         return metrics | clock.metrics()
+
+    def _warn_of_small_passes(self, local: TrainBatch, share: RankSchedule) -> None:
+        """Once: most of the time goes to the passes, not to the tokens in them."""
+        passes, tokens = sum(map(len, share.steps)), sum(map(len, local.tokens))
+        if self._warned or self.args.use_dynamic_batch_size or passes < 8 or tokens >= _SMALL_PASS * passes:
+            return
+        self._warned = True
+        logger.warning(
+            "rollout %d: --micro-batch-size %d makes %d passes of %d tokens on average, which take several times as"
+            " long as full ones; leave it out, or type --use-dynamic-batch-size --max-tokens-per-gpu N",
+            *(local.rollout_id, self.args.micro_batch_size, passes, tokens // passes),
+        )
 
     # -- the steps -----------------------------------------------------------------------------------
 
@@ -181,16 +198,14 @@ class Learner:
         known = {p: part for p, part in enumerate(own or ()) if len(part) == local.response_lengths[p]}
         if steps and (not known or self._passes.reuses_own_log_probs):
             known |= steps[0].log_probs  # the first step's samples were looked at with the weights before the update
-        if self._on_steps is not None:
-            told = {"batch": batch, "local": local, "tensors": tensors, "steps": steps, "known": known}
-            self._on_steps(args=self.args, trainer=self.trainer, **told)
-        # Every rank has samples in every step, so all ranks agree on this.
-        column = [known[p] for p in range(len(local))] if len(known) == len(local) else None
-        metrics = rollout_report(batch, local, tensors, column, self.trainer)
+        trained = TrainedRollout(self.trainer, batch, local, share.indices, tensors, steps, known)
+        metrics = rollout_report(batch, local, tensors, trained.log_probs, self.trainer)
         if tensors.rollout_log_probs is not None and known:
             metrics |= log_prob_gap(tensors, known, self.trainer)
-        if self.args.save_debug_train_data or self._on_trained is not None:
-            report_trained(self.args, self._on_trained, batch, share.indices, tensors, column, self.trainer)
+        if self._on_trained is not None:
+            self._on_trained(args=self.args, trained=trained)
+        if self.args.save_debug_train_data:
+            save_trained(self.args.save_debug_train_data, trained)
         return metrics
 
 

@@ -111,7 +111,7 @@ class PackingPolicy:
         return cls(
             world_size=world_size,
             global_batch_size=args.global_batch_size,
-            micro_batch_size=args.micro_batch_size,
+            micro_batch_size=args.micro_batch_size or 1,
             max_tokens=max_tokens,
             balance=args.balance_data or args.balance_by_flops,
             balance_by_flops=args.balance_by_flops,

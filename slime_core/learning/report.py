@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from slime_core.data.dumps import dump_path, to_json, write_lines
 from slime_core.fan_out import sibling_counts, weighted_mean
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.masking import masked, weighted_sum
-from slime_core.protocols import Args, Trainer
+from slime_core.protocols import StepResult, Trainer
 from slime_core.types import TrainBatch
 
 GAP = "train/train_rollout_logprob_abs_diff"
@@ -109,40 +109,60 @@ def log_prob_gap(tensors: TrainTensors, log_probs: Mapping[int, torch.Tensor], t
     return {GAP: total / max(count, 1.0), f"{GAP}_max": max(maxima)}
 
 
-def report_trained(
-    args: Args,
-    told: Callable[..., object] | None,
-    batch: TrainBatch,
-    indices: Sequence[int],
-    tensors: TrainTensors,
-    log_probs: Column | None,
-    trainer: Trainer,
-) -> None:
-    """Gather the samples of all ranks and hand them on from rank 0; every rank calls it.
+@dataclass(frozen=True)
+class TrainedRollout:
+    """A rollout whose steps are taken, in one trainer process: what the hook `slime_rollout_trained` is told."""
 
-    Args:
-        args: `save_debug_train_data` names the file.
-        told: The hook, where a plugin has it.
-        batch: The whole rollout, the same on every rank.
-        indices: Positions in it of this rank's samples.
-        tensors: Columns of this rank's samples, in that order.
-        log_probs: Of the policy at the start of the update, where they are known for all samples.
-        trainer: For the sum over ranks.
-    """
-    columns = {f.name: getattr(tensors, f.name) for f in fields(tensors)} | {"log_probs": log_probs}
-    lengths = batch.response_lengths
-    whole = {name: column for name, column in columns.items() if _is_whole(column, [lengths[i] for i in indices])}
-    table = _gathered(whole, indices, lengths, trainer)
-    if trainer.rank:
-        return
-    table |= {name: values for name, values in batch.to_rollout_data().items() if _is_column(values, len(batch))}
-    order = sorted(range(len(batch)), key=lambda i: batch.sample_indices[i])
-    rows = [{"rollout_id": batch.rollout_id, **{name: values[i] for name, values in table.items()}} for i in order]
-    if told is not None:
-        told(args=args, rollout_id=batch.rollout_id, rows=rows)
-    if args.save_debug_train_data:
-        lines = (to_json(row, f"the train data of rollout {batch.rollout_id}") for row in rows)
-        write_lines(dump_path(args.save_debug_train_data, batch.rollout_id), lines)
+    trainer: Trainer
+    """Of the actor. The gradients of its last step are still there."""
+    batch: TrainBatch
+    """The whole rollout, the same on every rank."""
+    local: TrainBatch
+    """This rank's samples."""
+    indices: Sequence[int]
+    """Positions of those in `batch`."""
+    tensors: TrainTensors
+    """Columns of this rank's samples, in that order."""
+    steps: Sequence[StepResult]
+    """Of the actor."""
+    known: Mapping[int, torch.Tensor]
+    """Position in `local` -> the trainer's log-probs from before the update, [response_length], as far as known."""
+
+    @property
+    def log_probs(self) -> Column | None:
+        """`known`, where it has all samples: every rank has some in every step, so all ranks agree on this."""
+        return [self.known[p] for p in range(len(self.local))] if len(self.known) == len(self.local) else None
+
+    def rows(self, *names: str) -> list[dict[str, Any]]:
+        """One mapping per sample of all ranks, by `sample_indices`, with these columns, as far as there are such.
+
+        A sum over ranks: every process calls it, with the same names. Those other than rank 0 get no rows. Columns are
+        those of `slime_train_data`, with the trainer's `log_probs`; none named is all of them.
+        """
+        columns = {f.name: getattr(self.tensors, f.name) for f in fields(self.tensors)} | {"log_probs": self.log_probs}
+        asked = {name: column for name, column in columns.items() if not names or name in names}
+        lengths = self.batch.response_lengths
+        whole = {
+            name: column for name, column in asked.items() if _is_whole(column, [lengths[i] for i in self.indices])
+        }
+        table = _gathered(whole, self.indices, lengths, self.trainer)
+        if self.trainer.rank:
+            return []
+        of_batch = self.batch.to_rollout_data().items()
+        kept = {name: v for name, v in of_batch if not names or name in (*names, "sample_indices")}
+        table |= {name: values for name, values in kept.items() if _is_column(values, len(self.batch))}
+        order = sorted(range(len(self.batch)), key=lambda i: self.batch.sample_indices[i])
+        about = {"rollout_id": self.batch.rollout_id}
+        return [{**about, **{name: values[i] for name, values in table.items()}} for i in order]
+
+
+def save_trained(path: str, trained: TrainedRollout) -> None:
+    """`--save-debug-train-data`; every rank calls it."""
+    rollout_id = trained.batch.rollout_id
+    rows = trained.rows()
+    if not trained.trainer.rank:
+        lines = (to_json(row, f"the train data of rollout {rollout_id}") for row in rows)
+        write_lines(dump_path(path, rollout_id), lines)
 
 
 def _is_column(values: Any, n: int) -> bool:

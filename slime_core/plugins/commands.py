@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.distributions import BUNDLE, AllowList, enter_safe_mode, entry_points, installed, is_own
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from slime_core.protocols import Command
@@ -101,9 +101,6 @@ def _typed(name: str) -> str:
 
 
 def _unknown(word: str, names: Sequence[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, names, n=1)
-    hint = f"Did you mean {close[0]}?" if close else f"Commands: {', '.join(names)}."
+    hint = did_you_mean(word, names) or f" Commands: {', '.join(names)}."
     more = "" if installed(BUNDLE) else f" slime's own beyond the core come with: pip install {BUNDLE}"
-    return f"unknown command {word!r}. {hint}{more}"
+    return f"unknown command {word!r}.{hint}{more}"

@@ -7,7 +7,6 @@ goes on `sys.path` when a component of it is loaded, not here.
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import slime_core
 from slime_core.distributions import CORE, AllowList, enter_safe_mode, safe_mode
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 from slime_core.plugins.hookspecs import hookimpl
 from slime_core.plugins.kinds import HOOK_GROUP, HOOKSPECS_GROUP, KINDS
 from slime_core.plugins.registry import (
@@ -116,9 +115,8 @@ def _needs_installation(file: Path, group: str) -> Problem:
 
 
 def _unknown_group(where: str, group: str) -> Problem:
-    close = difflib.get_close_matches(group, _GROUPS, n=1)
-    hint = f"write {close[0]!r}" if close else f"kinds: {', '.join(KINDS)}"
-    return Problem(where, f"entry-point group {group!r} is none of slime's; {hint}")
+    hint = did_you_mean(group, _GROUPS, form="{!r}") or f" Kinds: {', '.join(KINDS)}"
+    return Problem(where, f"entry-point group {group!r} is none of slime's.{hint}")
 
 
 def checkout_root() -> Path | None:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from slime_core.config import Settings
     from slime_core.launch.findings import Finding, Probe
     from slime_core.launch.prepare import Prepared
+    from slime_core.learning.report import TrainedRollout
     from slime_core.plugins.registry import Registry
-    from slime_core.protocols import Args, StepResult, Trainer
-    from slime_core.types import Group, Sample, TrainBatch
+    from slime_core.protocols import Args
+    from slime_core.types import Group, Sample
 
 PROJECT = "slime"
 
@@ -94,7 +95,11 @@ def slime_load_state(state: Mapping[str, Any]) -> None:
 
 @hookspec
 def slime_run_end(error: BaseException | None) -> None:
-    """The run is over, on every way out; `error` is what ended it, or None."""
+    """The run is over, on every way out; `error` is what ended it, or None.
+
+    With `--launcher ray` also in the actors that generate and train, which are told of no error: what another hook has
+    begun there is to be finished. They have not been told of the run's start.
+    """
 
 
 # -- a rollout -----------------------------------------------------------------------------------------------
@@ -122,11 +127,14 @@ def slime_filter_samples(args: Args, groups: list[Group]) -> None:
 
 
 @hookspec
-def slime_process_all_samples(args: Args, all_groups: list[Group], data_source: Any) -> None:
+def slime_process_all_samples(
+    args: Args, all_groups: list[Group], data_source: Any, reasons: Mapping[int, str]
+) -> None:
     """After `slime_filter_samples`: all groups of the rollout, those that were dropped or failed too.
 
     In the process that generates. Ordered by `group_index`, without those given back; from a rollout function of your
-    own, the groups it returned. `data_source` is the object itself (THUDM/slime hands over its `get_samples`).
+    own, the groups it returned. `data_source` is the object itself (THUDM/slime hands over its `get_samples`);
+    `reasons` has the `group_index` of each group that was dropped, with why.
     """
 
 
@@ -170,21 +178,12 @@ def slime_train_data(args: Args, rollout_id: int, rollout_data: dict[str, Any]) 
 
 
 @hookspec
-def slime_steps_taken(args: Args, trainer: Trainer, batch: TrainBatch, local: TrainBatch, tensors: Any,
-                      steps: list[StepResult], known: Mapping[int, Any]) -> None:  # fmt: skip
-    """The optimizer steps of a rollout are taken: to look at, not to change. The last step's gradients are still there.
+def slime_rollout_trained(args: Args, trained: TrainedRollout) -> None:
+    """The optimizer steps of a rollout are taken: to look at, not to change.
 
-    In every trainer process, with the whole `batch` and its own share: `local` and `tensors`. `known` are the
-    trainer's log-probs from before the update, [response_length] by position in `local`, as far as they are known.
-    """
-
-
-@hookspec
-def slime_rollout_trained(args: Args, rollout_id: int, rows: list[dict[str, Any]]) -> None:
-    """The rollout's steps are taken; `rows` is what the optimizer was given, one mapping per sample.
-
-    In the trainer's rank 0, with the samples of all ranks by `sample_indices`; columns as in `slime_train_data`, with
-    the trainer's `log_probs` and `advantages` where they were computed. Read them: they are not used any more.
+    In every trainer process, with the whole batch, its own share and the steps (`learning.report.TrainedRollout`). What
+    the optimizer was given of all samples comes by `trained.rows("advantages", "log_probs")`, gathered over the ranks
+    when asked for: call it in every process alike, or they wait for one another until `--train-timeout`.
     """
 
 
@@ -219,7 +218,7 @@ FLAGS = (
         word="all_samples_process",
         flags=("--rollout-all-samples-process-path",),
         canonical=("all_samples_process", "rollout_all_samples_process", "process_all_samples"),
-        calls=(Call("(args, all_groups, data_source) -> None", plain=True),),
+        calls=(Call("(args, all_groups, data_source[, reasons]) -> None", plain=True),),
     ),
     HookFlag(
         name="slime_log_rollout",

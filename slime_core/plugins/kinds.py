@@ -8,11 +8,10 @@ and the entry-point group is `slime.<plural>`; the singular is what messages and
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Mapping
 
-from slime_core.errors import PluginNotFoundError
+from slime_core.errors import PluginNotFoundError, did_you_mean
 from slime_core.plugins.hooks import hook_flags, spec_modules
 from slime_core.plugins.kind import FUNCTIONS, Call, FunctionFlag, Kind
 from slime_core.plugins.kinds_table import COMPONENTS, FUNCTION_FLAGS
@@ -66,6 +65,5 @@ def kind_of(name: str) -> Kind:
     for kind in flag_rows():
         if name in (kind.name, kind.singular):
             return kind
-    close = difflib.get_close_matches(name, [k.name for k in _KINDS], n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, [k.name for k in _KINDS], form="{!r}")
     raise PluginNotFoundError(f"no plugin kind {name!r}.{hint} Kinds: {', '.join(sorted(KINDS))}")

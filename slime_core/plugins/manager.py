@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pluggy
 
 from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE, AllowList
-from slime_core.errors import PluginConflictError, PluginError, PluginLoadError
+from slime_core.errors import PluginConflictError, PluginError, PluginLoadError, did_you_mean
 from slime_core.plugins.discovery import (
     PLUGIN_DIR_VARIABLE,
     check_plugin_directories,
@@ -188,9 +188,7 @@ def _register_hook_module(manager: pluggy.PluginManager, ref: ComponentRef) -> A
 
 def _meant_hook(reason: str) -> str:
     """The hook that an unknown one is spelled like."""
-    import difflib
     import re
 
     unknown = re.search(r"unknown hook '(\w+)'", reason)
-    close = difflib.get_close_matches(unknown[1], list(hook_specs()), n=1) if unknown else []
-    return f" Did you mean {close[0]}?" if close else ""
+    return did_you_mean(unknown[1], hook_specs()) if unknown else ""

@@ -19,7 +19,6 @@ taking the keys it declares.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import sys
 from collections.abc import Iterable, Mapping
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
 from slime_core.plugins.registry import ComponentRef, Registry, Resolved
 from slime_core.protocols import Args
@@ -161,10 +160,9 @@ def _check_name(name: str, registry: Registry, place: str, by_name: Mapping[str,
     known = sorted({ref.name for ref in registry} | by_name.keys())
     if name in known:
         return
-    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    hint = f"Did you mean plugins.{close[0]}?" if close else "`slime plugins list` shows the names."
+    hint = did_you_mean(name, known, form="plugins.{}") or " `slime plugins list` shows the names."
     raise ConfigError(
-        f"plugins.{name}{place}: no plugin {name!r} is installed or in a --plugin-dir. {hint}"
+        f"plugins.{name}{place}: no plugin {name!r} is installed or in a --plugin-dir.{hint}"
         " Options of your own functions go under 'custom' or into --custom-config-path"
     )
 
@@ -204,10 +202,10 @@ def _unknown(
     for key, value in given.items():
         if key in known:
             continue
-        close = difflib.get_close_matches(str(key).replace("-", "_"), known, n=1)
-        hint = f"Did you mean plugins.{name}.{close[0]}?" if close else f"Its options: {', '.join(known) or 'none'}"
+        hint = did_you_mean(str(key), known, form=f"plugins.{name}.{{}}")
+        hint = hint or f" Its options: {', '.join(known) or 'none'}"
         who = " and ".join(ref.label for ref in models.values())
-        problems.append(f"plugins.{name}.{key} {value!r}{place}: {who} has no option {key!r}. {hint}")
+        problems.append(f"plugins.{name}.{key} {value!r}{place}: {who} has no option {key!r}.{hint}")
     return problems
 
 

@@ -7,7 +7,6 @@ clash nobody uses stops nobody.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 
 import slime_core
 from slime_core.distributions import BUNDLE, AllowList, installed, is_own, normalized
-from slime_core.errors import PluginConflictError, PluginNotFoundError
+from slime_core.errors import PluginConflictError, PluginNotFoundError, did_you_mean
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")
@@ -237,8 +236,8 @@ class Registry:
         parts = [f"no {'hook' if kind == HOOK_GROUP else kind} plugin {name!r}{who}."]
         if distribution:
             parts += [f"{ref.distribution} offers it." for ref in self.offers(kind, name)]
-        elif close := difflib.get_close_matches(name.replace("-", "_"), names, n=1):
-            parts.append(f"Did you mean {close[0]!r}?")
+        elif meant := did_you_mean(name, names, form="{!r}"):
+            parts.append(meant.lstrip())
         elif kind in KINDS:
             parts.append("One of yours has its path: FILE.py:NAME.")
         if kind in KINDS and installed(BUNDLE) is None:

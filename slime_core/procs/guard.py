@@ -300,13 +300,15 @@ def _has_children() -> bool:
     return True
 
 
-def descendants() -> list[int]:
-    """Processes below this one, parents first."""
+def descendants(root: int | None = None) -> list[int]:
+    """Processes below one (this one), parents first, without those that have ended; none where there is no /proc."""
     children: dict[int, list[int]] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
+    for name in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-            children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
-    found, queue = list[int](), [os.getpid()]
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if state not in (b"Z", b"X"):
+                children.setdefault(int(parent), []).append(int(name))
+    found, queue = list[int](), [root or os.getpid()]
     while queue:
         found += (more := children.get(queue.pop(0), []))
         queue += more

@@ -1,7 +1,7 @@
 """A command -> a process under a guard (`guard.py`), so that nothing of it is left behind.
 
-Every child of this package and of its plugins is started here. What a reader would get wrong: `alive` and `poll` speak
-of the guard, which lives until the last descendant has gone, so when it has ended ports and memory are free again.
+Every child of this package and of its plugins is started here; what user code starts is for `leftovers.py`. `alive` and
+`poll` speak of the guard, which lives until the last descendant has gone: when it has ended ports and memory are free.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from slime_core.errors import SlimeError
 from slime_core.procs import guard
+from slime_core.procs.leftovers import MARK
 
 START_DEADLINE = 60.0
 """Seconds for a guard to come up, on a machine that is busy."""
@@ -43,6 +44,7 @@ class Guarded:
         log: File for the output of every start, one after the other; None: each start says where it goes.
         cap: Bytes of output after which the rest is left off; 0: all of it is kept.
         pid_as: Environment variable that holds its process id.
+        program: Python's arguments for a guard that becomes the command itself (`execute` of `guard.main`).
         shared: Start of the names of files in memory that its processes map, which are removed at their end.
         error: What is raised.
     """
@@ -58,6 +60,7 @@ class Guarded:
         cap: int = 0,
         pid_as: str = "",
         shared: str = "",
+        program: Sequence[str] = (guard.__file__,),
         error: type[SlimeError] = SlimeError,
     ) -> None:
         self.name = name
@@ -69,7 +72,7 @@ class Guarded:
         self._times = guard.Times(stop_s, stop_s if orphan_s is None else orphan_s, leftover_s)
         given = {"--cap": str(cap or ""), "--pid-as": pid_as, "--shared": shared}
         self._options = [word for option in given.items() if option[1] for word in option]
-        self._error = error
+        self._program, self._error = program, error
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -211,15 +214,16 @@ class Guarded:
         self.begin = log.tell()
         return log
 
-    def _spawn(self, argv: Sequence[str], only: Sequence[int], **keywords: Any) -> None:
+    def _spawn(self, argv: Sequence[str], only: Sequence[int], env: Mapping[str, str] | None, **keywords: Any) -> None:
         self._control, theirs = socket.socketpair()
         options = ["--control", str(theirs.fileno()), "--parent", str(os.getpid()), *self._options]
         options += ["--times", ",".join(map(str, self._times)), "--only", ",".join(map(str, only))]
+        own = {name: value for name, value in (os.environ if env is None else env).items() if name != MARK}
         with theirs:
             # In a session of its own: an interrupt at the terminal is this process's to handle.
             self._process = popen(
-                [sys.executable, "-I", "-S", guard.__file__, *options, "--", *argv],
-                pass_fds=[theirs.fileno(), *only], start_new_session=True, **keywords,
+                [sys.executable, "-I", "-S", *self._program, *options, "--", *argv],
+                pass_fds=[theirs.fileno(), *only], start_new_session=True, env=own, **keywords,
             )  # fmt: skip
 
     def _tell(self, what: bytes) -> None:

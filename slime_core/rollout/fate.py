@@ -98,6 +98,16 @@ def mask_older(args: Args, group: Group) -> None:
         for sample in group:
             if sample.status in FINISHED and "start_rollout_id" in sample.metadata:
                 sample.withhold(0, sample.response_length, "mask_offpolicy_in_partial_rollout")
+                remove_if_masked(sample)
+
+
+def remove_if_masked(sample: Sample) -> None:
+    """The one rule for a finished sample whose tokens are withheld for their age: with none left it counts nowhere.
+
+    Its reward is outside its group's statistics and its tokens outside every denominator, as where a filter removes it.
+    """
+    if sample.status in FINISHED and sample.response_length and not sample.effective_response_length:
+        sample.remove_sample = True
 
 
 def spread(args: Args, group: Group) -> float:

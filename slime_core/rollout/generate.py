@@ -30,7 +30,7 @@ from slime_core.protocols import Args, GenerateContext, GenerateTraits
 from slime_core.rollout import baseline
 from slime_core.rollout.contracts import reward_problem
 from slime_core.rollout.deadlines import GroupClock, ended
-from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT
+from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT, remove_if_masked
 from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.rollout.hooks import RolloutHooks, fail_call
 from slime_core.rollout.reward import RewardStage
@@ -261,6 +261,9 @@ class SampleRunner:
             call = self.args, siblings, context.rollout_id, context.evaluation
             found = await self.hooks.after_generation(*call)
             siblings = self._checked(found, sample, self.hooks.sample_labels, drawn)
+        if self.args.mask_offpolicy_in_partial_rollout:  # one that went on may have ended at once
+            for sibling in siblings if drawn.num_tokens > len(drawn.prompt) else ():
+                remove_if_masked(sibling)
         if len(siblings) > 1 and any(s.status == SampleStatus.ABORTED for s in siblings):
             return [_interrupted(sample, given[:prompt_length], given_id)]
         return siblings

@@ -122,7 +122,9 @@ class RolloutHooks:
             sample = await hook.call(args, sample, offered)
         return sample
 
-    def after_rollout(self, args: Args, groups: list[Group], all_groups: list[Group], data_source: Any) -> None:
+    def after_rollout(
+        self, args: Args, groups: list[Group], all_groups: list[Group], data_source: Any, reasons: Mapping[int, str]
+    ) -> None:
         """Filter, then show every group. Raises PluginError for an undeclared change of what is trained on.
 
         Args:
@@ -130,12 +132,12 @@ class RolloutHooks:
             groups: What goes to training; filters mark samples in it.
             all_groups: Also those that were dropped.
             data_source: The object of `--data-source-path`, handed on.
+            reasons: `group_index` -> why the group was dropped.
         """
         if self.generates:
             self._show("slime_filter_samples", groups, args=args, groups=groups)
-            self._show(
-                "slime_process_all_samples", all_groups, args=args, all_groups=all_groups, data_source=data_source
-            )
+            given = {"all_groups": all_groups, "data_source": data_source, "reasons": reasons}
+            self._show("slime_process_all_samples", all_groups, args=args, **given)
 
     def _show(self, name: str, seen: list[Group], /, **given: Any) -> None:
         for label, tell, edits in self.told.each(name):

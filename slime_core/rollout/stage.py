@@ -22,6 +22,7 @@ from slime_core.data.dumps import dump_path, newest_version, write_samples
 from slime_core.data.ledger import Ledger, RecordedSource
 from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.plugins.workers.threads import AbandonableThreadPool
+from slime_core.procs import leftovers
 from slime_core.protocols import Args, RolloutEngine
 from slime_core.rollout import stage_state
 from slime_core.rollout.batch import make_batch, refuse_bad
@@ -96,6 +97,7 @@ class RolloutStage:
         assert parts.rewards is not None
         assert parts.filters is not None
         assert parts.resolve_generator is not None
+        leftovers.watch()  # from here on user code runs in this process
         loading = asyncio.create_task(parts.rewards.start())  # worker processes come up beside the engine
         await engine.start()
         with waiting("reward processes", deadline=None, then="they have deadlines of their own"):
@@ -232,7 +234,7 @@ class RolloutStage:
             extra: Metrics known already.
             started: `time.perf_counter()` when the rollout began.
         """
-        self.parts.user.after_rollout(self.args, groups, decided, self.source)
+        self.parts.user.after_rollout(self.args, groups, decided, self.source, self.ledger.take_reasons())
         refuse_bad(self.args, rollout_id, [s for g in groups for s in g])  # here, so that dumps and metrics say so
 
         def tell() -> dict[str, float]:

@@ -24,7 +24,7 @@ from itertools import groupby
 
 from slime_core.fan_out import executions
 from slime_core.protocols import Args
-from slime_core.rollout.fate import restarted
+from slime_core.rollout.fate import remove_if_masked, restarted
 from slime_core.types import NOT_SAMPLED, Group, Sample
 
 RETRIES = "stale_retries"
@@ -132,8 +132,7 @@ def mask_old_tokens(group: Group, version: int, limit: int, unknown: int) -> int
                 sample.withhold(start, end, "max_staleness")
             start = end
         masked += before - sample.effective_response_length
-        if not sample.effective_response_length:
-            sample.remove_sample = True
+        remove_if_masked(sample)
     return masked
 
 

@@ -5,17 +5,10 @@ knows a model family; families are components of the kind `tool_parsers`, and wh
 `slime_core.data.tools.tool_parser`.
 """
 
+from typing import Any
+
 from slime_core.tools.calls import IllFormedCall, ParsedTurn, ToolCall, ToolParser, ToolSchema
 from slime_core.tools.functions import Tool, schema_of
-from slime_core.tools.parsing import (
-    MarkedParser,
-    ToolParserBase,
-    call_of,
-    json_call,
-    json_objects,
-    named_call,
-    read_json,
-)
 from slime_core.tools.reasoning import split_reasoning
 from slime_core.tools.schema import (
     argument_problem,
@@ -29,25 +22,24 @@ from slime_core.tools.schema import (
 
 __all__ = [
     "IllFormedCall",
-    "MarkedParser",
     "ParsedTurn",
     "Tool",
     "ToolCall",
     "ToolParser",
-    "ToolParserBase",
     "ToolSchema",
     "argument_problem",
     "call_problem",
-    "call_of",
     "check_tool",
     "check_tools",
-    "json_call",
-    "json_objects",
     "json_text",
-    "named_call",
     "parameters_of",
-    "read_json",
     "schema_of",
     "split_reasoning",
     "typed_value",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("MarkedParser", "ToolParserBase", "call_of", "json_call", "json_objects", "named_call", "read_json"):
+        raise ImportError(f"slime_core.tools has no {name}; type: from slime_tool_parser_families import {name}")
+    raise AttributeError(f"module 'slime_core.tools' has no attribute {name!r}")

@@ -66,7 +66,7 @@ class ParsedTurn:
 class ToolParser(Protocol):
     """How one model family writes calls. Constructed without arguments; keeps no state between calls.
 
-    Derive from `slime_core.tools.ToolParserBase`, which has everything but the calls' own form.
+    Derive from `slime_tool_parser_families.ToolParserBase`, which has everything but the calls' own form.
     """
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = (), *, reasoning_open: bool = False) -> ParsedTurn:

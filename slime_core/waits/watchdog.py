@@ -4,7 +4,7 @@
     an event loop does not turn                  the user's function that keeps it is named
     ... and the process was asked to end         it ends, since the loop cannot see to that
 
-What a reader would get wrong: nothing here ends a wait. A loop that stands still keeps none of its deadlines, which is
+Nothing here ends a wait. A loop that stands still keeps none of its deadlines, which is
 why a wait on which the run depends declares `stop=True`.
 """
 
@@ -43,6 +43,8 @@ class _Turn:
     def __init__(self) -> None:
         self.since = time.monotonic()
         self.had = False
+        self.told = False
+        """That it is not had, of a wait that is overdue."""
 
     def take(self) -> None:
         """In the loop."""
@@ -67,17 +69,27 @@ def watch(waits: list[Wait], end: Callable[[str, int], None]) -> None:
     """Report what is overdue beyond its grace and was not reported; end for the first that declares it.
 
     One declared `stop=True` ends the process, since nothing else can: its thread is in a call that does not return.
+    What waits in an event loop that stands still is reported together, once for as long as that lasts.
     """
+    still: dict[_Turn | Wait, list[Wait]] = {}
     for wait in waits:
         if wait.deadline is None or wait.reported or wait.overdue <= max(GRACE, 0.1 * wait.deadline):
             continue
         wait.reported = True
-        keeper = ""
-        if wait.loop is not None and _busy(wait.loop) > min(BUSY, GRACE):
-            keeper = f"; {_culprit(wait.thread)[1]} keeps the event loop"
+        kept = wait.loop is not None and _busy(wait.loop) > min(BUSY, GRACE)
+        still.setdefault(_turns[wait.loop] if kept and wait.loop is not None else wait, []).append(wait)
+    for turn, together in still.items():
+        ends = [wait for wait in together if wait.stop]
+        wait, keeper = [*ends, *together][0], ""
+        if isinstance(turn, _Turn):
+            if turn.told and not ends:
+                continue
+            turn.told = True
+            others = f" of {len(together) - 1} other waits, too" if len(together) > 1 else ""
+            keeper = f"; {_culprit(wait.thread)[1]} keeps the event loop{others}"
         message = gave_up(wait.what, wait.deadline, f"the deadline itself did not end it; then: {wait.then}{keeper}")
         logger.warning("%s", message)
-        if wait.stop:
+        if ends:
             end(message, STALLED)
 
 

@@ -19,11 +19,11 @@ _ASKS = "a question with a deadline, whose answer is its output; the process has
 ALLOWED = {
     "procs/guard.py:_keep": "the guard itself",
     "procs/guarded.py:": "starts the guard",
+    "procs/leftovers.py:watch": "ends what user code starts, after this process",
     "slime_engine_sglang/environment.py:_asked": _ASKS,
     "slime_engine_sglang/flag_list.py:introspected": _ASKS,
     "slime_command_plugins/contracts.py:_pytest": "pytest in the foreground, with a deadline",
-    "slime_sandbox_local/keeper.py:start_keeper": "guards by namespaces that the kernel ends as a whole",
-    "slime_sandbox_local/inside/": "in a sandbox, where the package is not; its first process ends all",
+    "slime_sandbox_local/inside/": "in a sandbox, below a guard",
 }
 
 

@@ -36,6 +36,7 @@ ALLOWED = {
     "slime_environment_session/child.py:_answered": "the other side kills this process at --environment-step-timeout",
     "slime_environment_session/places.py:_answered": "the session's `within` around it: --environment-step-timeout",
     "slime_environment_session/places.py:_work": _SERVES,
+    "slime_hook_trackers/worker.py:_work": _SERVES,
     "slime_launcher_ray/engine_actor.py:advance": "the actor's caller counts its silence (slime_launcher_ray/wait.py)",
     "slime_launcher_ray/engine_actor.py:in_turn": "the actor's caller counts its silence (slime_launcher_ray/wait.py)",
     "slime_launcher_ray/wait.py:awaited": "is done, or its process has died",

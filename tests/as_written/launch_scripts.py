@@ -19,20 +19,12 @@ def launch_scripts() -> dict[str, list[str]]:
     return found
 
 
-_WANDB = Verdict("differs", "`--use-wandb` has no effect: metrics go to metrics.jsonl, TensorBoard and hook plugins")
-
 _QWEN = Verdict("refused", "its flags are accepted; there is no Megatron plugin of the family `qwen3_5_moe`")
 
 EXCEPTIONS: Mapping[str, Verdict] = {
     "examples_coding_agent_rl_run_qwen36_35b_a3b_swe_8nodes.sh": _QWEN,
     "examples_geo3k_vlm_run_geo3k_qwen35.sh": _QWEN,
     "scripts_run-qwen3.5-35B-A3B-sft.sh": _QWEN,
-    "examples_eval_multi_task_multi_task.sh": _WANDB,
-    "examples_retool_retool_qwen3_4b_rl.sh": _WANDB,
-    "examples_retool_retool_qwen3_4b_sft.sh": _WANDB,
-    "examples_strands_sglang_strands_qwen3_8b.sh": _WANDB,
-    "examples_train_infer_mismatch_helper_run-qwen3-4b-mis.sh": _WANDB,
-    "scripts_run-qwen2.5-0.5B-reproducibility.sh": _WANDB,
     "examples_delta_weight_sync_run-glm4.7-30B-A3B-delta.sh": Verdict(
         "refused",
         "47 layers do not divide into 2 pipeline stages, in Megatron as well; with"

@@ -31,7 +31,6 @@ COMMANDS = {
     f" --eval-interval 1 --eval-temperature 0.0 {FEW} --prompt-data DATA CKPT",
     "start from": f"train.py --initial-megatron-checkpoint MODEL {FEW} --prompt-data DATA CKPT",
 }
-QUICK = ("workflow 1",)
 
 
 @pytest.fixture
@@ -50,11 +49,8 @@ def words(tiny: TinyRun, tmp_path: Path):
     return fill
 
 
-def _parameters() -> list:
-    return [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in COMMANDS]
-
-
-@pytest.mark.parametrize("name", _parameters())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_trains(program, words, tmp_path: Path, name: str) -> None:
     """From the working directory, with nothing but what is written, few rollouts, and the CPU's backends."""
     script, *argv = words(COMMANDS[name])

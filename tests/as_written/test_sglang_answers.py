@@ -56,7 +56,7 @@ async def test_a_tested_version_is_understood(version: str, caplog: pytest.LogCa
         output = await engine.generate([5, 6, 7], {"max_new_tokens": 3})
         assert output.token_ids == [25, 25, 25]
         assert output.meta_info["token_weight_versions"] == [0, 0, 0]
-        assert [await engine.control.can_release(), engine.weight_transports] == [[], ("distributed", "disk")]
+        assert [await engine.can_release(), engine.weight_transports] == [[], ("distributed", "disk")]
         (worker,) = engine.pool.workers
         told = await checksums(engine.http, worker, await server_facts(engine.http, worker.url), 5.0)
         assert (0, "model.norm.weight") in told

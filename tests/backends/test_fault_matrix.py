@@ -123,7 +123,7 @@ class Rig:
                 await asyncio.sleep(0.1)
             while {"quarantined", "router_failed"} & set({e["engine"]: e["event"] for e in self.events()}.values()):
                 await asyncio.sleep(0.1)  # it is told of last
-        answers = await self.engine.control.everywhere("GET", "/model_info")
+        answers = await self.engine.everywhere("GET", "/model_info")
         wanted = self.engine.pool.version_wanted
         assert {a["weight_version"] for a in answers.values()} == {"default" if wanted is None else str(wanted)}
 

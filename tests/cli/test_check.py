@@ -60,7 +60,9 @@ def test_plugins_have_a_say(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.M
     assert [f["level"] for f in findings if f["subject"] == "memory"] == ["ok"], "slime's own: the estimate of the plan"
 
 
-@pytest.mark.parametrize(("reward", "level"), [("loose", "warning"), ("exact", "ok")])
+@pytest.mark.parametrize(
+    ("reward", "level"), [("loose", "warning"), pytest.param("exact", "ok", marks=pytest.mark.slow)]
+)
 def test_what_the_reward_pays_by_mistake_is_told(tiny: TinyRun, tmp_path: Path, reward: str, level: str) -> None:
     loose = tmp_path / "loose.py"
     loose.write_text("def reward(args, sample):\n    return float(str(sample.label) in sample.response)\n")

@@ -41,7 +41,13 @@ def test_settings_load_no_torch(argv: list[str], tmp_path: Path) -> None:
     assert modules.isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize(("argv", "most"), [(["--help"], 2), (["config", "show"], 6)], ids=["help", "config show"])
+@pytest.mark.parametrize(
+    ("argv", "most"),
+    [
+        pytest.param(["--help"], 2, id="help"),
+        pytest.param(["config", "show"], 6, id="config show", marks=pytest.mark.slow),
+    ],
+)
 def test_answers_at_once(argv: list[str], most: float, tmp_path: Path) -> None:
     assert cost(["-m", "slime_core", *argv], tmp_path) < most
 
@@ -115,7 +121,7 @@ def test_config_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("lr: 1e-4\nseed: 3\n")
     monkeypatch.setenv("SLIME_SEED", "4")
-    assert frame.main(["config", "show", "--config", "run.yaml", "--eps-clip", "0.1", "--use-wandb"]) == 0
+    assert frame.main(["config", "show", "--config", "run.yaml", "--eps-clip", "0.1", "--ci-test"]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     for line in (
@@ -126,7 +132,7 @@ def test_config_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ):
         assert line in lines
     assert "# eps_clip_high: 0.1  # derived: eps_clip" in lines
-    assert captured.err == "slime: warning: without effect in this version: --use-wandb (flag)\n"
+    assert captured.err == "slime: warning: without effect in this version: --ci-test (flag)\n"
     assert frame.main(["config", "show", "--config", "run.yaml", "--json", "--changed"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["lr"] == {"value": 1e-4, "origin": "run.yaml:1"}

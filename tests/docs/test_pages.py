@@ -47,7 +47,7 @@ OWN_FLAGS = {
         *("--tool-answer", "--times", "--json"),
     },
     "samples": {
-        *("--rollout", "--group", "--eval", "--best", "--worst", "--failed", "--dropped", "--grep"),
+        *("--rollout", "--group", "--eval", "--best", "--worst", "--failed", "--dropped", "--disagree", "--grep"),
         "--hf-checkpoint",
         "--min-reward",
         "--reward-key",

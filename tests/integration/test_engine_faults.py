@@ -43,7 +43,8 @@ __all__ = ["make_model", "one_thread"]
 
 PROMPTS = ([5, 6, 7], [11, 12, 13, 14, 15], [40, 41])
 TOKENS = 60
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
+"""Reached only where something hangs, however busy the machine is."""
 
 
 @dataclass
@@ -364,6 +365,8 @@ def _faults(rig: Rig, chance: random.Random) -> Callable[[], object]:
 async def test_random_faults(rig: Rig, seed: int) -> None:
     """Anything at any moment; a schedule that fails is found again by its seed."""
     chance = random.Random(seed)
+    # Where a server that is only slow counts as hung, as on a busy machine, a request meets more faults than four.
+    rig.args.rollout_health_check_timeout = 10.0
     async with rig.running():
         await rig.update(1)
         load = rig.background(rig.load(150, over=3.0))

@@ -61,7 +61,8 @@ def reward(args, sample):
     return options(args, "worth", Options).points
 '''
 TOOLS = '''
-from slime_core.tools import ParsedTurn, ToolCall, ToolParserBase
+from slime_core.tools import ParsedTurn, ToolCall
+from slime_tool_parser_families import ToolParserBase
 
 def add(a: int, b: int) -> int:
     """Add.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -121,6 +122,7 @@ async def test_a_web_page_cannot_ask(client: httpx.AsyncClient) -> None:
     assert form.status_code == 415
     assert (await client.get("/model_info", headers={"Host": "page.example"})).status_code == 403
     near = {"Origin": "http://localhost:3000"}
+    body["sampling_params"] = {"max_new_tokens": 1}
     assert (await client.post("/generate", json=body, headers=near)).status_code == 200
     assert (await client.get("/flush_cache")).status_code == 405, "GET changes nothing"
 
@@ -244,6 +246,20 @@ def test_a_host_that_others_reach_wants_a_key(capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().err
     assert "--host 0.0.0.0" in said
     assert "--api-key" in said
+
+
+async def test_an_answer_does_not_wait_for_an_acknowledgement() -> None:
+    at_once: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        at_once.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    sock = bind("127.0.0.1", 0)
+    async with await asyncio.start_server(met, sock=sock), asyncio.timeout(30):
+        _, writer = await asyncio.open_connection(*sock.getsockname())
+        assert await at_once
+        writer.close()
 
 
 async def test_a_tool_result_cannot_end_its_message(client: httpx.AsyncClient, directory: Path) -> None:

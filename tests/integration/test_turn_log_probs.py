@@ -17,7 +17,8 @@ Slime = Callable[..., subprocess.CompletedProcess[str]]
 GAP = "train/train_rollout_logprob_abs_diff_max"
 
 PARSER = '''
-from slime_core.tools import ParsedTurn, ToolCall, ToolParserBase
+from slime_core.tools import ParsedTurn, ToolCall
+from slime_tool_parser_families import ToolParserBase
 
 
 class EveryTurn(ToolParserBase):

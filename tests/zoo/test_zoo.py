@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from slime_command_inspect.learning import examine_run
 
 from tests.zoo.bugs import BUGS, Bug
 
@@ -42,12 +43,15 @@ def incidents(run: Any) -> dict[str, int]:
 @pytest.mark.parametrize("bug", map(_marked, BUGS))
 def test_a_bug_is_named(bug: Bug, run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bug.plant(monkeypatch)
-    found = incidents(run_loop(steps=bug.after if bug.check else NOT_CAUGHT_AFTER, **bug.settings))
+    run = run_loop(steps=bug.after if bug.check else NOT_CAUGHT_AFTER, **bug.settings)
+    found, (text, wrong) = incidents(run), examine_run(run.run_dir)
+    assert wrong == bool(found)
     if bug.check is None:
         assert found == {}
         assert bug.why
     else:
         assert found.get(bug.check) == bug.after, found
+        assert f"[{bug.check}]" in text
         assert bug.after <= NOT_CAUGHT_AFTER
 
 

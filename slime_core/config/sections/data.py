@@ -66,12 +66,13 @@ class DataArgs(Section):
     """Samples per optimizer step; a whole rollout when neither this nor --num-steps-per-rollout is given."""
     num_steps_per_rollout: Annotated[int | None, Field(gt=0)] = None
     """Optimizer steps per rollout; sets --global-batch-size."""
-    micro_batch_size: Annotated[int, Field(gt=0)] = 1
+    micro_batch_size: Annotated[int | None, Field(gt=0)] = None
     """Samples per forward pass; without effect with --use-dynamic-batch-size."""
     use_dynamic_batch_size: bool = False
-    """Fill each forward pass up to --max-tokens-per-gpu tokens."""
+    """Fill each forward pass up to --max-tokens-per-gpu tokens; so it is, with 4096, when nothing about the size of
+    passes is given."""
     max_tokens_per_gpu: Annotated[int | None, Field(gt=0)] = None
-    """Tokens per forward and backward pass."""
+    """Tokens per forward and backward pass; a longer sample has one of its own."""
     log_probs_max_tokens_per_gpu: Annotated[int | None, Field(gt=0)] = None
     """Tokens per forward pass without gradient."""
     balance_data: bool = False
@@ -80,6 +81,10 @@ class DataArgs(Section):
     """Pack micro-batches by floating point operations instead of tokens."""
     data_pad_size_multiplier: Annotated[int, Field(gt=0)] = 128
     """Packed sequences are padded to a multiple of this."""
+
+
+_TOKENS_PER_PASS = 4096
+"""From a few thousand on larger passes gain nothing, and take memory."""
 
 
 def _of_sft(s: Settings) -> None:
@@ -140,6 +145,18 @@ def _batch_sizes(s: Settings) -> None:
         s.derive("num_steps_per_rollout", samples // per_step, why)
 
 
+def _packing(s: Settings) -> None:
+    """A pass of one sample takes many times as long as its share of a full one, so nobody gets it without asking."""
+    a: Given = s.args
+    if a.micro_batch_size is not None or a.use_dynamic_batch_size or a.max_tokens_per_gpu:
+        return
+    if s.is_given("use_dynamic_batch_size"):
+        s.derive("micro_batch_size", 1, "use_dynamic_batch_size")
+    else:
+        s.derive("use_dynamic_batch_size", True, "no micro_batch_size")
+        s.derive("max_tokens_per_gpu", _TOKENS_PER_PASS, "use_dynamic_batch_size")
+
+
 def _length_of_run(s: Settings) -> None:
     """`--num-rollout` wins over `--num-epoch`; training needs one of them."""
     a: Given = s.args
@@ -157,6 +174,7 @@ RULES: tuple[Rule, ...] = (
     _of_sft,
     _prompts,
     _batch_sizes,
+    _packing,
     Refused(
         lambda a: a.use_dynamic_batch_size and a.max_tokens_per_gpu is None,
         "{use_dynamic_batch_size} needs --max-tokens-per-gpu N.",

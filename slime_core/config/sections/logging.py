@@ -5,13 +5,21 @@ from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from slime_core.config.sections.base import FILE, Flag, NoEffect, Refused, Rule, Section
+from slime_core.distributions import BUNDLE, installed
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
+
+
+def _all_none_or_number(value: str) -> str:
+    if value not in ("all", "none") and not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise PydanticCustomError("how_many", "expected all, none, or how many samples of each rollout, such as 64")
+    return value
 
 
 ProfileTarget = Literal["train_overall", "train_actor", "train_log_probs"]
@@ -34,7 +42,7 @@ class LoggingArgs(Section):
     """Count samples by this entry of the reward mapping."""
     log_correct_samples: bool = False
     """Metrics of the correct samples alone; reward 1 is correct."""
-    log_samples: Annotated[str, Field(pattern="^(all|none|[1-9][0-9]*)$")] = "all"
+    log_samples: Annotated[str, AfterValidator(_all_none_or_number)] = "all"
     """Samples that a run keeps, per rollout and evaluation: all, none, or so many."""
     log_samples_budget: Annotated[int, Field(gt=0)] = 10_000_000_000
     """Bytes of kept samples; above it old rollouts keep their best, worst, failed and a few others, then none."""
@@ -160,6 +168,10 @@ def _dumps(s: Settings) -> None:
 
 RULES: tuple[Rule, ...] = (
     Refused(
+        lambda a: a.use_tensorboard and installed(BUNDLE) is None,
+        "{use_tensorboard}: what writes them comes with pip install 'slime-rl[tensorboard]'.",
+    ),
+    Refused(
         lambda a: a.debug_train_only and a.load_debug_rollout_data is None and a.rollout_function_path is None,
         "{debug_train_only} needs --load-debug-rollout-data FILE, or a rollout function that needs no engine, such as"
         " --rollout-function-path sft: nothing is generated.",
@@ -179,4 +191,10 @@ RULES: tuple[Rule, ...] = (
         "with --debug-rollout-only: nothing is trained",
     ),
     _dumps,
+    NoEffect(
+        "wandb_mode wandb_dir wandb_key wandb_host wandb_team wandb_group wandb_project wandb_random_suffix"
+        " wandb_always_use_train_step wandb_run_id",
+        lambda a: not a.use_wandb,
+        "without --use-wandb",
+    ),
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from slime_core.config.sections.base import SPEC, Rule, Section
+from slime_core.config.sections.base import SPEC, Flag, Rule, Section
 from slime_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ class RewardArgs(Section):
     """Reward, by plugin name."""
     custom_rm_path: str | None = None
     """Reward: a plugin name or path to fn(args, sample) or fn(args, samples); wins over --rm-type."""
+    shadow_rm_path: Annotated[list[str], Flag(append=True)] = Field(default_factory=list)
+    """Rewards that score copies of the samples, beside the run's and without effect on it; as --custom-rm-path."""
     reward_key: str | None = None
     """Which entry of a reward mapping trains."""
     eval_reward_key: str | None = None

@@ -70,6 +70,8 @@ class RolloutArgs(Section):
     """When that budget is spent: stop the run, keep the best of the dropped groups, or train on fewer groups."""
     dynamic_sampling_filter_path: str | None = None
     """Keeps or drops a scored group: a plugin name or path to fn(args, samples)."""
+    shadow_filter_path: Annotated[list[str], Flag(append=True)] = Field(default_factory=list)
+    """Filters that decide on copies of the groups, beside the run's and without effect on it."""
     partial_rollout: bool = False
     """Put groups that are unfinished at the end of a rollout back, and go on with them in the next."""
     mask_offpolicy_in_partial_rollout: bool = False

@@ -128,7 +128,8 @@ class WeightArgs(Section):
     update_weight_timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds a server has for one step of a weight update, such as a bucket."""
     update_weight_pause_mode: Literal["abort", "in_place", "retract"] | None = None
-    """Requests in flight end, go on with the old cache, or are read again; by default the last, where SGLang can."""
+    """Requests in flight end, go on with the old cache, or are read again; by default the last, where SGLang can, and
+    the second on the embedded engine."""
     update_weights_interval: Annotated[int, Field(gt=0)] = 1
     """Rollouts between weight updates; over 1 needs --async."""
     update_weight_disk_dir: Annotated[str | None, FILE] = None

@@ -54,7 +54,7 @@ class EmbeddedEngine:
         true_on_policy=True,
         returns_routed_experts=True,
         pause_modes=("abort", "in_place", "retract"),
-        uses=frozenset({"colocate", "offload_rollout"}),
+        uses=frozenset({"colocate", "offload_rollout", "update_weight_pause_mode"}),
     )
 
     def __init__(self, args: Args, *, step_in_thread: bool = False) -> None:
@@ -267,11 +267,21 @@ class EmbeddedEngine:
 
     async def update_weights_from_tensor(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Copy named HF-layout tensors in. Raises WeightSyncError, and then the old weights still serve."""
-        await self._locked(lambda core: core.update_weights(weights, version, "update_weights_from_tensor"))
+        await self._updated(lambda core: core.update_weights(weights, version, "update_weights_from_tensor"))
 
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
         """Load an HF-layout directory. Raises WeightSyncError, and then the old weights still serve."""
-        await self._locked(lambda core: core.update_weights_from_disk(Path(path), version))
+        await self._updated(lambda core: core.update_weights_from_disk(Path(path), version))
+
+    async def _updated(self, update: Callable[[EngineCore], None]) -> None:
+        """Take new weights between two steps, then do with the requests as `--update-weight-pause-mode` says."""
+
+        def apply(core: EngineCore) -> None:
+            update(core)
+            self._settle(core, core.yield_rows(self._args.update_weight_pause_mode or "in_place"))
+
+        await self._locked(apply)
+        self.notify()
 
     async def weight_checksums(self) -> dict[str, str]:
         """HF name -> checksum of the tensor served, in the engine's dtype."""

@@ -6,14 +6,13 @@ a key set to None means its default.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from slime_core.engines.embedded.constraints import LONGEST
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, did_you_mean
 
 GREEDY_BELOW = 1e-6
 """SGLang's bound: dividing by less overflows float32."""
@@ -77,11 +76,8 @@ class SamplingParams:
         values: dict[str, Any] = {}
         for key, value in raw.items():
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=3)
-                hint = (
-                    f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Known: {', '.join(sorted(known))}."
-                )
-                raise EngineError(f"sampling_params: unknown key {key!r}. {hint}")
+                hint = did_you_mean(str(key), known, form="{!r}", most=3) or f" Known: {', '.join(sorted(known))}."
+                raise EngineError(f"sampling_params: unknown key {key!r}.{hint}")
             if value is not None:
                 values[key] = _CONVERT[key](key, value)
         params = cls(**values)

@@ -2,8 +2,8 @@
 
 `launch.components.Resolver` makes one pool per run; `adapters.RewardCaller` hands calls to it. One thread owns each
 process: it starts it, writes a call, waits for the answer under the deadline, and kills the process with all it
-started when none comes, so only the samples of that call are lost. What a reader would get wrong: a call whose process
-is killed by a signal is made once more in a fresh one, since mostly somebody else killed it.
+started when none comes, so only the samples of that call are lost. A call whose process is killed by a signal is
+made once more in a fresh one, since mostly somebody else killed it.
 
 Calls of a component that answers fast are written several at once, twice as many each time while all answers together
 take less than `_BATCH_S`; the process answers each as it is made, so each has its own deadline from when it begins.

@@ -41,8 +41,8 @@ TINY: dict[str, Any] = {
 """Small enough that most of a run's second is what it does once."""
 DEADLINE_S = 100
 BEFORE = "tests.backends.kill.points:install"
-NOT_COMPARED = ("state.json", "manifest.json", "ledger.json")
-"""Files of a commit that hold times or names of the run."""
+NOT_COMPARED = ("state.json", "manifest.json", "ledger.json", ".metadata")
+"""Files of a commit that hold times or names of the run, or of the save (torch.distributed.checkpoint)."""
 KILLED = -signal.SIGKILL
 ENDS: dict[str, set[int]] = {
     "kill": {KILLED},
@@ -190,7 +190,8 @@ class Kills:
             assert metrics(run_dir) == metrics(self.whole), "metrics differ"
             ours, theirs = files(run_dir), files(self.whole)
             assert ours.keys() == theirs.keys()
-            assert [name for name in ours if ours[name] != theirs[name]] == []
+            different = [name for name in ours if ours[name] != theirs[name]]
+            assert not different, f"differ: {different}"
 
     def _run(self, slot: Slot, run_dir: Path, own: Sequence[Mapping[str, str]]) -> list[tuple[int, str]]:
         """Run the command, with an environment for each rank; (status, end of what it said) of each."""

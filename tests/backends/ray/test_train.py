@@ -19,6 +19,11 @@ from tests.conftest import TinyRun
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
 
+def kept(run_dir: Path) -> list[str]:
+    """Files of kept samples, with those of an index that nobody has closed."""
+    return sorted(path.name for path in (run_dir / "samples").iterdir())
+
+
 def test_same_bits_as_inline_and_one_goes_on_where_the_other_ended(
     tiny: TinyRun, inline: Path, cluster: str, typed: Any, tmp_path: Path
 ) -> None:
@@ -26,6 +31,7 @@ def test_same_bits_as_inline_and_one_goes_on_where_the_other_ended(
     done = typed("train", *tiny.argv(run, num_rollout=ROLLOUTS), *joined)
     assert metrics(run) == metrics(inline)
     assert files(run) == files(inline)
+    assert kept(run) == kept(inline), "the actors are told of the end: their last files are whole, the index is closed"
     assert "Traceback" not in done.stderr
     logs = sorted(path.name for path in (run / "actors").iterdir())
     assert logs == ["engine.log", "rollout.log", "trainer-rank-0.log"]

@@ -19,6 +19,9 @@ DERIVED = [
     ("--global-batch-size 8", "num_steps_per_rollout", 4,
      "derived: rollout_batch_size * n_samples_per_prompt / global_batch_size"),
     ("--global-batch-size 8 --num-steps-per-rollout 4", "global_batch_size", 8, "flag"),
+    ("", "max_tokens_per_gpu", 4096, "derived: use_dynamic_batch_size"),
+    ("--no-use-dynamic-batch-size", "micro_batch_size", 1, "derived: use_dynamic_batch_size"),
+    ("--micro-batch-size 2", "use_dynamic_batch_size", False, "default"),
     ("", "eps_clip_high", 0.2, "derived: eps_clip"),
     ("--eps-clip 0.1 --eps-clip-high 0.3", "eps_clip_high", 0.3, "flag"),
     ("", "over_sampling_batch_size", 4, "derived: rollout_batch_size"),
@@ -83,7 +86,7 @@ BROKEN = [
      "--kl-coef 0.1 (flag) and --kl-loss-coef 0.01 (flag) are both set; use one: reward penalty or loss term."),
     ("--use-dynamic-batch-size", "--use-dynamic-batch-size (flag) needs --max-tokens-per-gpu N."),
     ("--max-tokens-per-gpu 64", "--max-tokens-per-gpu 64 (flag) needs --use-dynamic-batch-size."),
-    ("--balance-by-flops", "--balance-by-flops (flag) needs --use-dynamic-batch-size."),
+    ("--balance-by-flops --micro-batch-size 2", "--balance-by-flops (flag) needs --use-dynamic-batch-size."),
     ("--rollout-max-context-len 32 --rollout-max-prompt-len 32",
      "--rollout-max-prompt-len 32 (flag) must be smaller than --rollout-max-context-len 32 (flag)."),
     ("--rollout-temperature 0", "--rollout-temperature '0' (flag): must be greater than 0"),
@@ -159,6 +162,12 @@ def test_what_other_commands_do_not_need(load: Load) -> None:
     assert s.args.eval_datasets[0].max_response_len == 8
     rollout = "--hf-checkpoint /m --prompt-data d --rollout-batch-size 2 --rm-type math --rollout-max-response-len 4"
     assert load(*rollout.split(), base=False, command="rollout").args.num_rollout == 1
+
+
+def test_a_tracker_of_the_bundle_is_not_asked_for_in_vain(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_core.config.sections.logging.installed", lambda distribution: None)
+    with pytest.raises(ConfigError, match=r"--use-tensorboard .*pip install 'slime-rl\[tensorboard\]'"):
+        load("--use-tensorboard")
 
 
 def test_the_context_bounds_the_response(load: Load) -> None:

@@ -21,6 +21,7 @@ ROWS = [
 ]
 OUR_DEFAULTS = {
     "distributed_backend": "auto",
+    "micro_batch_size": None,  # packed: see the rule
     "train_backend": "auto",
     "update_weight_transport": "auto",
     "rollout_function_path": None,

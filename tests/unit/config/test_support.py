@@ -22,7 +22,7 @@ FOR_USERS_FUNCTIONS = {"rm_url"}
 
 def _words() -> set[str]:
     config = ROOT / "slime_core" / "config"
-    read = [ROOT / "slime_core", *LOCKSTEP]
+    read = [ROOT / "slime_core", *LOCKSTEP, ROOT / "plugins" / "hooks"]
     texts = {f: f.read_text() for folder in read for f in folder.rglob("*.py") if f != config / "support.py"}
     for file in (config / "sections").glob("*.py"):  # the rules read, the declarations do not
         texts[file] = "".join(re.split(r"^(?:def |RULES)", texts[file], maxsplit=1, flags=re.MULTILINE)[1:])

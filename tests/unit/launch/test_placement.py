@@ -12,7 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from slime_engine_sglang import planner, server_groups
 from slime_engine_sglang.api.engine import HttpEngine
-from slime_engine_sglang.planner import Planned
+from slime_engine_sglang.engine import SglangEngine
 from slime_launcher_ray.placement import (
     EngineNeeds,
     Placement,
@@ -229,7 +229,7 @@ def test_sglang_plans_the_gpus_that_placement_gives(flags: str, gpus: int) -> No
     settings = load_settings(["--hf-checkpoint", "/m", *flags.split()], command="show", env={})
     args = settings.args
     settle_trainer(settings, 8)
-    engines, warnings = engines_of(Planned, settings, gpus)
+    engines, warnings = engines_of(SglangEngine, settings, gpus)
     assert not warnings
     planned = plan_placement(args, trainer_processes=8, engines=engines, gpus=gpus > 0, num_gpus=gpus or None)
     if gpus or args.rollout_num_gpus is not None:
@@ -245,7 +245,7 @@ def test_sglang_plans_the_gpus_that_placement_gives(flags: str, gpus: int) -> No
 def test_one_trainer_process_leaves_no_gpus_free() -> None:
     settings = load_settings(["--hf-checkpoint", "/m", "--rollout-num-gpus", "3"], command="show", env={})
     settle_trainer(settings, 1)
-    engines, _ = engines_of(Planned, settings, 4)
+    engines, _ = engines_of(SglangEngine, settings, 4)
     placed = plan_placement(settings.args, trainer_processes=1, engines=engines, gpus=True, num_gpus=4)
     assert [e.bundles for e in placed.engines] == [(1,), (2,), (3,)]
 

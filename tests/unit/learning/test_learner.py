@@ -96,6 +96,16 @@ def test_no_split_over_micro_batches_or_ranks_changes_anything(
     torch.testing.assert_close(trainer.weight, expected.weight, rtol=1e-6, atol=1e-7)
 
 
+def test_small_passes_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    batch = make_batch()
+    learn(make_args(micro_batch_size=1), batch)
+    assert "--micro-batch-size 1 makes 8 passes of 5 tokens on average" in caplog.text
+    caplog.clear()
+    learn(make_args(micro_batch_size=2), batch)
+    learn(make_args(use_dynamic_batch_size=True, max_tokens_per_gpu=12), batch)
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_reusing_the_first_steps_log_probs_changes_nothing(world_size: int) -> None:
     args, batch = make_args(global_batch_size=2, micro_batch_size=1), make_batch(shift=0.1)

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from slime_core.learning.report import report_trained
+from slime_core.learning.report import TrainedRollout, save_trained
 from slime_core.learning.tensors import TrainTensors, to_column
 from slime_core.types import TrainBatch
-from tests.toy_trainer import make_args
 
 LENGTHS = [2, 1, 3, 2]
 
@@ -60,8 +59,9 @@ def _write(template: str, shares: list[list[int]]) -> None:
             loss_masks=_column(share, 0), advantages=_column(share, 100), old_log_probs=[torch.zeros(0)] * len(share)
         )
         trainer: Any = Trainer(rank, ranks)
-        args = make_args(save_debug_train_data=template)
-        report_trained(args, None, _batch(), share, tensors, _column(share, -50), trainer)
+        known = dict(enumerate(_column(share, -50)))
+        batch = _batch()
+        save_trained(template, TrainedRollout(trainer, batch, batch.select(share), share, tensors, [], known))
 
     with ThreadPoolExecutor(len(shares)) as pool:
         list(pool.map(one, range(len(shares))))

@@ -1,4 +1,4 @@
-"""Trackers: the metrics file over a resume, the lines a person sees, TensorBoard's event files."""
+"""Trackers: the metrics file over a resume, and the lines a person sees."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from slime_hook_tensorboard import TensorBoardTracker
 
 from slime_core.config import Args, EvalDataset
 from slime_core.observability.run_dir import open_run_dir
@@ -16,8 +15,7 @@ from slime_core.observability.trackers.progress import ProgressTracker
 
 def _args(**changes):
     base = {"start_rollout_id": 0, "num_rollout": 4, "eval_datasets": [EvalDataset(name="held", path="held.jsonl")],
-            "compute_advantages_and_returns": True, "use_tensorboard": None, "tb_project_name": None,
-            "tb_experiment_name": None}  # fmt: skip
+            "compute_advantages_and_returns": True}  # fmt: skip
     return Args(**{**base, **changes})
 
 
@@ -59,20 +57,6 @@ def test_supervised_runs_show_no_reward(capsys: pytest.CaptureFixture[str], tmp_
     tracker.slime_run_start(_args(compute_advantages_and_returns=False, eval_datasets=[]), tmp_path)
     tracker.slime_log_metrics(1, {"rollout/raw_reward": 0.0, "train/loss": 2.0})
     assert "reward" not in capsys.readouterr().out
-
-
-def test_tensorboard_writes_every_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
-    tracker = TensorBoardTracker()
-    tracker.slime_configure(_args())
-    tracker.slime_run_start(_args(), tmp_path)
-    tracker.slime_log_metrics(1, {"train/loss": 0.5})
-    tracker.slime_run_end(None)
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 0.5)]
 
 
 def test_a_used_run_directory_needs_a_decision(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_directories_without_effect(
 def test_a_group_that_is_none_of_slimes(write_plugin) -> None:
     write_plugin("thing-typo", {"slime.reward": {"typo": "plug_thing_typo:reward"}}, REWARD)
     (finding,) = found("unusable")
-    assert "entry-point group 'slime.reward' is none of slime's; write 'slime.rewards'" in finding.what
+    assert "entry-point group 'slime.reward' is none of slime's. Did you mean 'slime.rewards'?" in finding.what
 
 
 def test_the_copy_that_is_not_used(

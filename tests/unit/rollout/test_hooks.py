@@ -135,7 +135,7 @@ def test_the_filter_runs_before_all_samples_are_shown_with_the_real_source(caplo
     hooks = RolloutHooks.of(hooks_with(("slime_process_all_samples", show), ("slime_filter_samples", keep_first)))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            hooks.after_rollout(ARGS, [kept], [kept, dropped], source)
+            hooks.after_rollout(ARGS, [kept], [kept, dropped], source, {})
     assert calls == [([False, True, False], source)] * 2
     assert [r.getMessage() for r in caplog.records] == [
         "--rollout-sample-filter-path returned list, which has no effect; what may be changed is changed in place"

@@ -318,6 +318,7 @@ def test_finished_samples_of_an_interrupted_group_are_masked_too() -> None:
     _run(args, source, OneSlow())
     group = _run(args, source, OneSlow()).samples[0]
     assert [s.loss_mask for s in group] == [[0, 1], [0]]
+    assert [s.remove_sample for s in group] == [False, True], "with no token left it counts nowhere, as of old groups"
 
 
 def test_a_sample_cut_off_in_its_reward_starts_afresh() -> None:

@@ -1,18 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from slime_sandbox_local import LocalSandbox, isolation_here
-from slime_sandbox_local.blocking import STARTS, ended, on_thread
-
-WAITS = "import sys; sys.stdin.read()"
+from slime_sandbox_local.blocking import STARTS, on_thread
 
 
 def test_no_more_calls_at_a_time_and_threads_that_end() -> None:
@@ -63,34 +57,6 @@ def test_a_result_that_comes_after_the_loop_is_given_away() -> None:
     asyncio.run(leave())
     go.set()
     assert given.wait(60)
-
-
-def descriptors() -> set[tuple[str, str]]:
-    """What is open in this process; other tests' garbage may be closed at any moment."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
-
-
-def test_the_end_of_a_process() -> None:
-    async def body() -> None:
-        process = subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE)
-        before = descriptors()
-        assert process.stdin is not None
-        try:
-            assert not await ended(process, "a child", 0.05, "nothing")
-            process.stdin.close()
-            assert await ended(process, "a child", 60, "nothing")
-            assert process.returncode == 0
-            assert await ended(process, "a child", 60, "nothing"), "it has been reaped"
-            assert descriptors() <= before, "none was left open"
-        finally:
-            process.kill()
-            process.wait()
-
-    asyncio.run(body())
 
 
 @pytest.mark.skipif(not isolation_here().complete, reason=f"no complete isolation here: {isolation_here()}")

@@ -298,7 +298,8 @@ BAD_COMPONENTS = {
     ),
     "DropsTheSecondCall": (
         ToolParserContract,
-        "from slime_core.tools import *\nclass ToolParser(MarkedParser):\n    begin, end = '<c>', '</c>'\n"
+        "from slime_core.tools import *\nfrom slime_tool_parser_families import *\n"
+        "class ToolParser(MarkedParser):\n    begin, end = '<c>', '</c>'\n"
         "    def calls_in(self, body, tools):\n        return [json_call(body)]\n"
         "    def render(self, calls):\n        c = calls[0]\n"
         "        return '<c>' + json_text({'name': c.name, 'arguments': c.arguments}) + '</c>'\n"

@@ -389,6 +389,38 @@ def test_a_call_that_keeps_the_event_loop_ends_the_process_and_is_named(tmp_path
     assert ("reward of mine, hangs (now at <string>:11) has kept the event loop busy" in done.stderr) == ("of" in call)
 
 
+def test_many_that_wait_for_a_loop_that_stands_still_are_one_warning(tmp_path) -> None:
+    code = f"""
+import asyncio, logging, time
+from slime_core.plugins.boundary import awaited
+from slime_core.waits import board, start_board, waiting, watchdog
+
+board._TICK, watchdog.GRACE, watchdog.BUSY = 0.01, 0.05, 0.05
+start_board({str(tmp_path)!r}, "rank 0")
+
+async def hangs():
+    await asyncio.sleep(0)
+    time.sleep(1)
+
+async def sample(number):
+    with waiting(f"sample {{number}}", deadline=0.05 + number * 0.01, then="it fails"):
+        await asyncio.sleep(0)
+        if number == 0:
+            await awaited("reward of mine", hangs())
+
+async def main():
+    await asyncio.gather(*map(sample, range(40)))
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    told = [line for line in done.stderr.splitlines() if "not done within" in line]
+    assert len(told) == 1
+    assert "reward of mine, hangs (now at <string>:" in told[0]
+    assert "keeps the event loop" in told[0]
+    assert len(list((tmp_path / "stalls").iterdir())) == 1
+
+
 def test_a_process_that_is_asked_to_end_does_not_wait_for_a_loop_that_stands_still(tmp_path) -> None:
     call, then = "awaited('reward of mine', hangs())", "asked_to_end(143)"
     code = LOOP.format(run_dir=str(tmp_path), deadline=None, call=call, then=then)

@@ -1,37 +1,69 @@
-"""`slime why --learning`: what a run noticed of its numbers, and why its reward may not rise.
+"""`slime why --learning`: what a run noticed of its numbers, and why its reward may not rise; `slime doctor RUN`.
 
 Reads `incidents.jsonl` and `metrics.jsonl` of the run directory; the causes are judged on the newest quarter of it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from slime_core.errors import ConfigError
+from slime_runs.run import read_lines
+
+from slime_core.checkpoint.store import find
+from slime_core.errors import CheckpointError, ConfigError
 
 _REWARD = "rollout/raw_reward"
 
 
+def examine_run(run_dir: Path) -> tuple[str, bool]:
+    """What a resume would refuse, what the run noticed, what its metrics support; True where anything is wrong.
+
+    Raises:
+        ConfigError: There is no run.
+    """
+    if not run_dir.is_dir():
+        raise ConfigError(f"{run_dir}: no such directory; name the --run-dir of a run")
+    damage = []
+    try:
+        find(run_dir)
+    except CheckpointError as error:
+        damage.append(f"damaged: {error}")
+    rows, found = _recorded(run_dir)
+    if not rows and not found and not damage:
+        raise ConfigError(f"{run_dir}: nothing of a run that trains is there; name its --run-dir")
+    return "\n".join([*damage, *_described(rows, found)]), bool(damage or found)
+
+
 def describe_learning(run_dir: Path) -> str:
     """The text. Raises ConfigError where the run has recorded nothing."""
-    rows = [row for row in _lines(run_dir / "metrics.jsonl") if _REWARD in row]
+    rows, found = _recorded(run_dir)
     if not rows:
         raise ConfigError(f"{run_dir}: no metrics.jsonl with {_REWARD} in it; name the --run-dir of a run that trains")
-    found = _lines(run_dir / "incidents.jsonl")
+    return "\n".join(_described(rows, found))
+
+
+def _recorded(run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Lines with a reward, and incidents."""
+    rows = [row for row in read_lines(run_dir / "metrics.jsonl") if _REWARD in row]
+    return rows, list(read_lines(run_dir / "incidents.jsonl"))
+
+
+def _described(rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[str]:
     lines = [f"rollout {i['rollout_id']}: {i['cause']}: {i['numbers']} [{i['check']}]" for i in found]
+    lines = lines or ["no invariant was broken"]
+    if not rows:
+        return lines
     size = max(1, len(rows) // 4)
     first, last = rows[:size], rows[-size:]
     before, after = _mean(first, _REWARD), _mean(last, _REWARD)
-    lines = lines or ["no invariant was broken"]
     lines.append(f"reward {before:.4g} in the first {size} rollouts, {after:.4g} in the last {size}")
     if after <= before:
         causes = list(_causes(first, last))
         lines += [f"  {cause}" for cause in causes] or ["  the metrics support none of the usual causes"]
-    return "\n".join(lines)
+    return lines
 
 
 def _causes(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> Iterator[str]:
@@ -60,7 +92,3 @@ def _mean(rows: list[dict[str, Any]], name: str) -> float:
     """0 where no row has it but for the gradient and the rate, which are then not judged."""
     values = [row[name] for row in rows if name in row]
     return mean(values) if values else (1.0 if name in ("train/grad_norm", "train/lr") else 0.0)
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []

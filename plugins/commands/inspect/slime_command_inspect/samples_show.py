@@ -21,6 +21,7 @@ def add_parser(commands: Any) -> None:
     chosen.add_argument("--worst", action="store_true", help="lowest reward first")
     chosen.add_argument("--failed", action="store_true", help="those that failed, with the reason")
     parser.add_argument("--dropped", action="store_true", help="of groups that were not trained on")
+    parser.add_argument("--disagree", action="store_true", help="on which a shadow component differs")
     parser.add_argument("--grep", metavar="TEXT", help="with this text in prompt or response, in any case")
     parser.add_argument("-n", type=int, default=5, metavar="N", help="so many (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per sample, as it is stored")
@@ -31,6 +32,7 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_runs import Run
     from slime_runs.index import Filter
     from slime_runs.reading import lines
+    from slime_runs.shadows import disagreements
 
     found_run = Run(namespace.run)
     wanted = Filter(
@@ -41,12 +43,17 @@ def run(namespace: argparse.Namespace) -> int:
         failed=namespace.failed,
     )
     count = 0
+    wanted_ones = disagreements(found_run) if namespace.disagree else None
     for sample in found_run.samples(
         wanted,
         order="best" if namespace.best else "worst" if namespace.worst else "rollout",
-        limit=namespace.n,
+        limit=None if namespace.disagree else namespace.n,
         text=namespace.grep,
     ):
+        if wanted_ones is not None and (sample.entry.rollout, sample.entry.sample_index) not in wanted_ones:
+            continue
+        if count == namespace.n:
+            break
         count += 1
         if namespace.json:
             print(json.dumps(sample.row))

@@ -84,7 +84,7 @@ def plan_batches(args: Args, *, data_parallel: int, context: int = 1, rows: int 
         )
     longest = longest_sample(args)
     dynamic = args.use_dynamic_batch_size and args.max_tokens_per_gpu
-    bound = f"{args.max_tokens_per_gpu:,} tokens per GPU" if dynamic else f"{args.micro_batch_size} samples"
+    bound = f"{args.max_tokens_per_gpu:,} tokens per GPU" if dynamic else f"{args.micro_batch_size or 1} samples"
     given: Given = args
     rollouts = given.num_rollout
     if rollouts is None and given.num_epoch and rows:

@@ -268,7 +268,7 @@ def micro_batch_tokens(args: Args, longest: int, context: int = 1) -> int:
     """Most tokens of one micro-batch over its context-parallel ranks."""
     if args.use_dynamic_batch_size and args.max_tokens_per_gpu:
         return max(int(args.max_tokens_per_gpu) * context, longest)
-    return int(args.micro_batch_size) * longest
+    return (args.micro_batch_size or 1) * longest
 
 
 def lora_parameters(shape: DecoderShape, rank: int) -> int:

@@ -6,14 +6,13 @@ sees how far the model is to be trusted here.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from slime_command_plan.simulate import Mode, Plan, Prediction, simulate
 from slime_command_plan.workload import Recorded, Workload, engines_in
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 ROLLOUTS = 30
 """Rollouts that are simulated, at most those of the settings; means do not change much beyond."""
@@ -53,8 +52,7 @@ def changed(plan: Plan, what: str) -> Plan:
         name, sign, value = part.strip().partition("=")
         name = name.removeprefix("--")
         if name not in WHAT or not sign:
-            close = [name] if name in WHAT else difflib.get_close_matches(name, WHAT, n=1)
-            hint = f" Did you mean {close[0]}{'' if sign else '=VALUE'}?" if close else ""
+            hint = did_you_mean(name, WHAT, form="{}" if sign else "{}=VALUE")
             raise ConfigError(f"--what {part.strip()!r}: NAME=VALUE, and the names are {', '.join(WHAT)}.{hint}")
         field, read = WHAT[name]
         try:

@@ -1,7 +1,9 @@
-"""what is wrong with the plugins installed here: `slime plugins doctor`"""
+"""what is wrong with the plugins installed here (`slime plugins doctor`), or with a run: `slime doctor RUN`"""
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
 from typing import Any
 
 from slime_command_plugins import command as plugins
@@ -10,7 +12,22 @@ from slime_core.protocols import Command
 
 def add_parser(subparsers: Any) -> None:
     """Define `slime doctor`."""
-    plugins.add_command(subparsers, "doctor").set_defaults(plugins_command="doctor")
+    parser = plugins.add_command(subparsers, "doctor")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="directory of a run to examine instead (its --run-dir)")
+    parser.set_defaults(plugins_command="doctor")
 
 
-command = Command(plugins.run, add_parser, only_prints=True)
+def run(namespace: argparse.Namespace) -> int:
+    """Examine the environment or the run; exit status 1 where something is wrong."""
+    if namespace.run is None:
+        return plugins.run(namespace)
+    from slime_command_inspect.learning import examine_run
+
+    from slime_core.text import plain
+
+    text, wrong = examine_run(Path(namespace.run))
+    print(plain(text))
+    return int(wrong)
+
+
+command = Command(run, add_parser, only_prints=True)

@@ -114,6 +114,7 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
         "spec": f"{stem}/{name}",
         "use": _use(row, name),
         "target": f"{package}{target}",
+        "requires": "slime-rl" if key == "tool_parsers" else "slime-rl-core",  # whose base classes they derive from
         "Class": "".join(part.capitalize() for part in name.split("_") if part),
     }
     files = {

@@ -42,6 +42,11 @@ def trained_name(rollout_id: int) -> str:
     return f"trained_{rollout_id:07}.jsonl.zst"
 
 
+def shadow_name(rollout_id: int) -> str:
+    """`shadow_0000012.jsonl.zst`: what shadow components made of the rollout's samples."""
+    return f"shadow_{rollout_id:07}.jsonl.zst"
+
+
 def parse_name(name: str) -> tuple[int, bool] | None:
     """(rollout, whether it is an evaluation) of a name that `file_name` made."""
     found = _NAME.fullmatch(name)

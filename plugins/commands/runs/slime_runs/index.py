@@ -296,10 +296,11 @@ class Index:
         rows = self._db.execute(f"SELECT {names} FROM totals WHERE {which} ORDER BY rollout, data_set")
         return [Total(*row) for row in rows]
 
-    def scores(self, data_set: str, *, limit: int) -> list[tuple[int, int | None, int | None, float | None, str]]:
-        """(rollout, group, sample, score, status) of an evaluation's data set, newest evaluation first."""
+    def scores(self, data_set: str, *, limit: int) -> list[tuple[int, int | None, int | None, float | None]]:
+        """(rollout, item, its first sample, mean score) of an evaluation's data set, newest evaluation first."""
         return self._db.execute(
-            "SELECT rollout, group_index, sample_index, score, status FROM samples WHERE data_set = ?"
+            "SELECT rollout, coalesce(group_index, sample_index), min(sample_index), avg(score) FROM samples"
+            " WHERE data_set = ? GROUP BY rollout, group_index, CASE WHEN group_index IS NULL THEN sample_index END"
             " ORDER BY rollout DESC LIMIT ?",
             (data_set, limit),
         ).fetchall()

@@ -1,13 +1,14 @@
-"""What became of a group, from the ledger's segments, found without reading all of them into memory.
+"""What became of a group, or of a row of the data, from the ledger's segments.
 
-A long run's ledger has a million events; a page asks for those of a few groups. The segments of the newest commit's
-chain are searched as bytes, and only lines that match are parsed. Digests are not checked: `slime ledger verify` does.
+A long run's ledger has a million events, of which a page asks for those of a few groups. The segments of the newest
+commit are searched as bytes, and only lines that match are parsed. Digests are not checked: `slime ledger verify` does.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,64 +18,93 @@ from slime_core.data.ledger_files import LEDGER_FILE, SegmentRef, read_commit, s
 from slime_core.errors import CheckpointError
 
 Event = dict[str, Any]
+_GROUP = re.compile(rb'"group":(\d+)')
 
 
-def chain(run_dir: Path) -> list[Path]:
-    """Segments of the newest commit, oldest first; none where there is no commit, or one is missing or unreadable."""
-    commits = sorted((run_dir / "checkpoints").glob(f"rollout_*/{LEDGER_FILE}"))
-    try:
-        told = read_commit(commits[-1].parent) if commits else None
-    except CheckpointError:
-        return []
-    if told is None:
-        return []
-    folder = segments_of(commits[-1].parent)
-    found: list[Path] = []
-    ref: SegmentRef | None = SegmentRef.of(told["segment"])
-    while ref is not None:
-        path = folder / ref.name
+class LedgerIndex:
+    """The ledger of one run; keeps which groups a segment is of. Not for several threads at once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._known: dict[Path, _Segment] = {}
+
+    def events(self, groups: Sequence[int]) -> dict[int, list[Event]]:
+        """Group -> its events in order, each with "committed", the rollout of the commit that has it first."""
+        found: dict[int, list[Event]] = {group: [] for group in groups}
+        for segment in self._segments():
+            for group, events in segment.events(groups).items():
+                found[group] += events
+        return found
+
+    def groups_of(self, row: int) -> list[int]:
+        """The groups that were drawn with this row of the data as their prompt, in order."""
+        return list(dict.fromkeys(group for segment in self._segments() for group in segment.groups_of(row)))
+
+    def dropped_for(self) -> dict[int, str]:
+        """Group -> why it was dropped."""
+        return {group: reason for segment in self._segments() for group, reason in segment.reasons.items()}
+
+    def _segments(self) -> list[_Segment]:
+        """Oldest first; none where there is no commit, or a segment is missing or unreadable."""
+        commits = sorted((self._run_dir / "checkpoints").glob(f"rollout_*/{LEDGER_FILE}"))
         try:
-            with path.open("rb") as file:
-                before = orjson.loads(file.readline()).get("previous")
-        except (OSError, orjson.JSONDecodeError):
+            told = read_commit(commits[-1].parent) if commits else None
+        except CheckpointError:
             return []
-        found.append(path)
-        ref = SegmentRef.of(before) if before else None
-    return found[::-1]
+        found: list[_Segment] = []
+        ref = None if told is None else SegmentRef.of(told["segment"])
+        while ref is not None:
+            path = segments_of(commits[-1].parent) / ref.name
+            try:
+                segment = self._known.setdefault(path, _Segment(path))
+            except (OSError, orjson.JSONDecodeError):
+                return []
+            found.append(segment)
+            before = segment.header.get("previous")
+            ref = SegmentRef.of(before) if before else None
+        return found[::-1]
 
 
-def events_of(segments: Sequence[Path], groups: Sequence[int]) -> dict[int, list[Event]]:
-    """Group -> its events in order, each with "committed", the rollout of the commit that has it first."""
-    found: dict[int, list[Event]] = {group: [] for group in groups}
-    for path in segments:
-        content = path.read_bytes()
-        rollout = orjson.loads(content[: content.index(b"\n")]).get("rollout")
-        for group in groups:
-            for line in _lines(content, b'"group":%d' % group):
-                found[group].append({**orjson.loads(line), "committed": rollout})
-    return found
+class _Segment:
+    """Its events are in the order of their groups, as `slime_core.data.ledger` writes them; those of none come last."""
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            self.header: dict[str, Any] = orjson.loads(file.readline())
 
-def groups_of(segments: Sequence[Path], row: int) -> list[int]:
-    """The groups that were drawn with this row of the data as their prompt, in order."""
-    found: dict[int, None] = {}
-    for path in segments:
-        for line in _lines(path.read_bytes(), b'"row":%d' % row):
-            event = orjson.loads(line)
-            if event.get("event") == "drawn":
-                found[event["group"]] = None
-    return list(found)
+    def events(self, groups: Sequence[int]) -> dict[int, list[Event]]:
+        low, high = self._bounds
+        here = [group for group in groups if low <= group <= high]
+        content, rollout = self._path.read_bytes() if here else b"", self.header.get("rollout")
+        return {
+            group: [{**orjson.loads(line), "committed": rollout} for line in _lines(content, b'"group":%d' % group)]
+            for group in here
+        }
 
+    def groups_of(self, row: int) -> list[int]:
+        events = map(orjson.loads, _lines(self._path.read_bytes(), b'"row":%d' % row))
+        return [event["group"] for event in events if event.get("group") is not None]
 
-def drop_reasons(segment: Path) -> dict[int, str]:
-    """Group -> why it was dropped."""
-    events = (orjson.loads(line) for line in _lines(segment.read_bytes(), b'"event":"dropped"'))
-    return {event["group"]: event["reason"] for event in events if event.get("group") is not None}
+    @cached_property
+    def reasons(self) -> dict[int, str]:
+        events = map(orjson.loads, _lines(self._path.read_bytes(), b'"event":"dropped"'))
+        return {event["group"]: event["reason"] for event in events if event.get("group") is not None}
+
+    @cached_property
+    def _bounds(self) -> tuple[int, int]:
+        """The first and the last group that it names."""
+        content = self._path.read_bytes()
+        first = _GROUP.search(content)
+        last = _GROUP.search(content, content.rfind(b'"group":'))
+        return (0, -1) if first is None or last is None else (int(first[1]), int(last[1]))
 
 
 def _lines(content: bytes, field: bytes) -> Iterator[bytes]:
-    """Lines that have the field with this value."""
-    for match in re.finditer(re.escape(field) + rb"[,}]", content):
-        start = content.rfind(b"\n", 0, match.start()) + 1
-        end = content.find(b"\n", match.end() - 1)
-        yield content[start : end if end >= 0 else len(content)]
+    """Those that have the field with this value."""
+    at = content.find(field)
+    while at >= 0:
+        start, end = content.rfind(b"\n", 0, at) + 1, content.find(b"\n", at)
+        if content[at + len(field)] in b",}":
+            yield content[start : end if end >= 0 else len(content)]
+        at = content.find(field, at + len(field))

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from slime_runs import shadows
 from slime_runs.index import Filter
 from slime_runs.run import Run, StoredSample
 from slime_runs.text import number, one_line, sparkline, table
@@ -54,6 +55,7 @@ def overview(run: Run) -> dict[str, Any]:
         "last_rollouts": rollouts,
         "seconds": _seconds(metrics[-20:]),
         "dropped": _dropped(metrics),
+        "shadows": shadows.summary(run),
         "stored": stored,
         "stalls": [str(path) for path in run.stalls()],
         "engine_events": dict(Counter(event["event"] for event in run.events())),
@@ -137,6 +139,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
                 f"{name}: rollout {sample['rollout']}, group {sample['group']}, reward {number(sample['score'])}",
             ]
             text += [f"  {one_line(sample['prompt'], 200)}", f"  -> {one_line(sample['response'], 300)}"]
+    text += _shadows(found["shadows"])
     text += _incidents(found)
     if found["stored"]["samples"]:
         stored = found["stored"]
@@ -149,6 +152,18 @@ def lines(found: Mapping[str, Any]) -> list[str]:
 
 def _few(scores: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return scores if len(scores) <= 4 else [scores[0], *scores[-3:]]
+
+
+def _shadows(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    text = []
+    for spec, of in found.items():
+        line = f"shadow {spec}: agrees on {of['agree']:.1%} of {of.get('samples', of.get('groups'))}"
+        if "samples" in of:
+            line += f" samples, rank correlation {number(of['rank_correlation'])}, {number(of['seconds'])} s each"
+        else:
+            line += " groups"
+        text.append(line)
+    return ["", *text, "what they differ on: slime samples show RUN --disagree"] if text else []
 
 
 def _incidents(found: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.provenance import Source
 from slime_runs.run import Run, StoredSample
+from slime_runs.shadows import in_words
 from slime_runs.text import number, one_line, plain
 
 if TYPE_CHECKING:
@@ -68,11 +69,12 @@ def header(found: StoredSample) -> str:
         if entry.data_set
         else f"rollout {entry.rollout}"
     )
+    reason = (found.row.get("kept") or {}).get("reason")
     versions = {entry.oldest_version, entry.newest_version} - {None}
     parts = [
         f"{place}, group {entry.group_index}, sample {entry.sample_index}",
         f"reward {number(entry.score)}",
-        f"{entry.status}, {entry.fate}",
+        f"{entry.status}, {entry.fate}" + (f" ({plain(reason)})" if reason else ""),
         f"{entry.prompt_tokens} + {entry.response_tokens} tokens, {entry.trained_tokens} trained",
         f"weights {'-'.join(str(v) for v in sorted(versions, key=str))}" if versions else "",
     ]
@@ -89,6 +91,8 @@ def lines(run: Run, found: StoredSample, *, colour: bool, limit: int | None = No
         text.append("reward: " + ", ".join(f"{key} {_value(value)}" for key, value in found.row["reward"].items()))
     if found.entry.fate == "trained" and (row := run.trained(found.entry.rollout).get(found.entry.sample_index or 0)):
         text.append(f"advantage {_mean(row.get('advantages'))}")
+    if found.entry.data_set is None and (shadow := run.shadow(found.entry.rollout).get(found.entry.sample_index or 0)):
+        text.append(one_line(in_words(shadow, number), 500))
     if found.entry.failure:
         text.append(f"failed in {one_line(found.entry.failure, 500)}")
     shown = [(source, plain(piece, limit)) for source, _, piece in pieces(run, found)]

@@ -19,7 +19,7 @@ import yaml
 from slime_core.errors import SlimeError
 from slime_core.types import Sample
 from slime_core.waits.board import alive
-from slime_runs.files import FOLDER, Row, read_frame, read_frames, trained_name
+from slime_runs.files import FOLDER, Row, read_frame, read_frames, shadow_name, trained_name
 from slime_runs.index import Entry, Filter, Index
 
 Order = Literal["rollout", "best", "worst", "file"]
@@ -178,6 +178,11 @@ class Run:
             return {}
         starts = None if only is None else tuple(b'{"index":%d,' % index for index in only)
         return {row["index"]: row for _, frame in read_frames(path, starts) for row in frame}
+
+    def shadow(self, rollout: int) -> dict[int, Row]:
+        """Sample index -> what shadow components made of it: "rewards", "filters", "seconds", by their specs."""
+        path = self.path / FOLDER / shadow_name(rollout)
+        return {row["index"]: row for _, frame in read_frames(path) for row in frame} if path.is_file() else {}
 
     def _group(self, entry: Entry) -> list[Row]:
         path = self.path / FOLDER / entry.file

@@ -11,6 +11,7 @@ import logging
 import math
 import random
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,7 @@ from slime_runs.files import (
     parse_name,
     read_frames,
     sample_files,
+    shadow_name,
     trained_name,
     write_file,
 )
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 _KEPT_OF_OLD = 16
 """Samples that a thinned rollout keeps."""
 _PER_FRAME = 32
+_MOST_AHEAD = 16
+"""Rollouts that may be generated before one is trained on, as far as the budget counts them."""
 _STATE = "slime-runs"
 
 
@@ -47,6 +51,7 @@ class SampleStore:
 
     def __init__(self) -> None:
         self._all_groups: list[Group] | None = None
+        self._reasons: Mapping[int, str] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[Any] | None = None
         self._writer: _Writer | None = None
@@ -83,7 +88,8 @@ class SampleStore:
             found = parse_name(path.name)
             if found is not None and found[0] > self._trained + found[1]:
                 path.unlink()
-                (path.parent / trained_name(found[0])).unlink(missing_ok=True)
+                for beside in (trained_name, shadow_name):
+                    (path.parent / beside(found[0])).unlink(missing_ok=True)
         self._later(functools.partial(_tell_damaged, self._run_dir / FOLDER))
 
     @hookimpl
@@ -99,9 +105,9 @@ class SampleStore:
     # -- samples -------------------------------------------------------------------------------------------
 
     @hookimpl
-    def slime_process_all_samples(self, args: Args, all_groups: list[Group]) -> None:
+    def slime_process_all_samples(self, all_groups: list[Group], reasons: Mapping[int, str]) -> None:
         """Dropped and failed groups are known here alone."""
-        self._all_groups = all_groups
+        self._all_groups, self._reasons = all_groups, reasons
 
     @hookimpl
     def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
@@ -110,6 +116,8 @@ class SampleStore:
         groups, self._all_groups = self._all_groups or _by_group(samples), None
         trained = {id(sample) for sample in samples}
         kept = [[_row(args, sample, _fate(sample, trained), None) for sample in group] for group in groups]
+        for row in (row for group in kept for row in group if row["kept"]["fate"] != "trained"):
+            row["kept"]["reason"] = self._reasons.get(row.get("group_index", -1))
         self._store(args, file_name(rollout_id), kept, rollout_id)
 
     @hookimpl
@@ -122,9 +130,12 @@ class SampleStore:
         self._store(args, file_name(0 if first else rollout_id + 1, evaluation=True), kept, rollout_id)
 
     @hookimpl
-    def slime_rollout_trained(self, args: Args, rollout_id: int, rows: list[dict[str, Any]]) -> None:
-        """The trainer's side of a rollout, in the process of its rank 0."""
-        if args.log_samples == "none" or self._stopped or not args.run_dir:
+    def slime_rollout_trained(self, args: Args, trained: Any) -> None:
+        """The trainer's side of a rollout: gathered by all processes, kept by that of rank 0."""
+        if args.log_samples == "none":
+            return
+        rollout_id, rows = trained.batch.rollout_id, trained.rows(*_TRAINER_COLUMNS)
+        if not rows or self._stopped or not args.run_dir:
             return
         lines = [to_json(_trained_row(row), f"sample {row['sample_indices']}") for row in rows]
         path = Path(args.run_dir) / FOLDER / trained_name(rollout_id)
@@ -183,6 +194,10 @@ class _Writer:
         self._folder = folder
         self._budget = budget
         self._index: Index | None = None
+        self._sizes = {path.name: path.stat().st_size for path in folder.glob("*.zst")}
+        """Bytes of every file, so that no write looks at all of them."""
+        self._untrained: deque[int] = deque(maxlen=_MOST_AHEAD)
+        """Rollouts whose trainer's side, perhaps of another process, is not there yet."""
 
     def write(self, name: str, rows: list[list[Row]], lines: list[list[bytes]]) -> None:
         """One file, and its place in the index. Raises OSError, sqlite3.Error."""
@@ -191,10 +206,23 @@ class _Writer:
         path = self._folder / name
         frames = write_file(path, lines)
         self._index.add_file(path, list(zip(frames, rows)))
-        while sum(path.stat().st_size for path in self._folder.glob("*.zst")) > self._budget and self._make_room(
-            self._index
-        ):
+        self._measure(path)
+        for rollout in list(self._untrained):
+            if self._measure(self._folder / trained_name(rollout)):
+                self._untrained.remove(rollout)
+        rollout, evaluation = parse_name(name) or (0, True)
+        if not evaluation:
+            self._untrained.append(rollout)
+        while sum(self._sizes.values()) > self._budget and self._make_room(self._index):
             pass
+
+    def _measure(self, path: Path) -> bool:
+        """Whether the file is there, whose size is noted."""
+        try:
+            self._sizes[path.name] = path.stat().st_size
+        except FileNotFoundError:
+            self._sizes.pop(path.name, None)
+        return path.name in self._sizes
 
     def close(self) -> None:
         """The index is one file again."""
@@ -210,27 +238,31 @@ class _Writer:
             groups = thinned([list(rows) for _, rows in read_frames(path)], _KEPT_OF_OLD, seed=0)
             frames = write_file(path, [[to_json(row, path.name) for row in group] for group in groups])
             index.add_file(path, list(zip(frames, groups)), thinned=True)
-            self._thin_trained(path, {row["index"] for group in groups for row in group})
+            self._measure(path)
+            self._thin_beside(path, {row["index"] for group in groups for row in group})
             return True
         *old, _ = sample_files(self._folder)
         if not old:
             return False
         old[0].unlink()
+        self._measure(old[0])
         index.drop(old[0].name)
-        self._thin_trained(old[0], set())
+        self._thin_beside(old[0], set())
         return True
 
-    def _thin_trained(self, path: Path, kept: set[int]) -> None:
-        """Of a rollout's trainer side, what its samples still need."""
+    def _thin_beside(self, path: Path, kept: set[int]) -> None:
+        """Of a rollout's trainer and shadow side, what its samples still need."""
         rollout, evaluation = parse_name(path.name) or (0, True)
-        trained = self._folder / trained_name(rollout)
-        if evaluation or not trained.is_file():
-            return
-        rows = [row for _, frame in read_frames(trained) for row in frame if row["index"] in kept]
-        if rows:
-            write_file(trained, [[to_json(row, trained.name) for row in rows]])
-        else:
-            trained.unlink()
+        for name in (trained_name(rollout), shadow_name(rollout)):
+            beside = self._folder / name
+            if evaluation or not beside.is_file():
+                continue
+            rows = [row for _, frame in read_frames(beside) for row in frame if row["index"] in kept]
+            if rows:
+                write_file(beside, [[to_json(row, name) for row in rows]])
+            else:
+                beside.unlink()
+            self._measure(beside)
 
 
 def thinned(groups: Sequence[Sequence[Row]], count: int, *, seed: int) -> list[list[Row]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-_PIECE = 256 << 10
+_PIECE = 64 << 10
 _ROLLOUT = re.compile(rb'"r":(\d+)')
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from slime_command_inspect.boards import Report, read_run
 from slime_runs.compare import compare
 from slime_runs.index import Entry, Filter, Total
-from slime_runs.ledger import chain, events_of, groups_of
 from slime_runs.overview import CURVES, evaluations
 from slime_runs.run import differences
 from slime_runs.text import plain
@@ -21,7 +20,7 @@ from slime_command_view.watched import WatchedRun
 _NEWEST = 200
 """Engine events and stall reports that a page shows."""
 _MOST_BARS = 4000
-_MOST_SCORES = 50_000
+_MOST_SCORES = 30_000
 _MOST_VISITS = 50
 
 
@@ -166,31 +165,31 @@ def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:
         rows = [row for row in rows if row[0] != rows[-1][0]]
     columns = sorted({row[0] for row in rows})
     place = {number: at for at, number in enumerate(columns)}
-    scores: dict[Any, list[list[float]]] = {}
-    first: dict[Any, list[int | None]] = {}
-    for number, group, index, score, _ in rows:
-        item = index if group is None else group
-        found = scores.setdefault(item, [[] for _ in columns])
-        first.setdefault(item, [None] * len(columns))[place[number]] = index
-        if score is not None:
-            found[place[number]].append(score)
-    items = []
-    for item, found in sorted(scores.items(), key=lambda pair: (pair[0] is None, pair[0])):
-        means = [sum(values) / len(values) if values else None for values in found]
-        known = [mean for mean in means if mean is not None]
-        flips = sum(a != b for a, b in pairwise(known))
-        items.append({"item": item, "scores": means, "samples": first[item], "flips": flips})
+    found: dict[Any, tuple[list[float | None], list[int | None]]] = {}
+    for number, item, index, score in rows:
+        if item not in found:
+            found[item] = ([None] * len(columns), [None] * len(columns))
+        scores, samples = found[item]
+        scores[place[number]], samples[place[number]] = score, index
+    items = [
+        {"item": item, "scores": scores, "samples": samples, "flips": _flips(scores)}
+        for item, (scores, samples) in sorted(found.items(), key=lambda pair: (pair[0] is None, pair[0]))
+    ]
     return {"data_set": data_set, "rollouts": columns, "items": items}
+
+
+def _flips(scores: Sequence[float | None]) -> int:
+    known = [score for score in scores if score is not None]
+    return sum(a != b for a, b in pairwise(known))
 
 
 def prompt(run: WatchedRun, row: int) -> dict[str, Any]:
     """One row of the training data through all its visits, in order."""
     entries = run.index().find(Filter(data_row=row, data_set=""), limit=100 * _MOST_VISITS)
-    segments = chain(run.path)
-    told = groups_of(segments, row)
+    told = run.ledger.groups_of(row)
     order = dict.fromkeys([*told, *sorted({e.group_index for e in entries if e.group_index is not None})])
     shown = list(order)[-_MOST_VISITS:]
-    events = events_of(segments, shown)
+    events = run.ledger.events(shown)
     by_group: dict[Any, list[Entry]] = {}
     for key, members in groupby(sorted(entries, key=lambda e: e.group_index or 0), lambda e: e.group_index):
         by_group[key] = list(members)

@@ -14,7 +14,7 @@ import orjson
 from slime_runs import Run
 from slime_runs.files import FOLDER, INDEX
 from slime_runs.index import Index
-from slime_runs.ledger import chain, drop_reasons
+from slime_runs.ledger import LedgerIndex
 from slime_runs.trace import TraceIndex
 
 
@@ -27,7 +27,6 @@ class WatchedRun(Run):
         self._metrics = _Tail(self.path / "metrics.jsonl")
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
         self._index: tuple[Any, Index | None] = (None, None)
-        self._reasons: dict[Path, dict[int, str]] = {}
         self._steps: list[dict[str, Any]] = []
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -64,13 +63,10 @@ class WatchedRun(Run):
         """What `trace.jsonl` has, by rollout."""
         return TraceIndex(self.path / "trace.jsonl")
 
-    def dropped_for(self) -> dict[int, str]:
-        """Group -> why it was dropped, as far as it is committed."""
-        segments = chain(self.path)
-        for path in segments:
-            if path not in self._reasons:  # a segment never changes
-                self._reasons[path] = drop_reasons(path)
-        return {group: reason for path in segments for group, reason in self._reasons[path].items()}
+    @cached_property
+    def ledger(self) -> LedgerIndex:
+        """What became of its groups."""
+        return LedgerIndex(self.path)
 
     def stamp(self) -> str:
         """Differs when there is something new to see."""

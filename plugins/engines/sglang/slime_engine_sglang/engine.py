@@ -34,7 +34,9 @@ from slime_engine_sglang.environment import (
 )
 from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
 from slime_engine_sglang.known_defects import check_model
-from slime_engine_sglang.planner import USES, Planned, find_device, make_plan
+from slime_engine_sglang.models_yaml import read_models
+from slime_engine_sglang.plan import LaunchPlan
+from slime_engine_sglang.planner import USES, check, find_device, make_plan, plan_of
 from slime_engine_sglang.puller_process import PullerProcess
 from slime_engine_sglang.servers import Supervised
 
@@ -46,7 +48,7 @@ _LEAVE_S = 10.0
 """For a router that is not ours to forget our servers."""
 
 
-class SglangEngine(Planned, HttpEngine):
+class SglangEngine(HttpEngine):
     """Constructed as `SglangEngine(args)`; everything it launched has ended when `stop` returns."""
 
     weight_transports: tuple[str, ...] = ("tensor", "distributed", "disk")
@@ -64,13 +66,12 @@ class SglangEngine(Planned, HttpEngine):
 
     def __init__(self, args: Args) -> None:
         super().__init__(args)
+        self._offloaded = []
         self.fleet: Fleet | None = None
         self._joined: list[tuple[Router, Worker]] = []
         self._settings_given: dict[str, object] | None = None
         """What `start` found where it put addresses; another start must find it again."""
         self._puller: PullerProcess | None = None
-        self._offloaded: list[Worker] = []
-        """Servers that have released their memory."""
         self._needs_puller = args.update_weight_transport == DELTA and not self.pullers
         if self._needs_puller:
             self.weight_transports = (*self.weight_transports, DELTA)
@@ -84,7 +85,7 @@ class SglangEngine(Planned, HttpEngine):
     def check_settings(cls, settings: Settings) -> list[str]:
         """Warnings of the plan. Raises ConfigError when it cannot work, or SGLang's environment is missing."""
         python = engine_python(settings.args)
-        warnings = [*super().check_settings(settings), *without_deltas(settings)]
+        warnings = [*check(settings), *without_deltas(settings)]
         check_model(settings.args.hf_checkpoint, settings.cite("hf_checkpoint"))
         if settings.args.offload_rollout and find_device(settings.args.device)[0] == "cpu":
             warnings.append(
@@ -102,6 +103,17 @@ class SglangEngine(Planned, HttpEngine):
                 " sglang-router, or --no-engine-router"
             )
         return warnings
+
+    @classmethod
+    def launch_plan(cls, settings: Settings, num_gpus: int | None = None) -> LaunchPlan:
+        """What would be started, also for a cluster that is not there. Raises ConfigError."""
+        return plan_of(settings, num_gpus=num_gpus)
+
+    @classmethod
+    def planned_models(cls, args: Args) -> list[str]:
+        """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
+        path = args.sglang_config
+        return [] if path is None else [m.name for m in read_models(path, f"--sglang-config {path!r}") if m.serves]
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -141,17 +153,15 @@ class SglangEngine(Planned, HttpEngine):
         """Have the servers launched here for the rollout's model free memory; those of others, and those that run
         without SGLang's memory saver (on CPUs, and on GPUs that nothing shares), keep theirs. Requests wait anyway."""
         await self.flush_cache()  # which waits until they are idle
-        self._offloaded = [worker for worker in await self.control.can_release() if worker.owned]
-        await self.control.release_memory(tags, workers=self._offloaded)
+        self._offloaded = [worker for worker in await self.can_release() if worker.owned]
+        await super().release_memory(tags)
 
     async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
         """Have them take it again; CUDA graphs come with the KV cache."""
-        if tags is not None and "kv_cache" in tags:
-            tags = [*tags, "cuda_graph"]
-        await self.control.resume_memory(tags, workers=self._offloaded)
-        if tags is None or "kv_cache" in tags:
+        last = tags is None or "kv_cache" in tags
+        await super().resume_memory([*tags, "cuda_graph"] if tags is not None and last else tags)
+        if last:
             self._offloaded = []
-            self._running().resumed()
 
     async def update_weights_from_delta(self, root: Path, version: int) -> dict[str, float]:
         """As `HttpEngine`'s, by a puller that is started again should it have died. Raises WeightSyncError."""

@@ -24,9 +24,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
-from slime_core.config.spec import did_you_mean
 from slime_core.config.yaml_file import Document, Item, child, mapping_items, read_document
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 Count = Annotated[StrictInt, Field(gt=0)]
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")

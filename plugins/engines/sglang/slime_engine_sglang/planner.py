@@ -137,28 +137,6 @@ def _cluster_gpus() -> int | None:
     return int(os.environ[CLUSTER_GPUS]) if CLUSTER_GPUS in os.environ else None
 
 
-class Planned:
-    """Base of an engine that is started by the plan: what the launcher and `slime engines plan` ask its class."""
-
-    @classmethod
-    def check_settings(cls, settings: Settings) -> list[str]:
-        """Warnings. Raises ConfigError."""
-        return check(settings)
-
-    @classmethod
-    def launch_plan(cls, settings: Settings, num_gpus: int | None = None) -> LaunchPlan:
-        """What would be started, also for a cluster that is not there. Raises ConfigError."""
-        return plan_of(settings, num_gpus=num_gpus)
-
-    @classmethod
-    def planned_models(cls, args: Args) -> list[str]:
-        """Names of the models of `--sglang-config` that answer. Raises ConfigError."""
-        path = args.sglang_config
-        if path is None:
-            return []
-        return [model.name for model in read_models(path, f"--sglang-config {path!r}") if model.serves]
-
-
 # -- rules between flags -----------------------------------------------------------------------------------
 
 

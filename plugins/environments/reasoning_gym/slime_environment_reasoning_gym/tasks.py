@@ -7,7 +7,6 @@ tuple from a list (arc_agi gives 0.05 instead of 1 otherwise).
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import json
@@ -17,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 
 HASH_SEEDED = frozenset(
     {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
@@ -95,8 +94,7 @@ def dataset_of(spec: str) -> Any:
     facts = json.loads(spec)
     name, config = facts["name"], facts["config"]
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, DATASETS, form="{!r}")
         raise ConfigError(
             f"plugins.reasoning_gym.task {name!r}: reasoning-gym {metadata.version('reasoning-gym')} has no such task."
             f"{hint} It has: {', '.join(sorted(DATASETS))}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,22 +38,13 @@ class Invariants:
         self._report(args, rollout_id, sample_incidents(samples))
 
     @hookimpl
-    def slime_steps_taken(
-        self,
-        args: Args,
-        trainer: Any,
-        batch: Any,
-        local: Any,
-        tensors: Any,
-        steps: Sequence[Any],
-        known: Mapping[int, Any],
-    ) -> None:
+    def slime_rollout_trained(self, args: Args, trained: Any) -> None:
         """The steps of a rollout, as the trainer took them."""
         from slime_hook_invariants.batches import Batches, Trained
 
         self._batches = self._batches or Batches()
-        found = self._batches.incidents(Trained(args, trainer, batch, local, tensors, list(steps), known))
-        self._report(args, batch.rollout_id, found)
+        of = trained.trainer, trained.batch, trained.local, trained.tensors, list(trained.steps), trained.known
+        self._report(args, trained.batch.rollout_id, self._batches.incidents(Trained(args, *of)))
 
     def _report(self, args: Args, rollout_id: int, found: Iterable[Incident]) -> None:
         for incident in found:

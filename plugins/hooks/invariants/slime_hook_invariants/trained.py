@@ -1,4 +1,4 @@
-"""What the hook `slime_steps_taken` tells, and what the checks ask of it."""
+"""What the hook `slime_rollout_trained` tells, and what the checks ask of it."""
 
 from __future__ import annotations
 

@@ -196,6 +196,7 @@ class RolloutActor(Shell):
             self._done(self._rollout.stop())
             if self._rollout is not stage:
                 self._ahead_loop.close()
+            self.prepared.hooks.slime_run_end(error=None)
 
     # -- weights ---------------------------------------------------------------------------------------------
 

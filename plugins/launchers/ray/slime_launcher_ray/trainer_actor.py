@@ -117,3 +117,4 @@ class TrainerActor(Shell):
         trainers, self._trainers = self._trainers, None
         if trainers is not None:
             trainers.close()
+            self.prepared.hooks.slime_run_end(error=None)

@@ -1,6 +1,6 @@
-"""Calls that block, and ends of processes, awaited without the event loop's own few threads.
+"""Calls that block, awaited without the event loop's own few threads.
 
-`local.py` starts and ends keepers with these. asyncio's default threads are as many as the processors and four, and
+`local.py` starts and ends sandboxes with it. asyncio's default threads are as many as the processors and four, and
 shared with whatever else blocks (files, retrievers), so sandboxes of hundreds of samples would stand in line there with
 their deadlines running. A thread of `on_thread` ends with its call, and nobody joins it.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable
@@ -55,22 +54,3 @@ async def on_thread(what: str, call: Callable[[], T], unwanted: Callable[[T], No
 
     threading.Thread(target=run, name=f"slime: {what}", daemon=True).start()
     return future
-
-
-async def ended(process: subprocess.Popen[bytes], what: str, deadline: float, then: str) -> bool:
-    """Whether a child ends within `deadline` seconds; it is reaped then."""
-    if process.poll() is not None:
-        return True
-    loop, gone = asyncio.get_running_loop(), asyncio.Event()
-    handle = os.pidfd_open(process.pid)
-    loop.add_reader(handle, gone.set)
-    try:
-        with waiting(what, deadline=deadline, then=then):
-            async with asyncio.timeout(deadline):
-                await gone.wait()
-    except TimeoutError:
-        return process.poll() is not None
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
-    return process.poll() is not None

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import subprocess
 from dataclasses import dataclass
 
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
-from slime_sandbox_local.keeper import START_SECONDS, start_keeper
+from slime_sandbox_local.keeper import start_keeper
 from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.protocol import SandboxError
 
@@ -50,11 +49,7 @@ def isolation_here() -> Isolation:
     """Make a sandbox and ask it; the answer is kept for this process. Raises SandboxError: none can be made at all."""
     keeper = start_keeper(SandboxLimits(), {})
     keeper.control.close()
-    try:
-        keeper.process.wait(timeout=START_SECONDS)
-    except subprocess.TimeoutExpired:
-        keeper.process.kill()
-        keeper.process.wait(timeout=START_SECONDS)
+    keeper.process.stop()
     return Isolation(keeper.missing)
 
 

@@ -1,7 +1,7 @@
-"""Starts the keeper of a sandbox (`inside/main.py`) and hears what it could isolate. Blocks; called in a thread.
+"""Starts a sandbox (`inside/main.py`) under a guard of `slime_core.procs` and hears what it could isolate. Blocks.
 
-`local.py` and `isolation.py` call `start_keeper`. The keeper inherits nothing of the run but the descriptor of its
-socket: its environment is empty, and what it is to do comes over the socket.
+`local.py` and `isolation.py` call `start_keeper`, in a thread. The sandbox inherits nothing of the run but the
+descriptor of its socket: its environment is empty, and what it is to do comes over the socket.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_core.procs import guard
+from slime_core.procs.guarded import Guarded
 from slime_core.waits import waiting
 from slime_sandbox_local.inside import messages
 from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.protocol import SandboxError
 
 START_SECONDS = 60.0
-"""For the keeper to say hello; it takes tens of milliseconds on an idle machine."""
-_PACKAGE = Path(__file__).parent
-# Importing the real package would cost more than everything else the keeper does.
-_START = """
+"""For the sandbox to say hello; it takes a tenth of one on an idle machine."""
+END_SECONDS = 10.0
+"""For it to end by itself, with its files; then it is killed."""
+# Importing the real packages would cost more than everything else it does.
+_PATHS = {"slime_core": str(Path(guard.__file__).parents[1]), "slime_sandbox_local": str(Path(__file__).parent)}
+_GUARD = f"""
 import sys, types
-package = sys.modules["slime_sandbox_local"] = types.ModuleType("slime_sandbox_local")
-package.__path__ = [sys.argv[3]]
-from slime_sandbox_local.inside.main import start
-start()
+for name, path in {_PATHS!r}.items():
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from slime_core.procs.guard import main
+from slime_sandbox_local.inside.main import run
+sys.exit(main(sys.argv[1:], run))
 """
 
 
@@ -38,44 +44,39 @@ start()
 class Keeper:
     """A started sandbox."""
 
-    process: subprocess.Popen[bytes]
+    process: Guarded
     control: socket.socket
     missing: dict[str, str]
     """What could not be isolated -> why."""
     work: str
     """The working directory, as programs see it."""
 
-    def kill(self) -> None:
-        """End it, now, and everything that it keeps; the caller reaps `process`."""
+    def ask_to_end(self) -> None:
+        """Begin to end it and everything in it; `process` is there until all has ended."""
         self.control.close()
-        self.process.kill()
+        self.process.ask_to_stop()
 
 
 def start_keeper(limits: SandboxLimits, env: Mapping[str, str]) -> Keeper:
     """Start it. Raises SandboxError: it did not come up."""
     if sys.platform != "linux":
         raise SandboxError("local sandboxes are made of means that only Linux has")
+    program = ["-c", _GUARD]
+    process = Guarded("a sandbox", stop_s=END_SECONDS, leftover_s=0.0, program=program, error=SandboxError)
     ours, theirs = socket.socketpair()
     with theirs:
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _START, str(theirs.fileno()), str(os.getpid()), str(_PACKAGE)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/",
-                pass_fds=(theirs.fileno(),), start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            ours.close()
-            raise SandboxError(f"the sandbox's process could not be started: {error}") from error
+        control = theirs.fileno()
+        process.start([str(control)], {}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, only=[control])
     try:
         with waiting("the start of a sandbox", deadline=START_SECONDS, then="it is given up"):
             hello = _greet(ours, limits, env)
     except BaseException:
-        Keeper(process, ours, {}, "").kill()
-        process.wait(timeout=START_SECONDS)
+        ours.close()
+        process.stop()
         raise
     if "failed" in hello:
-        Keeper(process, ours, {}, "").kill()
-        process.wait(timeout=START_SECONDS)
+        ours.close()
+        process.stop()
         raise SandboxError(
             f"the sandbox could not be set up: {hello['failed']} (missing: {hello['missing'] or 'nothing'})"
         )

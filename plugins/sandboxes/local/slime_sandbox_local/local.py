@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from slime_core.waits import within
-from slime_sandbox_local.blocking import ended, on_thread
+from slime_sandbox_local.blocking import on_thread
 from slime_sandbox_local.inside import messages
 from slime_sandbox_local.isolation import check_isolation, require_isolation
 from slime_sandbox_local.keeper import START_SECONDS, Keeper, start_keeper
@@ -28,8 +28,6 @@ from slime_sandbox_local.protocol import TIMED_OUT, ExecResult, SandboxError
 _GRACE = 15.0
 """Seconds after a job's own time within which its answer must be here."""
 _FILE_SECONDS = 60.0
-_END_SECONDS = 10.0
-"""For the keeper to end by itself; then it is killed."""
 
 
 class LocalSandbox:
@@ -77,7 +75,7 @@ class LocalSandbox:
     async def __aenter__(self) -> Self:
         if self._keeper is not None:
             raise SandboxError("the sandbox has been entered before; make another one")
-        start = await on_thread("the start of a sandbox", self._start, _end_now)
+        start = await on_thread("the start of a sandbox", self._start, Keeper.ask_to_end)
         try:
             keeper = await within(
                 asyncio.shield(start), "the start of a sandbox", deadline=START_SECONDS, then="it is given up",
@@ -89,7 +87,7 @@ class LocalSandbox:
         try:
             reader, self._writer = await asyncio.open_unix_connection(sock=keeper.control)
         except BaseException:
-            _end_now(keeper)
+            keeper.ask_to_end()
             raise
         self._keeper, self._gone = keeper, None
         self._reader_task = asyncio.create_task(self._read(reader), name="slime sandbox")
@@ -116,10 +114,13 @@ class LocalSandbox:
         try:
             reader.cancel()
             writer.transport.abort()
-            if not await ended(keeper.process, "the end of a sandbox", _END_SECONDS, "it is killed"):
-                _end_now(keeper)
+            end = await on_thread("the end of a sandbox", keeper.process.stop, lambda _: None)
+            await within(
+                asyncio.shield(end), "the end of a sandbox", deadline=2 * START_SECONDS, then="it is left to its guard",
+                error=SandboxError,
+            )  # fmt: skip
         except BaseException:
-            _end_now(keeper)
+            keeper.ask_to_end()
             raise
 
     async def exec(
@@ -228,13 +229,7 @@ def result_of(answer: Mapping[str, Any], body: bytes) -> ExecResult:
     return ExecResult(answer["code"], out, "\n".join(said))
 
 
-def _end_now(keeper: Keeper) -> None:
-    """Kill; a later poll of `subprocess` reaps."""
-    keeper.kill()
-    keeper.process.poll()
-
-
 def _end_late(start: asyncio.Future[Keeper]) -> None:
     """A sandbox that came up after nobody wanted it any longer."""
     if not start.cancelled() and start.exception() is None:
-        _end_now(start.result())
+        start.result().ask_to_end()

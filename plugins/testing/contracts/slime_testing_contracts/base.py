@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +21,25 @@ from slime_core.plugins.manager import current_registry
 from slime_core.plugins.options import check_plugin_options, option_rows, options_model
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import resolve
+
+
+def only_where(holds: Callable[[Any], bool]) -> pytest.MarkDecorator:
+    """A test for some components of a kind only: `holds` is asked with the suite's instance when tests are collected.
+
+    A component that it cannot be asked of, as one that does not load, keeps the test.
+    """
+    return pytest.mark.slime_only_where.with_args(holds)
+
+
+def applies(item: pytest.Item) -> bool:
+    """Whether a collected test is one of its component's."""
+    mark, case = item.get_closest_marker("slime_only_where"), getattr(item, "cls", None)
+    if mark is None or case is None:
+        return True
+    try:
+        return all(holds(case()) for holds in mark.args)
+    except Exception:
+        return True  # the test that loads the component says what is wrong with it
 
 
 class Contract:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 
 from slime_core.protocols import Args
-from slime_testing_contracts.base import Contract
+from slime_testing_contracts.base import Contract, only_where
 
 if TYPE_CHECKING:
     import torch
@@ -107,10 +107,9 @@ class EstimatorContract(Contract):
             "siblings (equal rollout_ids) are one member: ops.group_members"
         )
 
+    @only_where(lambda suite: suite.centered)
     def test_centered(self) -> None:
         """Where declared: group sums of zero."""
-        if not self.centered:
-            pytest.skip("not declared centered")
         shaped = self.shape([1.0, 0.0, 0.5, 7.0, 7.0], [0, 0, 0, 1, 1])
         assert sum(shaped[:3]) == pytest.approx(0, abs=1e-5)
         assert shaped[3:] == pytest.approx([0, 0], abs=1e-6)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.distributions import ALLOW_VARIABLE, SAFE_VARIABLE
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, did_you_mean
 from slime_core.plugins.discovery import PLUGIN_DIR_VARIABLE
 from slime_core.protocols import Args
 from slime_core.types import Sample
@@ -128,7 +128,7 @@ def _environment() -> dict[str, str]:
 
 def _argv(settings: Mapping[str, Any]) -> list[str]:
     """The command line's spelling."""
-    from slime_core.config.spec import did_you_mean, flag_specs
+    from slime_core.config.spec import flag_specs
 
     argv: list[str] = []
     for name, value in settings.items():

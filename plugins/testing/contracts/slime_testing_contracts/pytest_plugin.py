@@ -71,6 +71,17 @@ def pytest_configure(config: pytest.Config) -> None:
         directory = config.invocation_params.dir
         split = [_split(text) for text in components]
         _Asked.components = tuple(Requested(kind, absolute_spec(spec, directory), given) for kind, spec in split)
+    config.addinivalue_line("markers", "slime_only_where(holds): of a contract, for the components that it holds of")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the tests of a suite that are not for its component."""
+    marked = [item for item in items if item.get_closest_marker("slime_only_where")]
+    if marked:
+        from slime_testing_contracts.base import applies
+
+        left_out = {item for item in marked if not applies(item)}
+        items[:] = [item for item in items if item not in left_out]
 
 
 def requested() -> tuple[Requested, ...]:

@@ -17,7 +17,7 @@ from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.signatures import construct, is_async
 from slime_core.plugins.workers.execution import execution_of
 from slime_core.types import Sample, SampleStatus
-from slime_testing_contracts.base import Contract
+from slime_testing_contracts.base import Contract, only_where
 from slime_testing_contracts.samples import answered_sample
 
 
@@ -99,20 +99,18 @@ class RewardContract(Contract):
             f"a reward is returned, not written into the sample; it changed sample.{', sample.'.join(changed)}"
         )
 
+    @only_where(lambda suite: suite.deterministic)
     def test_same_input_same_reward(self) -> None:
         """Unless the class says `deterministic = False`."""
-        if not self.deterministic:
-            pytest.skip("declared deterministic = False")
         first, second = self.score(answered_sample()), self.score(answered_sample())
         assert first == second, (
             f"the same sample got {first[0]!r} and then {second[0]!r}; for a reward that may differ, set"
             " deterministic = False"
         )
 
+    @only_where(lambda suite: suite.deterministic)
     def test_many_at_once(self) -> None:
         """64 concurrent calls give what 64 calls in a row give."""
-        if not self.deterministic:
-            pytest.skip("declared deterministic = False")
         responses = [rf"so \boxed{{{i % 5}}}" for i in range(64)]
         samples = [answered_sample("?", response, "2") for response in responses]
         caller = RewardCaller(self.resolved, self.settings)
@@ -139,6 +137,7 @@ class RewardContract(Contract):
             )
         assert len(self.score(samples[0])) == 1, "a batch of one gets one reward"
 
+    @only_where(lambda suite: suite.deterministic)
     def test_no_wrong_answer_is_paid(self) -> None:
         """What `slime rewards attack` tries, on the examples' labels, or on made rows where they have none.
 
@@ -148,8 +147,8 @@ class RewardContract(Contract):
         told = {(case.kind, case.right): case for case in cases if case and case.kind != "code"}
         attacked = list(told.values())[:3] or ([] if self.examples else made_cases())
         caller = RewardCaller(self.resolved, self.settings)
-        if not self.deterministic or not attacked:
-            pytest.skip("declared deterministic = False" if attacked else "no example has a label to attack")
+        if not attacked:
+            pytest.skip("no example has a label to attack")
         report = asyncio.run(audit(scored_by(caller), attacked, companions=caller.scores_groups, made=True))
         paid = [f"{f.what}: {f.response!r} for label {f.label!r} got {f.reward}" for f in report.false_passes]
         assert not paid, f"{len(paid)} wrong answers are paid; slime rewards attack prints all: {'; '.join(paid[:4])}"

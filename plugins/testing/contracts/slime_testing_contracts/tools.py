@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import pytest
 from slime_generator_tool_use import call_tool
 
 from slime_core.plugins.signatures import construct
 from slime_core.tools import Tool, ToolCall, ToolParser, ToolSchema, argument_problem
-from slime_testing_contracts.base import Contract
+from slime_testing_contracts.base import Contract, only_where
 
 _WEATHER: ToolSchema = {
     "type": "function",
@@ -107,10 +106,9 @@ class ToolContract(Contract):
         silent = [name for name, tool in self.tools.items() if not tool.schema["function"].get("description")]
         assert not silent, f"without a description: {', '.join(silent)}; write a docstring"
 
+    @only_where(lambda suite: suite.examples)
     def test_examples(self) -> None:
         """Arguments fit the schema, results are as told."""
-        if not self.examples:
-            pytest.skip("no examples given")
         for name, arguments, expected in self.examples:
             tool = self.tools[name]
             problem = argument_problem(arguments, tool.schema["function"]["parameters"])

@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import IllFormedCall, MarkedParser, ToolCall, ToolSchema, json_text, named_call
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_tool_parser_families.parsing import MarkedParser, named_call
 
 
 def _token(words: str) -> str:

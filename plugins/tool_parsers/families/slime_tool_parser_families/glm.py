@@ -6,15 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import (
-    IllFormedCall,
-    MarkedParser,
-    ToolCall,
-    ToolParserBase,
-    ToolSchema,
-    json_text,
-    named_call,
-)
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_tool_parser_families.parsing import MarkedParser, ToolParserBase, named_call
 from slime_tool_parser_families.xml_values import typed_arguments, value_text
 
 _ENDS = ("<|observation|>", "<|user|>", "<|endoftext|>")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import IllFormedCall, MarkedParser, ToolCall, ToolSchema, json_call, json_text
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_tool_parser_families.parsing import MarkedParser, json_call
 
 
 class Hermes(MarkedParser):

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import IllFormedCall, MarkedParser, ToolCall, ToolSchema, json_text, named_call
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_tool_parser_families.parsing import MarkedParser, named_call
 
 _ALL_BEGIN, _ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _ARGUMENTS = "<|tool_call_argument_begin|>"

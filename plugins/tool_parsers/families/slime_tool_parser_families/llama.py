@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from slime_core.tools import IllFormedCall, ToolCall, ToolParserBase, ToolSchema, call_of, json_objects, json_text
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_tool_parser_families.parsing import ToolParserBase, call_of, json_objects
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end_of_text|>")
 

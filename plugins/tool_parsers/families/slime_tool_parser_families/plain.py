@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slime_core.tools import IllFormedCall, ToolCall, ToolParserBase, ToolSchema
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema
+from slime_tool_parser_families.parsing import ToolParserBase
 
 _CALLS = re.compile(r"(?:<tool>[^<]*</tool>\s*)+(?:<[^<>]*>)?\s*\Z")
 """Calls end the turn; at most the tokenizer's end-of-turn token follows them."""

@@ -9,15 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from slime_core.tools import (
-    IllFormedCall,
-    MarkedParser,
-    ToolCall,
-    ToolSchema,
-    json_text,
-    parameters_of,
-    typed_value,
-)
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text, parameters_of, typed_value
+from slime_tool_parser_families.parsing import MarkedParser
 
 
 def value_text(value: Any) -> str:

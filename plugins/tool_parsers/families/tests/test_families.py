@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slime_tool_parser_families import ToolParserBase
 from slime_tool_parser_families.deepseek import DeepSeekV3, DeepSeekV31
 from slime_tool_parser_families.glm import Glm4, Glm45
 from slime_tool_parser_families.hermes import Hermes
@@ -16,7 +17,7 @@ from slime_tool_parser_families.llama import Llama3, Pythonic
 from slime_tool_parser_families.plain import Plain
 from slime_tool_parser_families.xml_values import MiniMaxM2, Qwen3Coder
 
-from slime_core.tools import ToolCall, ToolParserBase
+from slime_core.tools import ToolCall
 
 NAMED = [Hermes, Qwen3Coder, MiniMaxM2, Glm45, Glm4, DeepSeekV3, DeepSeekV31, KimiK2, Llama3, Pythonic]
 

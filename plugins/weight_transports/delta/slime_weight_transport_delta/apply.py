@@ -239,13 +239,9 @@ def _read(path: Path, entry: Entry) -> Bytes:
 
 
 def _write(path: Path, entry: Entry, data: Bytes) -> None:
-    descriptor, rest, offset = os.open(path, os.O_WRONLY), data.data, entry.start
-    try:
-        while rest:
-            written = os.pwrite(descriptor, rest, offset)
-            rest, offset = rest[written:], offset + written
-    finally:
-        os.close(descriptor)
+    with path.open("r+b") as file:
+        file.seek(entry.start)
+        file.write(data.data)
 
 
 # -- the local directory -----------------------------------------------------------------------------

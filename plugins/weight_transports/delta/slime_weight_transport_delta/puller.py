@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slime_core.errors import WeightSyncError
 from slime_weight_transport_delta.apply import Applied, apply, local_state
@@ -30,6 +32,18 @@ from slime_weight_transport_delta.apply import Applied, apply, local_state
 logger = logging.getLogger(__name__)
 
 _LARGEST_BODY = 1024**2
+
+
+class PullOrder(BaseModel):
+    """The body of `POST /pull`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    version: int = Field(ge=0)
+    engine_urls: list[str] | None = None
+    timeout: float = Field(default=math.inf, gt=0)
+    """Seconds; the puller's own where those are fewer."""
+    flush_cache: bool = True
 
 
 class Puller:
@@ -76,33 +90,25 @@ class Puller:
 
     async def _pull(self, request: web.Request) -> web.Response:
         try:
-            version, urls, timeout, flush = self._read(await request.json())
+            order = PullOrder.model_validate_json(await request.read())
+            urls = self._wanted(order.engine_urls)
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} ({e['input']!r:.80})" for e in error.errors()]
+            return web.json_response({"success": False, "message": "; ".join(problems)}, status=400)
         except ValueError as error:
             return web.json_response({"success": False, "message": str(error)}, status=400)
-        self._last = await self.pull(version, urls, timeout, flush=flush)
+        timeout = min(order.timeout, self._timeout)
+        self._last = await self.pull(order.version, urls, timeout, flush=order.flush_cache)
         return web.json_response(self._last, status=200 if self._last["success"] else 409)
 
-    def _read(self, body: Any) -> tuple[int, list[str], float, bool]:
-        allowed = {"version", "engine_urls", "timeout", "flush_cache"}
-        if not isinstance(body, dict) or not body.keys() <= allowed:
-            raise ValueError(f"expected an object of {', '.join(sorted(allowed))}")
-        version, urls, timeout = body.get("version"), body.get("engine_urls"), body.get("timeout", self._timeout)
-        if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-            raise ValueError(f"version is {version!r}; expected a whole number")
-        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout <= 0:
-            raise ValueError(f"timeout is {timeout!r}; expected seconds")
-        if urls is not None and not (isinstance(urls, list) and all(isinstance(url, str) for url in urls)):
-            raise ValueError(f"engine_urls is {urls!r}; expected a list of URLs")
+    def _wanted(self, urls: Sequence[str] | None) -> list[str]:
         wanted = self._engines if urls is None else [url.rstrip("/") for url in urls]
         unknown = sorted(set(wanted) - set(self._engines)) if self._engines else []
         if unknown:
             raise ValueError(f"no engine of this puller: {', '.join(unknown)}; it has {', '.join(self._engines)}")
         if not wanted:
             raise ValueError("this puller was started without --engine-url, so engine_urls must name who loads")
-        flush = body.get("flush_cache", True)
-        if not isinstance(flush, bool):
-            raise ValueError(f"flush_cache is {flush!r}; expected true or false")
-        return version, wanted, min(float(timeout), self._timeout), flush
+        return wanted
 
     async def pull(
         self, version: int, engine_urls: Sequence[str], timeout: float, *, flush: bool = True

@@ -33,7 +33,6 @@ ITEM_BYTES = {
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LARGEST_HEADER = 256 * 1024**2
-_WRITE = 64 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -136,17 +135,11 @@ def write_safetensors(
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
     """Write and flush to the device; returns the number of bytes. Raises OSError."""
-    descriptor, total = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 0
-    try:
-        for chunk in chunks:
-            rest = memoryview(chunk)
-            while rest:
-                written = os.write(descriptor, rest[:_WRITE])
-                rest, total = rest[written:], total + written
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return total
+    with path.open("wb") as file:
+        file.writelines(chunks)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -11,6 +11,9 @@ import torch
 from slime_core.config.schema import Args
 from slime_core.engines.embedded.engine import EmbeddedEngine
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.models.config import load_model_config
+from slime_core.models.decoder import Decoder
+from slime_core.models.hf_io import read_weights
 
 MakeModel = Callable[..., tuple[Path, Any]]
 
@@ -162,4 +165,51 @@ async def test_stop_strings_may_span_tokens(make_text_model: MakeModel) -> None:
     kept = await engine.generate([5, 6, 7], base | {"stop": stop, "no_stop_trim": True})
     assert kept.text == free.text[: at + 3]
     assert kept.token_ids == cut.token_ids
+    await engine.stop()
+
+
+@pytest.mark.parametrize("mode", [None, "in_place", "retract"])
+async def test_tokens_after_an_update_are_those_of_the_new_weights_where_requests_are_retracted(
+    make_model: MakeModel, mode: str | None
+) -> None:
+    """Their log-probs against a plain forward pass of the new weights over the whole response."""
+    directory, _ = make_model()
+    config = load_model_config(directory)
+    generator = torch.Generator().manual_seed(3)
+    new = {n: w + 0.3 * w.std() * torch.randn(w.shape, generator=generator) for n, w in read_weights(directory)}
+    engine = make_engine(directory, update_weight_pause_mode=mode)
+    await engine.start()
+    params = {"max_new_tokens": 24, "ignore_eos": True, "sampling_seed": 1, "temperature": 1.0}
+    calls = [asyncio.create_task(engine.generate([5 + i, 6, 7], params)) for i in range(3)]
+    while (await engine.info())["num_generated_tokens"] < 24:
+        await asyncio.sleep(0)
+    await engine.update_weights_from_tensor(new.items(), 1)
+    outputs = await asyncio.wait_for(asyncio.gather(*calls), 60)
+    await engine.stop()
+    decoder, gaps = Decoder.from_weights(config, new.items()), []
+    for i, output in enumerate(outputs):
+        tokens = torch.tensor([5 + i, 6, 7, *output.token_ids])
+        with torch.no_grad():
+            logits = decoder(tokens, [len(tokens)])[2:-1]
+        fresh = torch.log_softmax(logits.float(), -1).gather(1, tokens[3:, None])[:, 0]
+        versions = torch.tensor(output.meta_info["token_weight_versions"])
+        assert 0 < int((versions == 1).sum()) < len(versions)
+        gaps.append((fresh - torch.tensor(output.log_probs)).abs()[versions == 1].max().item())
+    if mode == "retract":
+        assert max(gaps) < 1e-4
+    else:
+        assert max(gaps) > 1e-2, "requests go on over the keys and values of the old weights"
+
+
+async def test_requests_in_flight_end_at_an_update_in_mode_abort(make_model: MakeModel) -> None:
+    directory, _ = make_model()
+    engine = make_engine(directory, update_weight_pause_mode="abort")
+    await engine.start()
+    call = asyncio.create_task(engine.generate([5, 6, 7], {"max_new_tokens": 30, "ignore_eos": True}))
+    while (await engine.info())["num_generated_tokens"] < 4:
+        await asyncio.sleep(0)
+    await engine.update_weights_from_tensor(dict(read_weights(directory)).items(), 1)
+    output = await asyncio.wait_for(call, 60)
+    assert output.meta_info["finish_reason"]["type"] == "abort"
+    assert set(output.meta_info["token_weight_versions"]) == {0}
     await engine.stop()

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_engine_sglang.api.control import Control
 from slime_engine_sglang.api.transport import Answer
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.engine import SglangEngine
@@ -21,7 +20,6 @@ async def test_servers_of_our_own_that_have_the_memory_saver(monkeypatch: pytest
     ours = Worker("http://a:1", state=WorkerState.READY, owned=True)
     theirs = Worker("http://b:1", state=WorkerState.READY)
     engine.pool = WorkerPool([ours, theirs])
-    engine.control = Control(engine.http, engine.pool)
     engine._client = SimpleNamespace(resumed=lambda: None)  # type: ignore[assignment]
     sent: list[tuple[str, str, Any]] = []
 
@@ -36,6 +34,8 @@ async def test_servers_of_our_own_that_have_the_memory_saver(monkeypatch: pytest
 
     monkeypatch.setattr(engine.http, "send", send)
     monkeypatch.setattr(engine, "flush_cache", flush)
+    await engine.resume_memory()
+    assert sent == [], "nobody has released any"
     await engine.release_memory()
     paused = [engine.pool.paused]
     for tags in (["weights"], ["kv_cache"]):

@@ -89,7 +89,7 @@ async def test_the_cache_is_flushed_when_the_requests_are_done() -> None:
         assert len(server.asked("/flush_cache")) == 3
     async with servers(at("/flush_cache", *[(400, b"busy")] * 99)) as (server,), engine_at(server) as engine:
         with pytest.raises(EngineError, match=f"{server.address}/flush_cache: .* requests are still running"):
-            await engine.control.flush_cache(timeout=1.0)
+            await engine.flush_cache(timeout=1.0)
 
 
 async def test_a_server_that_an_earlier_run_left_paused_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,10 +144,10 @@ async def test_information_of_sglang_and_of_slime() -> None:
 
 async def test_servers_of_another_version_are_taken_out() -> None:
     async with servers(well, at("/model_info", {"weight_version": "0"})) as made, engine_at(*made) as engine:
-        await engine.control.check_versions()
+        await engine.check_versions()
         assert len(engine.pool.ready) == 2  # none is wanted
         engine.pool.version_wanted = 1
-        await engine.control.check_versions()
+        await engine.check_versions()
         assert [w.reason for w in engine.pool.workers] == ["", "reports weight version '0', wanted is 1"]
 
 

@@ -23,7 +23,7 @@ async def checking(tmp_path: Path, *rules: WeightServer, **args: Any) -> AsyncIt
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    given = {"hf_checkpoint": str(model), "run_dir": str(tmp_path), "check_weight_update_equal": True} | args
+    given = {"hf_checkpoint": str(model), "run_dir": str(tmp_path / "run"), "check_weight_update_equal": True} | args
     async with setup(*rules, **given) as s:
         await s.push("disk" if "slime" in rules[0].software else "tensor", 1)
         yield s
@@ -43,7 +43,7 @@ async def test_the_server_that_differs_is_named_and_quarantined(software: str, t
         assert good.url not in str(raised.value)
         assert bad.state is WorkerState.QUARANTINED
         assert s.rules[1].paused is not None, "whatever it holds does not serve"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 async def test_a_server_of_slime_is_compared_alike(tmp_path: Path) -> None:
@@ -79,6 +79,14 @@ async def test_one_that_comes_back_is_compared_with_what_was_kept(tmp_path: Path
     async with checking(tmp_path, Forgetful(), use_fault_tolerance=True) as s:
         with pytest.raises(WeightSyncError, match="serves large otherwise than trained"):
             await s.updates.catch_up(s.workers[0])
+
+
+async def test_weights_that_cannot_be_written_say_where_to_write_them(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    async with checking(tmp_path, WeightServer(), update_weight_disk_dir=str(tmp_path / "file")) as s:
+        with pytest.raises(WeightSyncError, match="give --update-weight-disk-dir a directory"):
+            await s.updates.check(weights(1).items())
+        assert s.rules[0].paused is None
 
 
 async def test_what_draft_models_hold_is_left_out(tmp_path: Path) -> None:

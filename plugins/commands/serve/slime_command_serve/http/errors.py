@@ -6,7 +6,6 @@ path: SGLang's unless a front has registered its own for `/v1/...`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +13,7 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, did_you_mean
 
 Shape = Callable[[int, str], dict[str, Any]]
 """(status, message) -> an error's body."""
@@ -59,9 +58,8 @@ def shown(value: Any) -> str:
 def unknown(key: str, known: Iterable[str], what: str = "field") -> str:
     """What to say of a name that nobody knows."""
     names = sorted(known)
-    near = difflib.get_close_matches(key[:_SHOWN], names, n=3)
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Known: {', '.join(names)}."
-    return f"unknown {what} {shown(key)}. {hint}"
+    hint = did_you_mean(key[:_SHOWN], names, form="{!r}", most=3) or f" Known: {', '.join(names)}."
+    return f"unknown {what} {shown(key)}.{hint}"
 
 
 def explain(error: ValidationError | Iterable[ErrorDetails | dict[str, Any]]) -> str:

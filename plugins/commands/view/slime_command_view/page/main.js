@@ -1,8 +1,8 @@
 // Addresses, keys, and what is new: "#/rollout?run=demo&rollout=3" shows the page `rollout` with these parameters.
 //
-// A page is a function of its parameters that gives {title, up, view, move(by), open(), live, update()}: `up` is the
-// address above it, `move` and `open` answer j, k and Enter, `live` says that it is shown again when the run has grown,
-// by `update` where it has one.
+// A page is a function of its parameters that gives {title, crumbs, view, move(by), open(), token(by), turn(by), shown(),
+// update()}: `crumbs` are the addresses above it, `move` and those after it answer keys, and `update` brings what is shown
+// up to a run that has grown; without it the page is made again.
 
 import { ask, isReport, link } from "./api.js";
 import { h } from "./dom.js";
@@ -16,6 +16,7 @@ const PAGES = {
   runs: runsPage, compare: comparePage, run: runPage, rollout: rolloutPage, samples: samplesPage, group: groupPage,
   sample: samplePage, timeline: timelinePage, evaluation: evaluationPage, prompt: promptPage,
 };
+const LIVE = new Set(["run", "evaluation"]);
 const PERIOD = 2000;
 const KEYS = [
   ["j  k", "next and previous: sample, answer, row"],
@@ -51,16 +52,19 @@ async function show({ keep = false } = {}) {
   const asked = parameters();
   const scrolled = window.scrollY;
   let made;
+  let before = null;
   try {
     if (!asked.page) return await first();
     if (!(asked.page in PAGES)) throw new Error(`there is no page ${asked.page}`);
+    // Asked first: what the run writes while the page is made is new at the next look.
+    if (LIVE.has(asked.page) && !isReport) before = (await ask("pulse", { run: asked.run })).stamp;
     made = await PAGES[asked.page](asked);
   } catch (error) {
     made = { title: "", view: h("p.bad", { role: "alert" }, error.message) };
   }
   if (mine !== turn) return; // another address was opened meanwhile
   shown = { ...made, run: asked.run ?? null };
-  if (!keep) stamp = null;
+  stamp = before;
   document.title = `${made.title} - slime`;
   top.replaceChildren(
     h("nav.crumbs", (made.crumbs ?? []).flatMap(([text, address]) => [h("a", { href: address }, text), " / "]), h("b", made.title)),
@@ -74,14 +78,13 @@ async function show({ keep = false } = {}) {
 }
 
 async function look() {
-  if (isReport || document.hidden || !shown?.live) return;
+  if (isReport || document.hidden || stamp === null) return;
   const mine = turn;
   try {
-    const found = shown.run ? await ask("pulse", { run: shown.run }) : { stamp: `${Date.now()}` };
-    if (mine !== turn) return;
-    const grown = stamp !== null && stamp !== found.stamp;
+    const found = await ask("pulse", { run: shown.run });
+    if (mine !== turn || stamp === found.stamp) return;
     stamp = found.stamp;
-    if (grown) await (shown.update ? shown.update() : show({ keep: true }));
+    await (shown.update ? shown.update() : show({ keep: true }));
   } catch (error) {
     top.querySelector(".dim")?.replaceChildren("no answer from slime view");
   }

@@ -64,7 +64,6 @@ export async function runPage(asked) {
     title: run === "." ? found.path : run,
     crumbs: isReport ? [] : [["runs", link("runs")]],
     view,
-    live: true,
     update,
     move(step) {
       rows()[at]?.classList.remove("chosen");
@@ -96,7 +95,7 @@ function made(found, run, curves, columns) {
 
 function facts(found, run) {
   return [
-    h("p", state(found.state), ` ${found.done} of ${found.of ?? "?"} rollouts, model ${found.model}, `, h("span.dim", found.path)),
+    h("p", state(found.state), ` ${found.done} of ${found.of ?? "?"} rollouts, model `, h("span", { title: found.model ?? "" }, (found.model ?? "?").split("/").slice(-2).join("/")), h("span.dim", ` ${found.path}`)),
     samples(found, run),
     waiting(found.waits, found.state),
   ];

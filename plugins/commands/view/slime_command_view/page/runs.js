@@ -82,7 +82,6 @@ export async function runsPage(asked) {
   return {
     title: "runs",
     view,
-    live: true,
     move(step) {
       rows()[at]?.classList.remove("chosen");
       at = Math.max(0, Math.min(rows().length - 1, at + step));

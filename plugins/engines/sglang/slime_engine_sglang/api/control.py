@@ -1,6 +1,6 @@
 """Calls that go to every ready server at once: abort, pause, flush, ask. Routers do not pass them on.
 
-`HttpEngine` calls it. A call that must reach all of them (pause, resume, memory) takes a server that fails it out of
+`HttpEngine` is one. A call that must reach all of them (pause, resume, memory) takes a server that fails it out of
 the pool, because that server is now in another state than the others; while somebody brings servers back that is the
 end of it, else the call fails.
 """
@@ -36,13 +36,14 @@ _LOADS = "/v1/loads"
 
 
 class Control:
-    """Of one pool."""
+    """Of one pool; what `HttpEngine` does besides generating and taking weights."""
 
     def __init__(self, http: Http, pool: WorkerPool) -> None:
-        self._http = http
-        self._pool = pool
+        self.http, self.pool = http, pool
         self._held: set[str] = set()
         """Why the servers generate nothing now."""
+        self._offloaded: Sequence[Worker] | None = None
+        """Whose memory is released and taken again; None: every ready server's."""
 
     async def everywhere(
         self,
@@ -71,9 +72,9 @@ class Control:
         """
 
         async def send(worker: Worker) -> Answer:
-            return await self._http.send(method, worker.url, path, body, timeout=timeout, repeat=repeat)
+            return await self.http.send(method, worker.url, path, body, timeout=timeout, repeat=repeat)
 
-        workers = [w for w in self._pool.ready if workers is None or w in workers]
+        workers = [w for w in self.pool.ready if workers is None or w in workers]
         answers = await asyncio.gather(*map(send, workers), return_exceptions=True)
         self._raise(workers, answers, take_out=must_reach_all)
         return {w.url: a.object() for w, a in zip(workers, answers) if isinstance(a, Answer)}
@@ -85,20 +86,20 @@ class Control:
             if isinstance(result, EngineError):
                 refused = result.status is not None and result.status not in RETRY_STATUS
                 if take_out and not refused:  # a refusal tells of the call, not of the server
-                    self._pool.set_state(worker, WorkerState.QUARANTINED, str(result))
+                    self.pool.set_state(worker, WorkerState.QUARANTINED, str(result))
                     if worker.awaited:
                         continue
                 failed.append(result)
             elif isinstance(result, BaseException):
                 raise result
-        if not failed and (self._pool.ready or self._pool.recovering):
+        if not failed and (self.pool.ready or self.pool.recovering):
             return
         if len(failed) == 1:
             raise failed[0]
         raise EngineError("; ".join(map(str, failed)) or self._nobody())
 
     def _nobody(self) -> str:
-        return f"no engine is ready: {self._pool.describe()}"
+        return f"no engine is ready: {self.pool.describe()}"
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -108,18 +109,18 @@ class Control:
 
         async def send(worker: Worker) -> Answer | None:
             try:
-                return await self._http.send("POST", worker.url, "/abort_request", body, timeout=CONTROL_TIMEOUT_S)
+                return await self.http.send("POST", worker.url, "/abort_request", body, timeout=CONTROL_TIMEOUT_S)
             except EngineError as error:
                 if error.reached:
                     raise
-                if worker.awaited or any(w is not worker for w in self._pool.ready):
-                    self._pool.set_state(worker, WorkerState.QUARANTINED, str(error))
+                if worker.awaited or any(w is not worker for w in self.pool.ready):
+                    self.pool.set_state(worker, WorkerState.QUARANTINED, str(error))
                 return None
 
-        workers = self._pool.ready
+        workers = self.pool.ready
         results = await asyncio.gather(*map(send, workers), return_exceptions=True)
         if any(isinstance(result, BaseException) for result in results):
-            self._raise(workers, results, take_out=self._pool.recovering)
+            self._raise(workers, results, take_out=self.pool.recovering)
 
     async def pause(self, mode: str = "in_place") -> None:
         """Stop stepping: "abort" ends what runs, "in_place" holds it, "retract" also gives its memory back.
@@ -132,7 +133,7 @@ class Control:
         self._hold("paused")
         try:
             await self.everywhere("POST", "/pause_generation", {"mode": mode}, must_reach_all=True)
-            self._pool.pause_mode = mode
+            self.pool.pause_mode = mode
         except EngineError as error:
             if error.status is not None and error.status not in RETRY_STATUS:
                 problem = f"it does not take pause mode {mode!r}: {error}"
@@ -142,13 +143,13 @@ class Control:
     async def resume(self) -> None:
         """Go on after `pause`."""
         await self.everywhere("POST", "/continue_generation", {}, must_reach_all=True)
-        self._pool.pause_mode = None
+        self.pool.pause_mode = None
         self._release("paused")
 
     async def flush_cache(self, timeout: float | None = None) -> None:
         """Forget cached prefixes on every worker; SGLang refuses while requests run, so it is asked until it agrees."""
-        workers = self._pool.ready
-        calls = (flush(self._http, worker.url, timeout=timeout) for worker in workers)
+        workers = self.pool.ready
+        calls = (flush(self.http, worker.url, timeout=timeout) for worker in workers)
         self._raise(workers, await asyncio.gather(*calls, return_exceptions=True))
 
     # -- memory ----------------------------------------------------------------------------------------
@@ -159,47 +160,43 @@ class Control:
         The others answer as if they had, and SGLang 0.5.20 ends with KeyError when one is to take memory again that it
         has not released.
         """
-        workers = self._pool.ready
+        workers = self.pool.ready
         told = await self.asked(workers, SERVER_INFO)
         return [w for w, info in zip(workers, told) if info.get("enable_memory_saver") is not False]
 
-    async def release_memory(
-        self, tags: Sequence[str] | None = None, *, workers: Sequence[Worker] | None = None
-    ) -> None:
+    async def release_memory(self, tags: Sequence[str] | None = None) -> None:
         """Give memory back ("kv_cache", "weights", "cuda_graph"; None: all); no tokens until `resume_memory`.
 
-        Servers must be idle; `workers` are those concerned, None: all that are ready.
+        Servers must be idle.
         """
         self._hold("released")
         body = {} if tags is None else {"tags": list(tags)}
         await self.everywhere(
-            "POST", "/release_memory_occupation", body, repeat=False, must_reach_all=True, workers=workers
+            "POST", "/release_memory_occupation", body, repeat=False, must_reach_all=True, workers=self._offloaded
         )
 
-    async def resume_memory(
-        self, tags: Sequence[str] | None = None, *, workers: Sequence[Worker] | None = None
-    ) -> None:
+    async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
         """Take it again; servers generate once they were asked for all (None), or for "kv_cache", the last part."""
         body = {} if tags is None else {"tags": list(tags)}
         await self.everywhere(
-            "POST", "/resume_memory_occupation", body, repeat=False, must_reach_all=True, workers=workers
+            "POST", "/resume_memory_occupation", body, repeat=False, must_reach_all=True, workers=self._offloaded
         )
         if tags is None or "kv_cache" in tags:
             self._release("released")
 
     def _hold(self, why: str) -> None:
         self._held.add(why)
-        self._pool.paused = True
+        self.pool.paused = True
 
     def _release(self, why: str) -> None:
         self._held.discard(why)
-        self._pool.paused = bool(self._held)
+        self.pool.paused = bool(self._held)
 
     # -- information -----------------------------------------------------------------------------------
 
     async def info(self) -> dict[str, Any]:
         """The first ready worker's information, with the load summed over all ready ones."""
-        workers = self._pool.ready
+        workers = self.pool.ready
         if not workers:
             raise EngineError(self._nobody())
         servers = await self.asked(workers, SERVER_INFO)
@@ -209,21 +206,21 @@ class Control:
         load = {key: sum(rank[key] for rank in ranks) for key in ("num_running", "num_waiting")}
         first = servers[0]
         context = first.get("max_context_length") or first.get("context_length") or first.get("max_req_input_len")
-        addresses = [worker.url for worker in self._pool.workers]
+        addresses = [worker.url for worker in self.pool.workers]
         return {**first, **models[0], **load, "max_context_length": context, "addresses": addresses}
 
     async def healthy(self) -> None:
         """Until every ready worker generates; one that is paused goes on. Raises EngineError."""
-        workers = self._pool.ready
+        workers = self.pool.ready
         self._raise(workers, await asyncio.gather(*map(self._healthy, workers), return_exceptions=True))
 
     async def _healthy(self, worker: Worker) -> None:
         timeout = CONTROL_TIMEOUT_S
-        answer = await self._http.send("GET", worker.url, "/health", timeout=timeout, accept=(503,))
+        answer = await self.http.send("GET", worker.url, "/health", timeout=timeout, accept=(503,))
         if answer.status != 503:
             return
-        await self._http.send("POST", worker.url, "/continue_generation", {}, timeout=timeout, accept=(404,))
-        await self._http.send("GET", worker.url, "/health", timeout=timeout)
+        await self.http.send("POST", worker.url, "/continue_generation", {}, timeout=timeout, accept=(404,))
+        await self.http.send("GET", worker.url, "/health", timeout=timeout)
         logger.warning(
             "engine %s did not generate until it was told to go on: a run that ended may have left it paused in the"
             " middle of a weight update, and until the next one its weights may be a mixture",
@@ -236,18 +233,18 @@ class Control:
 
     async def check_versions(self) -> None:
         """Quarantine the ready workers that report another weight version than the one wanted."""
-        for worker in self._pool.ready:
-            wanted = self._pool.version_wanted
+        for worker in self.pool.ready:
+            wanted = self.pool.version_wanted
             try:
                 (told,) = await self.asked([worker], MODEL_INFO)
             except EngineError:  # whoever sends it the next request finds out more
                 continue
-            if wanted is None or wanted != self._pool.version_wanted or self._pool.version_coming is not None:
+            if wanted is None or wanted != self.pool.version_wanted or self.pool.version_coming is not None:
                 return
             version = told.get("weight_version")
             if version is not None and str(version) != str(wanted):
                 reason = f"reports weight version {version!r}, wanted is {wanted}"
-                self._pool.set_state(worker, WorkerState.QUARANTINED, reason)
+                self.pool.set_state(worker, WorkerState.QUARANTINED, reason)
 
 
 async def flush(http: Http, url: str, *, timeout: float | None = None, must: bool = True) -> None:

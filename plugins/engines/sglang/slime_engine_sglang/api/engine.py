@@ -53,7 +53,7 @@ def without_deltas(settings: Settings) -> list[str]:
     return [f"{settings.cite('update_weight_puller_addrs')} has no effect without --update-weight-mode delta."]
 
 
-class HttpEngine:
+class HttpEngine(Control):
     """Constructed as `HttpEngine(args)`; connects in `start`. Subclasses bring their servers in `_find_workers`."""
 
     traits = EngineTraits(
@@ -75,14 +75,9 @@ class HttpEngine:
     """Those that may be offered; `start` narrows them to what the servers take."""
 
     def __init__(self, args: Args) -> None:
+        super().__init__(Http(timeout=args.rollout_timeout or 3600.0, proxy=args.http_proxy), WorkerPool([]))
         self._args = args
-        self.http = Http(
-            timeout=args.rollout_timeout or 3600.0,
-            proxy=args.http_proxy,
-        )
-        self.pool = WorkerPool([])
         self.router: Router | None = None
-        self.control = Control(self.http, self.pool)
         self.weights = WeightUpdates(self.http, self.pool, args)
         self.supervised: list[Supervised] = []
         """The models and what stands behind their workers, the rollout's first."""
@@ -113,9 +108,9 @@ class HttpEngine:
         await self.http.open()
         try:
             self.pool, self.router = await self._find_workers()
-            self.control = Control(self.http, self.pool)
+            self._held.clear()
             if self.pool.workers:  # there may be a router only, for the user's own functions
-                await self.control.healthy()
+                await self.healthy()
             self.weights = WeightUpdates(self.http, self.pool, self._args)
             if self._args.check_weight_update_equal:
                 await require_checksums(self.http, self.pool.ready, float(self._args.update_weight_timeout))
@@ -132,7 +127,7 @@ class HttpEngine:
                 vocab_size=vocab_size_of(self._args.hf_checkpoint),
                 image_token=image_token_of(self._args.hf_checkpoint),
                 routed_experts=bool(self._args.use_rollout_routing_replay),
-                check_versions=self.control.check_versions,
+                check_versions=self.check_versions,
                 router_failed=self._router_failed,
             )
             if not self.supervised:  # servers of others, whose router is theirs, too
@@ -217,33 +212,17 @@ class HttpEngine:
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all, on every worker, and begin none of those that wait for one."""
-        await self.control.abort(self._running().abort(rid))
-
-    async def pause(self, mode: str = "in_place") -> None:
-        """Stop stepping on every worker."""
-        await self.control.pause(mode)
+        await super().abort(self._running().abort(rid))
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self.control.resume()
+        await super().resume()
         self._running().resumed()
-
-    async def flush_cache(self) -> None:
-        """Forget cached prefixes on every worker."""
-        await self.control.flush_cache()
-
-    async def release_memory(self, tags: Sequence[str] | None = None) -> None:
-        """Have every worker give memory back: all of it, or "kv_cache", "weights", "cuda_graph"."""
-        await self.control.release_memory(tags)
 
     async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
         """Have every worker take it again."""
-        await self.control.resume_memory(tags)
+        await super().resume_memory(tags)
         self._running().resumed()
-
-    async def info(self) -> dict[str, Any]:
-        """The first worker's information, with the load summed over all workers."""
-        return await self.control.info()
 
     def take_metrics(self) -> dict[str, float]:
         """engine/requests, retried_requests, continued_requests, bypassed_router, wrong_version_answers, broken_streams

@@ -7,7 +7,6 @@ one server after another.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, did_you_mean
 
 
 def _is_integer(value: Any) -> bool:
@@ -105,9 +104,8 @@ def generate_request(
     for key, value in params.items():
         known = PARAMS.get(key)
         if known is None:
-            near = difflib.get_close_matches(str(key), PARAMS, n=3)
-            hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Known: {', '.join(sorted(PARAMS))}."
-            raise EngineError(f"sampling_params: unknown key {key!r}. {hint}")
+            hint = did_you_mean(str(key), PARAMS, form="{!r}", most=3) or f" Known: {', '.join(sorted(PARAMS))}."
+            raise EngineError(f"sampling_params: unknown key {key!r}.{hint}")
         if value is not None and not known[0](value):
             raise EngineError(f"sampling_params: {key} is {value!r}; allowed: {known[1]}")
     stops = params.get("stop_token_ids")

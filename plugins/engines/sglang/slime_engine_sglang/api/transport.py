@@ -153,7 +153,6 @@ class Http:
         body: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
-        deadline: float | None = None,
         headers: Mapping[str, str] | None = None,
         accept: Collection[int] = (),
         attempts: int | None = None,
@@ -167,7 +166,6 @@ class Http:
             path: Begins with a slash.
             body: JSON object.
             timeout: Seconds for all attempts and the pauses between them; by default the `Http`'s.
-            deadline: `time.monotonic()` of their end, where some of the `Http`'s time is used up.
             headers: Added to the request.
             accept: Statuses beside 200 and 202 that are answers, not failures.
             attempts: At most so many; by default `ATTEMPTS`.
@@ -177,7 +175,7 @@ class Http:
             EngineError: With `url` and, where there was an answer, `status`.
         """
         limit = self.timeout if timeout is None else timeout
-        until = time.monotonic() + limit if deadline is None else deadline
+        until = time.monotonic() + limit
         data, given = encoded(body, headers)
         reached = False
 

@@ -13,7 +13,7 @@ import asyncio
 import re
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -68,19 +68,23 @@ async def checksums(http: Http, worker: Worker, facts: ServerFacts, timeout: flo
 @asynccontextmanager
 async def written(args: Args, weights: Iterable[Named]) -> AsyncIterator[Path]:
     """A checkpoint of the weights, until the end of the block. Raises WeightSyncError when it cannot be written."""
-    with tempfile.TemporaryDirectory(prefix="weight-check-", dir=args.update_weight_disk_dir or args.run_dir) as name:
-        folder = Path(name)
+    root = args.update_weight_disk_dir or args.run_dir
 
-        def write() -> None:
-            copy_assets(args.hf_checkpoint, folder)
-            own = ((name, tensor.clone()) for name, tensor in weights)  # safetensors takes none that share memory
-            write_weights(folder, own, shard_bytes=int(args.save_shard_size * 1e9))
+    def write(folder: Path) -> None:
+        folder.chmod(0o755)  # servers may be another user's
+        copy_assets(args.hf_checkpoint, folder)
+        own = ((name, tensor.clone()) for name, tensor in weights)  # safetensors takes none that share memory
+        write_weights(folder, own, shard_bytes=int(args.save_shard_size * 1e9))
 
+    with ExitStack() as stack:
         try:
-            await asyncio.to_thread(write)
+            if root is not None:
+                Path(root).mkdir(parents=True, exist_ok=True)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weight-check-", dir=root)))
+            await asyncio.to_thread(write, folder)
         except (OSError, SafetensorError) as error:  # the latter also when the disk is full
             where = "give --update-weight-disk-dir a directory with room for a checkpoint"
-            raise WeightSyncError(f"{_FLAG}: {folder} could not be written: {error}; {where}") from error
+            raise WeightSyncError(f"{_FLAG}: the weights could not be written: {error}; {where}") from error
         yield folder
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from slime_core.procs.guard import descendants
 from slime_sandbox_local.inside import disk, kernel, messages, processes
 from slime_sandbox_local.inside.forward import hand_over
 from slime_sandbox_local.inside.rights import Confinement, confine
@@ -293,7 +294,7 @@ class Server:
             return
         busy = any(job.request is not None for job in self.jobs.values())
         self.look_at = now + (_LOOK_BUSY if busy else _LOOK_IDLE)
-        self.seen = processes.descendants(os.getpid())
+        self.seen = descendants(os.getpid())
         threads, memory = processes.census(self.seen)
         note = f"more than {self.limits['memory_mb']} MB of memory in use" if memory > self.limits["memory_mb"] else ""
         if threads > self.limits["processes"]:  # root of the host, where it cannot become another user
@@ -324,7 +325,7 @@ def become(run: Callable[[], None], descriptors: dict[int, int], confinement: Co
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for name in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
+        for name in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGTERM):
             signal.signal(name, signal.SIG_DFL)
         high = {number: os.dup(descriptor) for number, descriptor in descriptors.items()}
         for number, descriptor in high.items():

@@ -1,28 +1,25 @@
-"""The keeper: a small process outside of the sandbox that makes it, starts its first process, and outlives nobody.
+"""Makes a sandbox and starts its first process, outside of which it waits for that one's end.
 
 ::
 
-    slime --Popen--> keeper (waits for slime's end and the first process's) --fork--> first process (jobs.py) --> jobs
-      |                                                                                  ^
-      +---------------------------- socket: requests, answers ---------------------------+
+    slime --> guard (slime_core/procs) --> run --fork--> first process (jobs.py) --> jobs
+      |                                                          ^
+      +------------- socket: requests, answers -----------------+
 
-`keeper.py` starts it: `main(control, parent)` in a fresh interpreter. Whatever ends, the rest ends: slime's death wakes
-the keeper (a pidfd, which does not depend on the thread that started it), the keeper's death kills the first process,
-and with it goes its pid namespace. `hello` is the first answer, and says what could not be isolated; whether that is
-enough is decided by the caller.
+`keeper.py` starts the guard, a fresh interpreter of which these are forks. Whatever ends, the rest ends: the first
+process when the socket is closed, and with it its pid namespace; without one, what is left is the guard's to end.
+`hello` is the first answer, and says what could not be isolated; whether that is enough is decided by the caller.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import socket
-import sys
 import tempfile
 from typing import Any
 
+from slime_core.procs.guard import die_with
 from slime_sandbox_local.inside import disk, forward, kernel, landlock, messages, namespaces, processes, root_dir
 from slime_sandbox_local.inside.jobs import Server
 from slime_sandbox_local.inside.rights import Confinement
@@ -30,17 +27,15 @@ from slime_sandbox_local.inside.syscall_filter import filter_program
 from slime_sandbox_local.inside.user import Refused, counted_before, program_user
 
 
-def main(control_number: int, parent: int) -> None:
-    """Never returns."""
-    parent_end = os.pidfd_open(parent)
-    if os.getppid() != parent:
-        os._exit(1)
-    control = socket.socket(fileno=control_number)
+def run(command: list[str]) -> None:
+    """As the command of a guard: the number of the socket's descriptor. Never returns."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the guard's word; the end of the socket is the first process's
+    os.chdir("/")
+    control = socket.socket(fileno=int(command[0]))
     settings = _settings(control)
     limits = settings["limits"]
     endpoints = {int(port): (host, int(number)) for port, (host, number) in limits["endpoints"].items()}
-    carrier, carrier_pid = _carrier(endpoints, control) if endpoints else (None, 0)
-    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    carrier = _carrier(endpoints, control) if endpoints else None
     outer_user = os.geteuid()
     missing, alone = namespaces.separate(network=limits["network"])
     temporary = "" if _has_mounts(missing) else _temporary(settings)
@@ -51,15 +46,8 @@ def main(control_number: int, parent: int) -> None:
     control.close()
     if carrier is not None:
         carrier.close()
-    first_end = os.pidfd_open(first)
-    select.select([parent_end, first_end], [], [])
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(first, signal.SIGKILL)
     os.waitpid(first, 0)
-    if carrier_pid:
-        os.kill(carrier_pid, signal.SIGKILL)
     if temporary:
-        processes.end_all()
         disk.remove(temporary)
     os._exit(0)
 
@@ -78,10 +66,9 @@ def _has_mounts(missing: dict[str, str]) -> bool:
     return not {"user namespace", "mount namespace", "pid namespace"} & missing.keys()
 
 
-def _carrier(endpoints: dict[int, tuple[str, int]], control: socket.socket) -> tuple[socket.socket, int]:
+def _carrier(endpoints: dict[int, tuple[str, int]], control: socket.socket) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid == 0:
+    if os.fork() == 0:
         try:
             ours.close()
             control.close()
@@ -89,7 +76,7 @@ def _carrier(endpoints: dict[int, tuple[str, int]], control: socket.socket) -> t
         finally:
             os._exit(1)
     theirs.close()
-    return ours, pid
+    return ours
 
 
 def _temporary(settings: dict[str, Any]) -> str:
@@ -108,13 +95,10 @@ def _first(
     who: tuple[int, bool],
 ) -> None:
     """In the sandbox's first process: see to what is left, say hello, serve. Never returns."""
-    keeper = os.getppid()
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
+    if not die_with(os.getppid()):
         os._exit(1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     limits = settings["limits"]
     try:
         if not temporary:
@@ -167,8 +151,3 @@ def _confinement(
         missing |= landlock.lacks(same_user=user is None or (separate and not alone))
     counted = counted_before(user, separate=separate, alone=alone)
     return Confinement(limits, program, tuple(settings["readable"]), "" if own_files else work, user, counted)
-
-
-def start() -> None:
-    """`python -I -S -c ... CONTROL PARENT`."""
-    main(int(sys.argv[1]), int(sys.argv[2]))

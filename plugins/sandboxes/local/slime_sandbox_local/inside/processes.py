@@ -1,7 +1,7 @@
 """Looking at the processes of a sandbox through /proc, and ending them.
 
 `jobs.py` calls these in the sandbox's first process. Without a pid namespace /proc shows the host's processes too, so
-only descendants of this one count.
+only descendants of this one count; without a /proc there are none.
 """
 
 from __future__ import annotations
@@ -10,31 +10,9 @@ import contextlib
 import os
 import signal
 
+from slime_core.procs.guard import descendants
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def _parents() -> dict[int, int]:
-    """Process -> its parent, of all that can be seen and have not ended."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-                if state not in (b"Z", b"X"):
-                    found[int(name)] = int(parent)
-    return found
-
-
-def descendants(root: int) -> list[int]:
-    """Of a process, without itself."""
-    try:
-        parents = _parents()
-    except OSError:  # no /proc
-        return []
-    found, level = [], {root}
-    while level := {child for child, parent in parents.items() if parent in level}:
-        found += sorted(level)
-    return found
 
 
 def end_tree(pid: int) -> None:

@@ -3,5 +3,5 @@ from __future__ import annotations
 from slime_testing_contracts import HookContract
 
 
-class TestTensorBoard(HookContract):
-    component = "tensorboard"
+class TestTrackers(HookContract):
+    component = "trackers"

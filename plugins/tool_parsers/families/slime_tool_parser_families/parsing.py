@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
-from slime_core.tools.calls import IllFormedCall, ParsedTurn, ToolCall, ToolSchema
-from slime_core.tools.reasoning import split_reasoning
+from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall, ToolSchema, split_reasoning
 
 Attempt: TypeAlias = ToolCall | IllFormedCall
 

@@ -1,0 +1,93 @@
+"""What shadow rewards and filters made of a run's samples, beside the run's own: agreement, rank correlation, cost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from slime_runs.files import FOLDER, Row
+from slime_runs.run import Run
+
+_NEWEST = 50
+"""Rollouts that a summary is of."""
+SAME = 1e-6
+"""Rewards that are no further apart agree."""
+
+
+def rollouts(run: Run) -> list[int]:
+    """Those that shadows have judged."""
+    names = sorted((run.path / FOLDER).glob("shadow_*.jsonl.zst"))
+    return [int(path.name.partition("_")[2].partition(".")[0]) for path in names]
+
+
+def differs(row: Row) -> bool:
+    """Whether a shadow paid or decided otherwise than the run."""
+    paid, kept = row.get("score"), row["kept"]
+    return any(not _same(paid, value) for value in row["rewards"].values()) or any(
+        keeps is not None and keeps != kept for keeps in row["filters"].values()
+    )
+
+
+def disagreements(run: Run) -> set[tuple[int, int]]:
+    """(rollout, sample index) of what a shadow differs on."""
+    return {(n, index) for n in rollouts(run) for index, row in run.shadow(n).items() if differs(row)}
+
+
+def in_words(row: Row, number: Any) -> str:
+    """One line of a sample's shadows."""
+    paid = [f"{spec} pays {number(value)}" for spec, value in row["rewards"].items()]
+    decided = [f"{spec} {'keeps' if keeps else 'drops'} the group" for spec, keeps in row["filters"].items()]
+    return "shadow: " + ", ".join([*paid, *decided])
+
+
+def summary(run: Run) -> dict[str, dict[str, Any]]:
+    """Spec -> "samples" or "groups", "agree" (share of them) and, of rewards, "rank_correlation" and "seconds" each."""
+    rewards: dict[str, list[tuple[float, float, float]]] = {}
+    filters: dict[str, list[bool]] = {}
+    for rollout in rollouts(run)[-_NEWEST:]:
+        groups = {}
+        for row in run.shadow(rollout).values():
+            groups[row["group_index"]] = row
+            for spec, value in row["rewards"].items():
+                if value is not None and row["score"] is not None:
+                    rewards.setdefault(spec, []).append((row["score"], value, row["seconds"][spec]))
+        for row in groups.values():
+            for spec, keeps in row["filters"].items():
+                if keeps is not None:
+                    filters.setdefault(spec, []).append(keeps == row["kept"])
+    found: dict[str, dict[str, Any]] = {}
+    for spec, rows in rewards.items():
+        own, other, seconds = zip(*rows)
+        same = sum(_same(a, b) for a, b in zip(own, other))
+        found[spec] = {
+            "samples": len(rows),
+            "agree": same / len(rows),
+            "rank_correlation": rank_correlation(own, other),
+            "seconds": sum(seconds) / len(rows),
+        }
+    return found | {spec: {"groups": len(same), "agree": sum(same) / len(same)} for spec, same in filters.items()}
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's, ties at their mean rank; None where all of one side are equal."""
+    a, b = _ranks(first), _ranks(second)
+    mean = (len(a) + 1) / 2
+    spread = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
+    return sum((x - mean) * (y - mean) for x, y in zip(a, b)) / spread if spread else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks, place = [0.0] * len(values), 0
+    for _, equal in itertools.groupby(order, key=values.__getitem__):
+        tied = list(equal)
+        for i in tied:
+            ranks[i] = place + (len(tied) + 1) / 2
+        place += len(tied)
+    return ranks
+
+
+def _same(paid: float | None, value: float | None) -> bool:
+    return paid is None or value is None or abs(paid - value) <= SAME

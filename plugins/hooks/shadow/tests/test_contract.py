@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+from slime_testing_contracts import HookContract
+
+
+class TestShadows(HookContract):
+    component = "shadow"

@@ -1,0 +1,131 @@
+"""Trackers: what a run measures, for whoever draws it. The hooks of all of them are here.
+
+Each tracker is a class of a module of its own, which knows nothing of slime's hooks, and works on a thread of its own
+(`worker.py`): one that hangs or fails costs its numbers, not the run. `--use-tensorboard` and `--use-wandb` choose the
+two that have flags, `plugins.trackers.use` the others. They get numbers; texts of samples only where
+`plugins.trackers.texts` asks for some.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from slime_core import Args, PluginOptions, Sample, hookimpl, options
+from slime_core.errors import ConfigError
+from slime_hook_trackers.numbers import Rollout, Tracked, of_rollout
+from slime_hook_trackers.worker import Worker
+
+__all__ = ["Options", "Trackers"]
+
+
+class _Kind(NamedTuple):
+    module: str
+    """Of the package that it needs."""
+    target: str
+    asked: str
+    """What the user types to have it."""
+
+
+_KINDS = {
+    "tensorboard": _Kind("tensorboard", "slime_hook_trackers.tensorboard:TensorBoard", "--use-tensorboard"),
+    "wandb": _Kind("wandb", "slime_hook_trackers.wandb:Wandb", "--use-wandb"),
+    "mlflow": _Kind("mlflow", "slime_hook_trackers.mlflow:MLflow", ""),
+    "trackio": _Kind("trackio", "slime_hook_trackers.trackio:Trackio", ""),
+    "prometheus": _Kind("prometheus_client", "slime_hook_trackers.prometheus:Prometheus", ""),
+    "otel": _Kind("opentelemetry.sdk", "slime_hook_trackers.otel:OpenTelemetry", ""),
+}
+
+
+class Options(PluginOptions):
+    """`--set plugins.trackers.use=[mlflow]`."""
+
+    use: list[Literal["mlflow", "trackio", "prometheus", "otel"]] = Field(default=[])
+    """Trackers besides those that have flags."""
+    texts: Annotated[int, Field(ge=0)] = 0
+    """Samples of each rollout whose prompt and response trackers get, from its first ones on."""
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] = 9464
+    """Port of /metrics on this machine; 0: a free one, which is printed."""
+    deadline: Annotated[float, Field(gt=0)] = 20.0
+    """Seconds that the end of a run waits for a tracker to have written what it was given."""
+
+
+class Trackers:
+    """The hooks of one process."""
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+        self._options = Options()
+
+    @hookimpl
+    def slime_configure(self, args: Args) -> None:
+        """Refuse what is not installed. The key of Weights & Biases goes where its library looks, and nowhere else."""
+        self._options = options(args, "trackers", Options)
+        for name in self._chosen(args):
+            kind = _KINDS[name]
+            if not _installed(kind.module):
+                asked = kind.asked or f"plugins.trackers.use {name}"
+                raise ConfigError(f"{asked} needs {kind.module.partition('.')[0]}: pip install 'slime-rl[{name}]'")
+        if "otel" in self._options.use:
+            import_module("slime_hook_trackers.otel").check(args)
+        if args.use_wandb and args.wandb_key:
+            os.environ["WANDB_API_KEY"], args.wandb_key = args.wandb_key, None
+
+    @hookimpl
+    def slime_run_start(self, args: Args, run_dir: Path) -> None:
+        """Each tracker opens on its thread."""
+        began = time.time()
+        for name in self._chosen(args):
+            make = _loader(_KINDS[name].target)
+            worker = Worker(name, self._options.deadline)
+            worker.start(make, Tracked(args, run_dir, self._options, began))
+            self._workers.append(worker)
+
+    @hookimpl(trylast=True)  # the run's own record says first what is wrong with its directory
+    def slime_log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Numbers of a step."""
+        numbers = {name: float(value) for name, value in metrics.items()}
+        for worker in self._workers:
+            worker.put("metrics", step, numbers)
+
+    @hookimpl
+    def slime_log_rollout(self, rollout_id: int, args: Args, samples: list[Sample]) -> None:
+        """Distributions and, where asked for, texts; in a process of its own the rollout has no trackers."""
+        if self._workers:
+            found: Rollout = of_rollout(args, rollout_id, samples, self._options.texts)
+            for worker in self._workers:
+                worker.put("rollout", found)
+
+    @hookimpl
+    def slime_run_end(self, error: BaseException | None) -> None:
+        """What is queued is written, up to the deadline."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.close()
+
+    def _chosen(self, args: Args) -> list[str]:
+        wanted = args.use_tensorboard
+        tensorboard = _installed(_KINDS["tensorboard"].module) if wanted is None else wanted
+        return [*["tensorboard"] * tensorboard, *["wandb"] * args.use_wandb, *self._options.use]
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
+
+
+def _loader(target: str) -> Callable[..., Any]:
+    def make(*values: Any) -> Any:
+        module, _, name = target.partition(":")
+        return getattr(import_module(module), name)(*values)
+
+    return make

@@ -1,0 +1,117 @@
+"""What trackers are told besides metrics: distributions and texts of a rollout, and the settings of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slime_core import Args, Sample
+from slime_core.provenance import Source
+
+_PRIVATE = ("system_prompt", "plugins", "custom_config_path")
+"""Settings that trackers are not told: keys (by their names), prompts, and what plugins are given."""
+
+
+class Tracked(NamedTuple):
+    """The run that a tracker is opened for."""
+
+    args: Args
+    run_dir: Path
+    options: Any
+    """`slime_hook_trackers.Options`."""
+    began: float
+    """Seconds since 1970."""
+
+
+class Text(NamedTuple):
+    """A sample to read."""
+
+    prompt: str
+    response: str
+    reward: str
+
+
+class Turn(NamedTuple):
+    """A piece of a response."""
+
+    tool: bool
+    """A tool's answer; otherwise the model's."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A sample without its text."""
+
+    index: int | None
+    group_index: int | None
+    status: str
+    reward: float | None
+    prompt_tokens: int
+    turns: tuple[Turn, ...]
+    weight_versions: tuple[str, ...]
+    text: Text | None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Of one rollout."""
+
+    step: int
+    """Finished rollouts, this one included."""
+    distributions: Mapping[str, Sequence[float]]
+    samples: Sequence[Traced]
+
+    @property
+    def texts(self) -> list[Text]:
+        """Of the samples that have one."""
+        return [sample.text for sample in self.samples if sample.text is not None]
+
+
+def of_rollout(args: Args, rollout_id: int, samples: Sequence[Sample], texts: int) -> Rollout:
+    """Copies, for another thread; `texts`: how many samples keep their texts."""
+    traced = [_traced(args, sample, i < texts) for i, sample in enumerate(samples)]
+    return Rollout(
+        rollout_id + 1,
+        {
+            "rollout/rewards": [t.reward for t in traced if t.reward is not None],
+            "rollout/response_lengths": [float(s.response_length) for s in samples],
+        },
+        traced,
+    )
+
+
+def _traced(args: Args, sample: Sample, with_text: bool) -> Traced:
+    reward = _reward(args, sample)
+    spans = [s for s in sample.known_spans() if s.source in (Source.SAMPLED, Source.TOOL, Source.TEXT)]
+    text = Text(str(sample.prompt), sample.response, str(sample.reward)) if with_text else None
+    return Traced(
+        sample.index,
+        sample.group_index,
+        sample.status.value,
+        reward,
+        len(sample.prompt_tokens),
+        tuple(Turn(s.source == Source.TOOL, s.length) for s in spans),
+        tuple(sample.weight_versions),
+        text,
+    )
+
+
+def _reward(args: Args, sample: Sample) -> float | None:
+    value: Any = sample.reward
+    if isinstance(value, Mapping):
+        value = value.get(args.reward_key) if args.reward_key else None
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def settings_of(args: Args) -> dict[str, Any]:
+    """Numbers, switches and words of the settings: no keys, addresses or prompts."""
+    found = {}
+    for name, value in vars(args).items():
+        plain = isinstance(value, (bool, int, float)) or (isinstance(value, str) and "://" not in value)
+        if plain and not name.startswith("_") and not name.endswith("_key") and name not in _PRIVATE:
+            found[name] = value
+    return found

@@ -1,0 +1,242 @@
+"""The page of `slime view` in Chromium: two clicks to a token, every page, keys, filters, live runs, hostile text.
+
+With SLIME_VIEW_RUN (a run directory) and SLIME_SCREENSHOTS (a folder) the walk through all pages makes the pictures of
+docs/cli/view.md: `make view-screenshots`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_command_serve.http.application import bind, listen
+from slime_command_view import server
+from slime_runs.index import Filter
+from slime_runs.run import Run
+
+from tests.conftest import TinyRun
+from tests.front_servers import in_thread
+from tests.made_run import MadeRun
+
+NASTY = (
+    "<script>window.owned = 1</script><img src=x onerror='window.owned = 1'>",
+    "a\x1b[2J\u202egnp.exe\u2066b",
+    "y" * 1_000_000,
+)
+PAGE = Path(__file__).parents[2] / "docs" / "cli" / "view.md"
+WIDE = {"width": 1200, "height": 760}
+
+
+def serve(path: Path) -> Callable[[], Awaitable[Any]]:
+    async def started() -> Any:
+        return await listen(server.make_app(path), bind("127.0.0.1", 0))
+
+    return started
+
+
+@pytest.fixture(scope="module")
+def run_dir(browser: Any, tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if given := os.environ.get("SLIME_VIEW_RUN"):
+        return Path(given)
+    save = tmp_path_factory.mktemp("seen") / "run"
+    slime("train", *tiny.argv(save, num_rollout=3, eval_interval=1))
+    return save
+
+
+@pytest.fixture(scope="module")
+def url(run_dir: Path) -> Iterator[str]:
+    with in_thread(serve(run_dir)) as found:
+        yield found
+
+
+@contextmanager
+def page_of(browser: Any, **options: Any) -> Iterator[Any]:
+    """A page; what it says on its console, and what it throws, fails the test."""
+    context = browser.new_context(viewport=WIDE, **options)
+    page, said = context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
+    yield page
+    context.close()
+    assert said == []
+
+
+def shows(page: Any, name: str) -> None:
+    page.wait_for_selector(f"main[data-ready={name}]", timeout=30_000)
+
+
+def test_two_clicks_to_this_token_this_log_prob_this_reward(browser: Any, url: str) -> None:
+    with page_of(browser) as page:
+        page.goto(url)
+        shows(page, "run")
+        page.locator("a[href*='#/sample']").first.click()
+        shows(page, "sample")
+        page.locator(".tokens .s-sampled").nth(2).click()
+        panel = page.locator(".panel")
+        facts = dict(zip(panel.locator("dt").all_inner_texts(), panel.locator("dd").all_inner_texts()))
+        assert facts["written by"] == "model"
+        assert float(facts["log-prob, engine"]) < 0
+        assert float(facts["log-prob, trainer"]) == pytest.approx(float(facts["log-prob, engine"]), abs=1e-3)
+        assert float(facts["ratio"]) == pytest.approx(1, abs=1e-3)
+        assert float(facts["reward"]) >= 0
+        assert re.search(r"[0-9a-f]{12}", facts["paid by"])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_in_light_and_dark(browser: Any, url: str, run_dir: Path, tmp_path: Path, scheme: str) -> None:
+    run = Run(run_dir)
+    entry = next(run.samples(Filter(data_set=""), order="worst", limit=1)).entry
+    data_set = run.index().evaluations()[0].data_set
+    place = f"rollout={entry.rollout}&run=."
+    pages = {
+        "runs": "#/runs", "run": "#/run?run=.", "rollout": f"#/rollout?{place}",
+        "group": f"#/group?{place}&group={entry.group_index}",
+        "sample": f"#/sample?{place}&group={entry.group_index}&sample={entry.sample_index}",
+        "timeline": f"#/timeline?{place}", "evaluation": f"#/evaluation?run=.&data_set={data_set}",
+        "prompt": f"#/prompt?run=.&row={entry.data_row}", "samples": "#/samples?run=.&what=best",
+        "compare": "#/compare?run=.&run=.",
+    }  # fmt: skip
+    pictures, documented = Path(os.environ.get("SLIME_SCREENSHOTS", tmp_path)), PAGE.read_text()
+    with page_of(browser, color_scheme=scheme) as page:
+        for name, address in pages.items():
+            page.goto(f"{url}/{address}")
+            shows(page, name)
+            if name == "run":
+                page.locator(".chart :is(canvas, svg)").first.wait_for()
+            assert page.locator("main [role=alert]").count() == 0
+            assert page.locator("main").inner_text().strip()
+            picture = f"{name}{'-dark' * (scheme == 'dark')}.png"
+            page.screenshot(path=(pictures if f"/{picture})" in documented else tmp_path) / picture)
+        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (int(re.findall(r"\d+", back)[0]) < 60) == (scheme == "dark")
+
+
+def test_keys_walk_from_the_run_to_tokens_and_back(browser: Any, url: str) -> None:
+    with page_of(browser) as page:
+        page.goto(url)
+        shows(page, "run")
+        page.keyboard.press("?")
+        assert page.locator("dialog[open]").is_visible()
+        page.keyboard.press("Escape")
+        for key in ("j", "Enter"):  # the newest rollout
+            page.keyboard.press(key)
+        shows(page, "rollout")
+        for key in ("j", "j", "Enter"):
+            page.keyboard.press(key)
+        shows(page, "sample")
+        first = page.locator("header b").inner_text()
+        page.keyboard.press("j")
+        page.locator("header b", has_not_text=first).wait_for()
+        page.keyboard.press("k")
+        page.locator("header b", has_text=first).wait_for()
+        chosen = page.locator(".tokens .chosen")
+        at = int(chosen.get_attribute("data-i"))
+        page.keyboard.press("l")
+        assert int(chosen.get_attribute("data-i")) == at + 1
+        page.keyboard.press("u")
+        shows(page, "group")
+        page.keyboard.press("u")
+        shows(page, "rollout")
+        page.keyboard.press("/")
+        page.keyboard.type("no answer has this")
+        page.keyboard.press("Enter")
+        page.get_by_text(re.compile(r"^0 of \d+ samples")).wait_for()
+        page.keyboard.press("Escape")
+        page.keyboard.press("[")
+        shows(page, "rollout")
+
+
+def test_a_bar_of_the_histogram_filters_the_table(browser: Any, url: str) -> None:
+    with page_of(browser) as page:
+        page.goto(f"{url}/#/rollout?run=.&rollout=0")
+        shows(page, "rollout")
+        rows = page.locator("tbody tr.row")
+        everything = rows.count()
+        bars = page.locator(".histogram").nth(1).locator("rect.area")
+        seen = []
+        for i in range(bars.count()):
+            bars.nth(i).click()
+            seen.append(rows.count())
+        assert sum(seen) == everything
+        bars.last.click()
+        assert rows.count() == everything
+
+
+def test_smoothing_and_zoom_of_the_built_page(browser: Any, url: str) -> None:
+    if server.static_folder().name != "built":
+        pytest.skip("the page is not built: make view-assets")
+    with page_of(browser) as page:
+        page.goto(url)
+        shows(page, "run")
+        page.locator(".chart .uplot").first.wait_for()
+        page.get_by_label("smoothing").fill("0.6")
+        over = page.locator(".chart .u-over").first
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        before = page.locator(".chart").first.screenshot()
+        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 30)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 30, steps=4)
+        page.mouse.up()
+        page.mouse.move(2, 2)
+        assert page.locator(".chart").first.screenshot() != before
+        assert "#/run" in page.url
+
+
+def test_what_a_model_wrote_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "run", texts=NASTY, rollouts=1).write()
+    (run / "checkpoints" / "rollout_0000000").mkdir(exist_ok=True)
+    with in_thread(serve(run)) as url, page_of(browser) as page:
+        page.goto(f"{url}/#/group?run=.&rollout=0&group=0")
+        shows(page, "group")
+        texts = page.locator(".card .text").all_text_contents()
+        assert texts[0] == NASTY[0]
+        assert texts[1] == r"a\x1b[2J\u202egnp.exe\u2066b"
+        assert texts[2].endswith("characters more)")
+        page.goto(f"{url}/#/sample?run=.&rollout=0&group=0&sample=0")
+        shows(page, "sample")
+        assert page.locator("main script, main img").count() == 0
+        assert page.evaluate("window.owned") is None
+
+
+def test_a_live_run_is_followed_without_a_click(browser: Any, tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "run", rollouts=2).write()
+    with in_thread(serve(run)) as url, page_of(browser) as page:
+        page.goto(url)
+        page.get_by_text("2 of 2 rollouts").wait_for()
+        MadeRun(run, rollouts=5).write()
+        page.get_by_text("5 of 5 rollouts").wait_for(timeout=30_000)
+        page.locator("tr.row", has_text="4").first.wait_for()
+
+
+def test_the_page_as_it_is_in_a_checkout_without_node(
+    browser: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "static_folder", lambda: server.HERE / "page")
+    with in_thread(serve(run_dir)) as url, page_of(browser) as page:
+        page.goto(url)
+        shows(page, "run")
+        page.locator(".chart svg.sketch").first.wait_for()
+        page.locator("a[href*='#/sample']").first.click()
+        shows(page, "sample")
+        assert page.locator(".tokens .s-sampled").count() > 0
+
+
+def test_a_report_is_read_without_a_server(browser: Any, run_dir: Path, tmp_path: Path, slime: Any) -> None:
+    if server.static_folder().name != "built":
+        pytest.skip("the page is not built: make view-assets")
+    slime("report", run_dir, "--output", tmp_path / "report.html", "--rollouts", 1)
+    with page_of(browser) as page:
+        page.goto((tmp_path / "report.html").as_uri())
+        shows(page, "run")
+        page.locator(".chart .uplot").first.wait_for()
+        page.locator("tr.row a").first.click()
+        shows(page, "rollout")
+        page.locator("tr.row a").last.click()
+        page.locator("main[data-ready=sample] .tokens").wait_for()
