@@ -1,8 +1,8 @@
 """From the error of a rank to the error of the command: which of several failed first, and what it said.
 
 The ranks `report`; the process that started them (`launch/ranks.py`) asks for the `first_error`. The report lies where
-torch's elastic agent looks for it, so torchrun shows it as well. What a reader would get wrong: a rank killed by a
-signal reports nothing, and its peers then report broken connections; so a rank without a report goes first.
+torch's elastic agent looks for it, so torchrun shows it as well. A rank killed by a signal reports nothing, and its
+peers then report broken connections; so a rank without a report goes first.
 """
 
 from __future__ import annotations

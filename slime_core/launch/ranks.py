@@ -8,8 +8,8 @@ which they meet::
       rank 0          the run; its output is the command's
       rank 1, 2 ...   output in RUN_DIR/ranks
 
-What a reader would get wrong: no rank prints its error. It leaves it to the process that started it, which tells the
-first one (`launch/rank_errors.py`), since a rank that fails makes the others fail, too.
+No rank prints its error. It leaves it to the process that started it, which tells the first one
+(`launch/rank_errors.py`), since a rank that fails makes the others fail, too.
 """
 
 from __future__ import annotations

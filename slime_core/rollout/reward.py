@@ -3,8 +3,8 @@
 `rollout.generate` calls `score` per sample, or `score_group` once a group is complete (`--group-rm`). A reward
 function that raises, overruns `--rm-timeout`, ends its process or returns something that is no number makes its
 samples FAILED with the reason, and leaves a file to reproduce it (`reward_failures`); the run goes on. Which function
-scores a sample: its own `custom_rm_path`, else its row's or data set's `rm_type` in `metadata`, else the run's. What a
-reader would get wrong: an evaluation data set with plugin options of its own has a scorer of its own, too.
+scores a sample: its own `custom_rm_path`, else its row's or data set's `rm_type` in `metadata`, else the run's. An
+evaluation data set with plugin options of its own has a scorer of its own, too.
 """
 
 from __future__ import annotations

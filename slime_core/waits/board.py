@@ -5,8 +5,8 @@
     RUN_DIR/waits/<host>-<pid>.stacks   ... and the board answers, quoting what the request said
 
 `start_board` is called once per process of a run by whoever launches it. With every turn it has the watchdog look for
-waits that are there well after their deadline, and for event loops that do not turn. What a reader would get wrong: a
-board whose process died stays; readers tell by its heartbeat and, on the same host, by its pid.
+waits that are there well after their deadline, and for event loops that do not turn. A board whose
+process died stays; readers tell by its heartbeat and, on the same host, by its pid.
 """
 
 from __future__ import annotations

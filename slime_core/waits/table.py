@@ -1,8 +1,8 @@
 """The table of waits of this process: `with waiting(...)` adds a row, its end removes it.
 
 Written to by anything that waits, in any thread or task; read by the board, the watchdog and stall reports. A row
-costs about a microsecond, so that requests of thousands of samples may each have one. What a reader would get wrong:
-an entry does not end a wait at its deadline. It says when the wait's own mechanism ought to have.
+costs about a microsecond, so that requests of thousands of samples may each have one. A row ends no
+wait at its deadline: it says when the wait's own mechanism ought to have.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     an event loop does not turn                  the user's function that keeps it is named
     ... and the process was asked to end         it ends, since the loop cannot see to that
 
-What a reader would get wrong: nothing here ends a wait. A loop that stands still keeps none of its deadlines, which is
+Nothing here ends a wait. A loop that stands still keeps none of its deadlines, which is
 why a wait on which the run depends declares `stop=True`.
 """
 

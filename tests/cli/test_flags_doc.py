@@ -13,6 +13,7 @@ from slime_core.cli import main as frame
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow  # `make docs` says at once what is not up to date
 def test_flags_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "generate_docs.py")
     assert spec

@@ -41,7 +41,13 @@ def test_settings_load_no_torch(argv: list[str], tmp_path: Path) -> None:
     assert modules.isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize(("argv", "most"), [(["--help"], 2), (["config", "show"], 6)], ids=["help", "config show"])
+@pytest.mark.parametrize(
+    ("argv", "most"),
+    [
+        pytest.param(["--help"], 2, id="help"),
+        pytest.param(["config", "show"], 6, id="config show", marks=pytest.mark.slow),
+    ],
+)
 def test_answers_at_once(argv: list[str], most: float, tmp_path: Path) -> None:
     assert cost(["-m", "slime_core", *argv], tmp_path) < most
 

@@ -18,14 +18,6 @@ class TestIcePop(CorrectionContract):
     args = {"tis_clip_low": 0.5}
 
 
-class TestMis(CorrectionContract):
-    component = "mis"
-    args = {
-        "tis_level": "sequence", "tis_mode": "mask", "tis_batch_normalize": True, "use_rs": True,
-        "rs_level": "geometric", "rs_veto_threshold": 0.1, "rs_trust_region": "avg", "rs_tr_threshold": 1.0,
-    }  # fmt: skip
-
-
 class TestExampleFunction(CorrectionContract):
     component = f"{EXAMPLE}:tis_function"
 

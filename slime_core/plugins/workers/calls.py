@@ -1,7 +1,7 @@
 """What travels between the run and a worker process of rewards: settings, samples, what a reward changed in them.
 
 `workers.pool` and `workers.main` are the two ends. Everything is pickled plain data; objects of user code do not
-travel. What a reader would get wrong: a sample comes back as the attributes that changed, not whole.
+travel. A sample comes back as the attributes that changed, not whole.
 """
 
 from __future__ import annotations

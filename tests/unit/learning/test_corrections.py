@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from slime_correction_mis import MismatchImportanceSampling
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError, TrainError
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.corrections import (
-    SETTINGS,
-    CorrectionInputs,
-    IcePop,
-    MismatchImportanceSampling,
-    TruncatedImportanceSampling,
-)
+from slime_core.learning.corrections import SETTINGS, CorrectionInputs, IcePop, TruncatedImportanceSampling
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.loss import PolicyLoss
 from slime_core.learning.reducers import constant

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from slime_correction_mis import MismatchImportanceSampling
 
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.corrections import MismatchImportanceSampling, TruncatedImportanceSampling
+from slime_core.learning.corrections import TruncatedImportanceSampling
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss

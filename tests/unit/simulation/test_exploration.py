@@ -37,6 +37,7 @@ def test_equal_seeds_are_equal_runs(mode: str) -> None:
     assert len({r.digest for r in first}) == 7
 
 
+@pytest.mark.slow
 def test_the_seeds_are_of_all_kinds() -> None:
     reports = list(explore(range(200, 250)))
     struck = {fault.place for report in reports for fault in report.struck}

@@ -6,6 +6,7 @@ in it moves, hides or reorders what is around it; the page sets it as text.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -18,6 +19,7 @@ from slime_command_view.watched import WatchedRun
 
 WITHIN = 0.15
 """Seconds that a question over the whole run may take; then what was found is the answer, marked so."""
+_SEARCH_S = 2.0
 _MOST_ROWS = 20_000
 _SHOWN = 20_000
 """Characters of an answer beside its siblings."""
@@ -31,9 +33,10 @@ def table(
     run: WatchedRun, wanted: Filter, *, order: Order = "rollout", limit: int = _MOST_ROWS, within: float | None = None
 ) -> dict[str, Any]:
     """Columns of the samples that pass; "cut" says that there may be more."""
+    start = time.monotonic()
     entries = run.index().find(wanted, order=order, limit=limit, within=within)
-    cut = len(entries) == limit or (within is not None and len(entries) < limit)
-    return {"columns": _columns(entries), "count": len(entries), "cut": cut}
+    late = within is not None and time.monotonic() - start >= within
+    return {"columns": _columns(entries), "count": len(entries), "cut": late or len(entries) == limit}
 
 
 def _columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:
@@ -71,17 +74,16 @@ def _step(run: WatchedRun, rollout_id: int) -> Mapping[str, Any]:
 
 
 def search(run: WatchedRun, number: int, data_set: str, text: str) -> dict[str, Any]:
-    """(group, sample) of those whose prompt or response has the text, in any case."""
+    """(group, sample) of those whose prompt or response has the text, in any case; "cut" after `_SEARCH_S`."""
     entries = run.index().find(Filter(rollout=number, data_set=data_set), limit=_MOST_ROWS)
     in_files = sorted(entries, key=lambda entry: (entry.file, entry.offset, entry.place))
-    text = text.lower()
-    return {
-        "found": [
-            [found.entry.group_index, found.entry.sample_index]
-            for found in run.stored(in_files)
-            if text in f"{found.row['prompt']}\n{found.text}".lower()
-        ]
-    }
+    text, until, places = text.lower(), time.monotonic() + _SEARCH_S, list[list[int | None]]()
+    for found in run.stored(in_files):
+        if text in f"{found.row['prompt']}\n{found.text}".lower():
+            places.append([found.entry.group_index, found.entry.sample_index])
+        if time.monotonic() > until:
+            return {"found": places, "cut": True}
+    return {"found": places, "cut": False}
 
 
 def group(run: WatchedRun, number: int, data_set: str, index: int) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """A kept process that answers HTTP at ports which are reserved for it: started, waited for, started again.
 
-`ServerProcess` and `RouterProcess` say what to run and what "ready" means. What a reader would get wrong: alive is not
-ready. A server is alive while its process runs, and ready when it does its work; waiting ends with the first of ready,
-dead and out of time.
+`ServerProcess` and `RouterProcess` say what to run and what "ready" means. A server is alive while its process
+runs, and ready when it does its work; waiting ends with the first of ready, dead and out of time.
 """
 
 from __future__ import annotations

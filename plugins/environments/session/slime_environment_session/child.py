@@ -1,7 +1,7 @@
 """What an environment's own process runs: build it, answer calls (`slime_core.procs.worker`).
 
-`places.ProcessPlace` starts it. What a reader would get wrong:
-the environment is resolved here, from its spec; one that was registered by code in the run's process is not known.
+`places.ProcessPlace` starts it. The environment is resolved here, from its spec; one that was registered by code in the
+run's process is not known.
 """
 
 from __future__ import annotations

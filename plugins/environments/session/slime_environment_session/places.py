@@ -7,7 +7,7 @@
 
 `EnvironmentSession` has one place per environment and keeps the deadlines. The threads of an event loop are at most
 `--environment-threads`, those left behind included, so environments that hang take places from others and never more
-memory. What a reader would get wrong: `abandon` never waits, and nothing may be called on the place after it.
+memory. `abandon` never waits, and nothing may be called on the place after it.
 """
 
 from __future__ import annotations

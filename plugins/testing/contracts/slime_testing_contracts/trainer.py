@@ -154,8 +154,9 @@ class TrainerContract(Contract):
 
         verl's pull request 6452 is about rejected rows that stay in statistics of accepted ones.
         """
+        from slime_correction_mis import MismatchImportanceSampling
+
         from slime_core.estimator import EstimatorBase
-        from slime_core.learning.corrections import MismatchImportanceSampling
         from slime_core.learning.corrector import Corrector
         from slime_core.learning.learner import Learner
         from slime_core.learning.loss import PolicyLoss

@@ -74,7 +74,7 @@ export async function rolloutPage(asked) {
   const [run, rollout, data_set] = [asked.run ?? ".", Number(asked.rollout), asked.data_set ?? ""];
   const found = await ask("rollout", { run, rollout, data_set });
   const rows = rowsOf(found.columns).map((row) => ({ ...row, reason: found.dropped_for[row.group_index] }));
-  const wanted = { reward: null, length: null, status: "", fate: "", ids: null };
+  const wanted = { reward: null, length: null, status: "", fate: "", ids: null, part: false };
   const list = chooser(run, false);
 
   function filter() {
@@ -83,7 +83,7 @@ export async function rolloutPage(asked) {
         inside(row.score, wanted.reward) && inside(row.response_tokens, wanted.length) && (!wanted.status || row.status === wanted.status) &&
         (!wanted.fate || row.fate === wanted.fate) && (!wanted.ids || wanted.ids.has(`${row.group_index}/${row.sample_index}`)),
     );
-    list.show(passed, `${passed.length} of ${rows.length} samples${found.cut ? " (the first of more)" : ""}`);
+    list.show(passed, `${passed.length} of ${rows.length} samples${found.cut ? " (the first of more)" : ""}${wanted.part ? "; the search took too long and saw a part of them" : ""}`);
   }
 
   const choose = (name) => {
@@ -98,8 +98,9 @@ export async function rolloutPage(asked) {
     "data-search": "", placeholder: "/ text of prompt or answer",
     onchange: async (event) => {
       const text = event.target.value;
-      const ids = text ? (await ask("search", { run, rollout, data_set, text })).found : null;
-      wanted.ids = ids && new Set(ids.map(([group, sample]) => `${group}/${sample}`));
+      const answer = text ? await ask("search", { run, rollout, data_set, text }) : null;
+      wanted.ids = answer && new Set(answer.found.map(([group, sample]) => `${group}/${sample}`));
+      wanted.part = answer?.cut ?? false;
       filter();
     },
   });
