@@ -30,6 +30,7 @@ _OTHER_ENV = (
     "SLIME_TRACE_PLUGINS",
     "SLIME_CLUSTER_GPUS",
     "SLIME_HOST_IP",
+    "SLIME_STARTED_BY",
 )
 _OTHER_ENV_BEGINS = ("SLIME_CONTRACT_", "SLIME_TEST_", "SLIME_SCRIPT_")
 """Environment variables of other parts; they are not settings."""

@@ -189,6 +189,23 @@ def test_smoothing_and_zoom_of_the_built_page(browser: Any, url: str) -> None:
         assert "#/run" in page.url
 
 
+def test_runs_are_grouped_by_a_setting_and_compared(browser: Any, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1), ("c", 1)):
+        MadeRun(tmp_path / name, seed=seed, rollouts=2).write()
+    with in_thread(serve(tmp_path)) as url, page_of(browser) as page:
+        page.goto(url)
+        shows(page, "runs")
+        page.locator("select").select_option("seed")
+        page.locator("h2", has_text="seed: 1").wait_for()
+        assert page.locator("h2").all_inner_texts()[1].startswith("seed: 1 2 runs, last reward")
+        for name in ("a", "c"):
+            page.get_by_label(f"compare {name}").check()
+        page.get_by_role("button", name="compare").click()
+        shows(page, "compare")
+        page.locator(".chart :is(canvas, svg)").first.wait_for()
+        assert page.get_by_text("within noise").or_(page.get_by_text("the noise is not known")).count() > 0
+
+
 def test_what_a_model_wrote_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
     run = MadeRun(tmp_path / "run", texts=NASTY, rollouts=1).write()
     (run / "checkpoints" / "rollout_0000000").mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -35,6 +36,10 @@ def test_doctor_names_what_is_wrong_with_a_run(run_loop: Any, slime: Any, monkey
     done = slime("doctor", run_dir, check=False)
     assert done.returncode == 1
     assert "[samples_carry_gradient]" in done.stdout
+    found = json.loads(slime("doctor", run_dir, "--json", check=False).stdout)
+    assert (found["wrong"], found["lines"]) == (True, done.stdout.splitlines())
+    refused = slime("doctor", run_dir, "--no-plugins", check=False)
+    assert (refused.returncode, "loads no plugin" in refused.stderr) == (2, True)
     state = max((run_dir / "checkpoints").glob("rollout_*")) / "state.json"
     state.write_text(state.read_text().replace("0", "1"))
     done = slime("doctor", run_dir, check=False)

@@ -148,8 +148,13 @@ def _truncated_sampling(s: Settings) -> None:
 
 
 def _off_policy(s: Settings) -> None:
-    """What OPSM needs to act."""
+    """What OPSM needs to act, and where rejected rows reach others."""
     a = s.args
+    if a.use_tis and a.use_rs and a.normalize_advantages:
+        s.warnings.append(
+            f"{s.cite('use_rs')} with {s.cite('normalize_advantages')}: rows are rejected after the advantages are"
+            " made, so they count in the mean and standard deviation by which those of all other groups are normalised."
+        )
     starts_at_old = not a.use_rollout_logprobs and a.proximal_policy == "recompute"
     if a.use_opsm and a.num_steps_per_rollout == 1 and starts_at_old:
         s.warnings.append(

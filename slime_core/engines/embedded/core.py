@@ -349,18 +349,14 @@ class EngineCore:
         """Stop stepping: end all requests, keep them as they are, or make them give up their rows."""
         if mode not in PAUSE_MODES:
             raise EngineError(f"pause mode {mode!r}; allowed: {', '.join(PAUSE_MODES)}")
-        ended = self.yield_rows(mode)
-        self.paused = True
-        return ended
-
-    def yield_rows(self, mode: str) -> list[Sequence]:
-        """What becomes of requests in flight: "abort" ends them, "retract" has them computed again, else they go on."""
+        ended = self.abort() if mode == "abort" else []
         if mode == "retract":
             with torch.inference_mode():
                 for sequence in reversed(self.scheduler.running):
                     self.scheduler.preempt(sequence)
             self._batch = None
-        return self.abort() if mode == "abort" else []
+        self.paused = True
+        return ended
 
     def resume(self) -> None:
         """Step again."""

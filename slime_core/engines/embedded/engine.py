@@ -278,7 +278,9 @@ class EmbeddedEngine:
 
         def apply(core: EngineCore) -> None:
             update(core)
-            self._settle(core, core.yield_rows(self._args.update_weight_pause_mode or "in_place"))
+            paused = core.paused
+            self._settle(core, core.pause(self._args.update_weight_pause_mode or "in_place"))
+            core.paused = paused
 
         await self._locked(apply)
         self.notify()

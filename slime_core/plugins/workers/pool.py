@@ -192,7 +192,7 @@ class WorkerPool:
         return calls
 
     def _run_all(self, calls: list[Call], process: RewardProcess) -> list[Call]:
-        """Make the calls in one go, as far as all goes well; those that are left to be made one by one."""
+        """Make the calls in one go, as far as all goes well; the rest waits anew. Those to be made here, alone."""
         assert self._packed is not None
         done, left = list[Call](), deque(calls)
         try:
@@ -209,10 +209,15 @@ class WorkerPool:
             if left[0].process is not None and not (isinstance(error, WorkerDied) and error.killed):
                 left[0].outcome = error
                 done.append(left.popleft())
-        for call in left:
-            call.process = None
         _deliver(done)
-        return list(left)
+        killed = [left.popleft()] if left and left[0].process is not None else []
+        with self._lock:
+            if not self._closed:  # else nobody may take them any more
+                while left:
+                    self._queue.put(left.popleft())
+        for call in [*killed, *left]:
+            call.process = None
+        return [*killed, *left]
 
     def _run(self, call: Call, process: RewardProcess | None) -> tuple[RewardProcess | None, bool]:
         """Make one call; the process that is there then, and whether none could be started."""

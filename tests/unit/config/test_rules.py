@@ -197,6 +197,9 @@ def test_supervised_fine_tuning(load: Load) -> None:
 
 
 WARNINGS = [
+    ("--use-tis --use-rs --normalize-advantages", [
+        "--use-rs (flag) with --normalize-advantages (flag): rows are rejected after the advantages are made, so they"
+        " count in the mean and standard deviation by which those of all other groups are normalised."]),
     ("--num-epoch 2", ["--num-epoch 2 (flag) has no effect with --num-rollout 3 (flag)."]),
     ("--kl-loss-coef 0.1", ["--kl-loss-coef 0.1 (flag) has no effect without --use-kl-loss."]),
     ("--use-unbiased-kl --kl-loss-type k3",

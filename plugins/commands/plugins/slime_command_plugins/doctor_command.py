@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,18 @@ def run(namespace: argparse.Namespace) -> int:
         return plugins.run(namespace)
     from slime_command_inspect.learning import examine_run
 
+    from slime_core.errors import ConfigError
     from slime_core.text import plain
 
+    if namespace.plugin_dir or namespace.no_plugins:
+        raise ConfigError(
+            "slime doctor RUN reads what a run has left and loads no plugin: drop --plugin-dir, --no-plugins"
+        )
     text, wrong = examine_run(Path(namespace.run))
-    print(plain(text))
+    if namespace.json:
+        print(json.dumps({"run": namespace.run, "wrong": wrong, "lines": text.splitlines()}))
+    else:
+        print(plain(text))
     return int(wrong)
 
 
