@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 from argparse import Action
@@ -67,6 +68,19 @@ RUN` prints them.
 
 | bug | source | caught by | after rollouts |
 |---|---|---|---|
+"""
+
+BUGS_ON_TRL = """
+## The same on TRL
+
+`tests/zoo/on_trl.py` plants those of the bugs that have a place there into TRL {version}'s `GRPOTrainer` (the quick
+start's model with random weights, CPU, {steps} steps; without vLLM there are no weights to send), and notes every
+warning and error that the sound run does not have. Each is asserted to have changed the weights that come out. Of
+{total}, {spoken} are said. TRL logs numbers, and whoever reads them sees some: `frac_reward_zero_std` is 1 for a grader
+that says yes to everything.
+
+| bug | TRL says within {steps} steps |
+|---|---|
 """
 
 HEAD = """# Flags
@@ -311,7 +325,13 @@ def bugs_page() -> str:
         f" {bug.after if bug.check else ''} |"
         for bug in BUGS
     ]
-    return BUGS_HEAD.format(caught=caught, total=len(BUGS)) + "\n".join(rows) + "\n"
+    trl = json.loads((ROOT / "tests" / "zoo" / "trl.json").read_text(encoding="utf-8"))
+    words = {bug.name: bug.what for bug in BUGS}
+    beside = [f"| {words[name]} | {'; '.join(said) or 'nothing'} |" for name, said in trl["said"].items()]
+    spoken = sum(map(bool, trl["said"].values()))
+    tail = BUGS_ON_TRL.format(version=trl["version"], steps=trl["steps"], total=len(beside), spoken=spoken)
+    head = BUGS_HEAD.format(caught=caught, total=len(BUGS))
+    return head + "\n".join(rows) + "\n" + tail + "\n".join(beside) + "\n"
 
 
 def main(argv: list[str]) -> int:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 ROWS_READ = 64
 """Rows of each data set that are read, spread evenly."""
 _HEADROOM = 1.1
+_SLOW_PRODUCTS = 3.0
+"""Times as long as in float32: with instructions for bfloat16 it is about half, without any 20 to 100."""
 
 
 def preflight(run: Prepared) -> list[Finding]:
@@ -50,7 +53,7 @@ def preflight(run: Prepared) -> list[Finding]:
         sample, findings = _data(run)
         for probe in probes:
             probe.begin(sample)
-        findings += [*_batch(run), *_length(run), *_paths(run), *_disk(run)]
+        findings += [*_batch(run), *_length(run), *_precision(run), *_paths(run), *_disk(run)]
         return [*(found for probe in probes for found in probe.findings()), *findings]
 
 
@@ -249,6 +252,33 @@ def _length(run: Prepared) -> Iterator[Finding]:
     if done >= args.num_rollout:
         text = f"{run.settings.cite('num_rollout')}: {done} are done, so nothing is left; a larger one goes on"
         yield Finding("length", Level.WARNING, text)
+
+
+def _precision(run: Prepared) -> Iterator[Finding]:
+    """A CPU without instructions for bfloat16 multiplies in it many times slower than in float32."""
+    import torch
+
+    args = run.args
+    if args.dtype != "bfloat16" or args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()):
+        return
+
+    def seconds(dtype: torch.dtype) -> float:
+        matrix, taken = torch.ones(128, 128, dtype=dtype), []
+        for _ in range(8):
+            began = time.perf_counter()
+            torch.mm(matrix, matrix)
+            taken.append(time.perf_counter() - began)
+        return min(taken)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others would have to be woken first
+    times = seconds(torch.bfloat16) / seconds(torch.float32)
+    torch.set_num_threads(threads)
+    if times > _SLOW_PRODUCTS:
+        said = (
+            f"{run.settings.cite('dtype')}: a product takes this CPU {times:.0f} times as long as in float32; without"
+        )
+        yield Finding("dtype", Level.WARNING, f"{said} it the run is faster, and its numbers are better")
 
 
 def _paths(run: Prepared) -> Iterator[Finding]:

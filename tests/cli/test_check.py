@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -228,3 +230,13 @@ def test_train_checks_first(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None
     assert done.returncode == 2
     assert "returned str" in done.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_bfloat16_on_a_cpu_that_is_slow_at_it(tiny: TinyRun, tmp_path: Path) -> None:
+    """oneDNN held to AVX2 is such a CPU; the product is measured, whatever this machine can do."""
+    command = [sys.executable, "-m", "slime_core", "check", *map(str, tiny.argv(tmp_path / "run")), "--bf16"]
+    slow = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([*command, "--device", "cpu"], env=slow, capture_output=True, text=True, check=True)
+    assert "--dtype 'bfloat16' (derived: bf16): a product takes this CPU" in done.stdout
+    assert "times as long as in float32; without it the run is faster" in done.stdout

@@ -41,6 +41,7 @@ OWN_FLAGS = {
     "view": {"--host", "--port", "--allowed-hosts"},
     "report": {"--output", "--rollouts", "--samples"},
     "runs": {"--json"},
+    "export": {"--format"},
     "resample": {
         *("--rollout", "--eval", "--from-token", "--weights", "--temperature"),
         *("--top-p", "--top-k", "--max-new-tokens"),

@@ -67,6 +67,7 @@ def test_the_run_goes_on_and_every_failure_can_be_replayed(slime: Slime, tiny: T
     (tmp_path / "mended.py").write_text("def reward(args, sample, **kwargs):\n    return 0.25\n")
     done = slime(*replay, tmp_path / "mended.py", "--diff")
     assert "0.25" in done.stdout
+    assert done.stdout.count("  response: ") == 24
     assert [p for p in psutil.process_iter() if _is_worker(p) and _is_of(tmp_path, p)] == []
 
 

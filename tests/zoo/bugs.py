@@ -194,7 +194,7 @@ BUGS = (
     # -- rewards and groups
     Bug("std_of_the_batch", "the standard deviation is the batch's, not the group's", "Seg-Zero #104", plant.normalising(
         lambda r, g: _by_group(r, g, lambda own, x: (x - mean(own)) / (stdev(r) + 1e-6))), "advantages_deviate_by_one"),
-    Bug("std_biased", "the standard deviation divides by n", "", plant.normalising(
+    Bug("std_biased", "the standard deviation divides by n", "TorchFort #38", plant.normalising(
         lambda r, g: _by_group(r, g, lambda own, x: (x - mean(own)) / (pstdev(own) + 1e-6))), "advantages_deviate_by_one"),
     Bug("std_is_one", "an operator's precedence makes every standard deviation 1", "Open-Reasoner-Zero #75", plant.normalising(
         lambda r, g: _by_group(r, g, lambda own, x: x - mean(own))), "advantages_deviate_by_one"),
@@ -217,7 +217,7 @@ BUGS = (
     Bug("length_twice", "the advantage is divided by the length once more", "", plant.advantages(lambda a: [x / len(x) for x in a]), "advantage_of_its_sample"),
     Bug("last_token_only", "only the last token has the advantage", "", plant.advantages(
         lambda a: [x * (torch.arange(len(x)) == len(x) - 1) for x in a]), "advantage_of_its_sample"),
-    Bug("whitened_twice", "normalised advantages are normalised once more over the batch", "", plant.advantages(
+    Bug("whitened_twice", "normalised advantages are normalised once more over the batch", "reskill #12", plant.advantages(
         lambda a: [x * 1.3 - 0.1 for x in a]), "advantage_of_its_sample"),
     Bug("reward_of_the_prompt", "the grader parses the prompt", "", plant.nothing, "rewards_tell_answers_apart", 3,
         settings={"custom_rm_path": "tests.zoo.rewards:of_the_prompt"}),
@@ -232,16 +232,16 @@ BUGS = (
         settings={"custom_rm_path": "tests.zoo.rewards:of_the_answer", **_ONE}),
     Bug("texts_mispaired", "texts are paired with other samples' tokens, short answers", "", plant.samples(_texts), "text_of_the_tokens",
         settings=_ONE),
-    Bug("failed_scored", "a failed rollout is scored 0 and trains", "", plant.samples(_fail), "failed_not_scored"),
-    Bug("group_mixed", "group numbers are given out again after a drop", "", plant.samples(_mix), "group_of_one_prompt"),
+    Bug("failed_scored", "a failed rollout is scored 0 and trains", "slime #1252", plant.samples(_fail), "failed_not_scored"),
+    Bug("group_mixed", "group numbers are given out again after a drop", "NeMo-RL #3882", plant.samples(_mix), "group_of_one_prompt"),
     # -- tokens
     Bug("mask_late", "the mask is shifted by one to the right", "verl #3287", _masks(lambda m: [0, *m[:-1]]), "first_token_trains"),
     Bug("mask_early", "the mask is shifted by one to the left", "verl #3287", _masks(lambda m: [*m[1:], 0]), "end_trains"),
     Bug("tool_output_trains", "tool output is in the loss mask", "slime #1418", plant.batches(_tool_output), "mask_within_the_sampled"),
-    Bug("versions_counted_twice", "a token's version is one too high", "", plant.batches(_newer), "versions_exist"),
-    Bug("two_bos", "the tokenizer adds a BOS to a template that has one", "", plant.samples(_twice), "one_start_token"),
+    Bug("versions_counted_twice", "a token's version is one too high", "prime-rl #3050", plant.batches(_newer), "versions_exist"),
+    Bug("two_bos", "the tokenizer adds a BOS to a template that has one", "OpenRLHF #393", plant.samples(_twice), "one_start_token"),
     # -- log-probs
-    Bug("log_probs_shifted", "the engine's log-probs are shifted by one", "", _column("rollout_log_probs", rolled), "engine_is_the_trainer"),
+    Bug("log_probs_shifted", "the engine's log-probs are shifted by one", "ms-swift #8196", _column("rollout_log_probs", rolled), "engine_is_the_trainer"),
     Bug("log_probs_of_others", "the engine's log-probs are those of other rows", "", plant.batches(
         lambda b: setattr(b, "rollout_log_probs", [[-1.0] * len(x) for x in b.rollout_log_probs])), "engine_is_the_trainer"),
     Bug("untempered_trainer", "the trainer does not divide by the temperature", "trl #3029", plant.log_probs(
@@ -250,7 +250,7 @@ BUGS = (
         "rollout_log_probs", lambda row: [0.5 * x for x in row]), "engine_is_the_trainer"),
     Bug("temperature_twice", "the temperature is applied twice", "NeMo-RL #935", plant.log_probs(
         lambda f, *a, **k: f(*a, **k | {"temperature": k["temperature"] ** 2})), "engine_is_the_trainer", settings=_COLD),
-    Bug("targets_shifted", "the trainer's labels are shifted by one", "", plant.log_probs(_targets), "engine_is_the_trainer"),
+    Bug("targets_shifted", "the trainer's labels are shifted by one", "prime-rl #1525", plant.log_probs(_targets), "engine_is_the_trainer"),
     Bug("dropout", "dropout is on in the trainer", "trl #4", plant.wrapped(
         "slime_core.trainers.embedded.trainer.hidden_states", _dropout), "engine_is_the_trainer"),
     Bug("dropout_between_passes", "dropout is on in the update and off in the pass before it", "trl #4", plant.wrapped(
@@ -260,18 +260,18 @@ BUGS = (
     Bug("old_log_probs_untempered", "old log-probs are of another temperature than new ones", "trl #454", _old(lambda part: 0.8 * part),
         "ratio_begins_at_one", settings=_OWN),
     # -- weights
-    Bug("tensor_not_sent", "one tensor is not sent to the engine", "", plant.sent(
+    Bug("tensor_not_sent", "one tensor is not sent to the engine", "verl #205", plant.sent(
         lambda w, first: _stale(w, first, "layers.0.mlp")), "engine_serves_the_trained", 2),
     Bug("norm_not_sent", "the last norm is not sent to the engine", "", plant.sent(
         lambda w, first: _stale(w, first, "model.norm")), "engine_serves_the_trained", 2),
     Bug("embeddings_not_sent", "tied embeddings are not sent to the engine", "", plant.sent(
         lambda w, first: _stale(w, first, "embed_tokens")), "engine_serves_the_trained", 2),
     Bug("engine_asleep", "the engine keeps the weights that it started with", "trl #5312", plant.sent(_stale), "engine_serves_the_trained", 2),
-    Bug("optimizer_of_a_copy", "the optimizer updates a copy of the weights", "", _keep(), "weights_move", 2),
+    Bug("optimizer_of_a_copy", "the optimizer updates a copy of the weights", "accelerate #3209", _keep(), "weights_move", 2),
     Bug("tensor_left_out", "the optimizer leaves a tensor out", "", _keep("q_proj"), "every_tensor_moves", 4),
     Bug("tensor_detached", "a tensor is detached", "", plant.before_steps(_no_gradient), "gradient_of_every_tensor", 3),
     # -- reference
-    Bug("reference_follows", "the reference is updated by accident", "", plant.wrapped(
+    Bug("reference_follows", "the reference is updated by accident", "dppo #47", plant.wrapped(
         "slime_core.learning.learner.Learner.train", _following), "reference_stays", 3, settings=_KL),
     Bug("reference_untempered", "the reference's log-probs ignore the temperature", "OpenRLHF #853", _reference(lambda p: 0.7 * p),
         "reference_is_the_start", settings=_KL),
@@ -283,7 +283,7 @@ BUGS = (
         "slime_core.learning.loss.PolicyLoss._kl", lambda f, *a: -f(*a)), "kl_not_negative", 2, settings=_KL | {"lr": 1e-2}),
     Bug("kl_twice", "the KL's coefficient is applied twice", "", plant.wrapped(
         "slime_core.learning.loss.PolicyLoss._total", _kl_twice), "loss_of_its_terms", 2, settings=_KL | {"lr": 1e-2}),
-    Bug("entropy_sign", "the entropy is punished", "", plant.wrapped(
+    Bug("entropy_sign", "the entropy is punished", "omnisafe #133", plant.wrapped(
         "slime_core.learning.loss.PolicyLoss._total", _entropy_sign), "loss_of_its_terms", settings={"entropy_coef": 0.01}),
     Bug("loss_sign", "the policy loss is maximised", "", plant.wrapped(
         "slime_core.estimator.clipped_surrogate", lambda f, *a: (-f(*a)[0], f(*a)[1])), "loss_of_the_batch", settings=_PLAIN),
@@ -291,10 +291,10 @@ BUGS = (
         settings=_PLAIN),
     Bug("accumulation_summed", "micro-batches are added up, each with its own mean", "trl #3021", _scaled(4.0), "loss_of_the_batch",
         settings=_PLAIN),
-    Bug("padding_in_the_mean", "padding is counted in the mean", "", _scaled(0.5), "loss_of_the_batch", settings=_PLAIN),
+    Bug("padding_in_the_mean", "padding is counted in the mean", "SkyRL #462", _scaled(0.5), "loss_of_the_batch", settings=_PLAIN),
     Bug("lr_scaled", "the learning rate is multiplied by the number of processes", "", _lr(8.0), "learning_rate_as_set"),
-    Bug("lr_zero", "the schedule is at its end from the first step on", "", _lr(0.0), "learning_rate_as_set"),
-    Bug("lr_halved", "the schedule counts micro-batches as steps", "", _lr(0.5), "learning_rate_as_set"),
+    Bug("lr_zero", "the schedule is at its end from the first step on", "SkyRL #873", _lr(0.0), "learning_rate_as_set"),
+    Bug("lr_halved", "the schedule counts micro-batches as steps", "starVLA #210", _lr(0.5), "learning_rate_as_set"),
     # -- not caught
     Bug("top_p_in_training", "top-p sampling in training, log-probs of the whole distribution", "verl #6240", plant.nothing, None,
         why="log-probs agree; the setting is warned of when the run starts", settings={"rollout_top_p": 0.5}),

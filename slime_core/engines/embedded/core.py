@@ -227,7 +227,7 @@ class EngineCore:
         index = {sequence: i for i, sequence in enumerate(sequences)}
         picks = list(range(len(sequences)))
         for twin, leader in twins:
-            self._copy_row(leader, twin)
+            twin.take_row_of(leader)
             picks.append(index[leader])
         self.scheduler.prefilled(sequences)
         everyone = sequences + [twin for twin, _ in twins]
@@ -245,16 +245,6 @@ class EngineCore:
             tokens, log_probs = SamplingBatch(chosen, logits.device, self.runner.score_tokens).sample(logits)
             self._append(chosen, tokens.tolist(), log_probs.tolist())
         return everyone
-
-    def _copy_row(self, leader: Sequence, twin: Sequence) -> None:
-        assert leader.arena is not None
-        assert twin.arena is not None
-        length = len(leader.tokens)
-        twin.arena.kv[:, :, twin.row, :, :length].copy_(leader.arena.kv[:, :, leader.row, :, :length])
-        if leader.routed is not None:
-            twin.note_routed(0, leader.routed[:length])
-        if twin.num_output == 0:
-            twin.cached_tokens = length
 
     def _score_prompt(self, sequence: Sequence, states: torch.Tensor, start: int) -> None:
         """Log-probs at temperature 1 of the prompt tokens after `logprob_start`."""

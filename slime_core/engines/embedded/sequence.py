@@ -115,3 +115,14 @@ class Sequence:
         """[output] weight version of each token."""
         ends = [start for start, _ in self.version_runs[1:]] + [self.num_output]
         return [v for (start, v), end in zip(self.version_runs, ends) for _ in range(end - start)]
+
+    def take_row_of(self, leader: Sequence) -> None:
+        """Copy what another one with the same tokens has computed: keys and values, and the experts used."""
+        assert leader.arena is not None
+        assert self.arena is not None
+        length = len(leader.tokens)
+        self.arena.kv[:, :, self.row, :, :length].copy_(leader.arena.kv[:, :, leader.row, :, :length])
+        if leader.routed is not None:
+            self.note_routed(0, leader.routed[:length])
+        if self.num_output == 0:
+            self.cached_tokens = length

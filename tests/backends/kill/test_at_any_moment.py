@@ -44,7 +44,7 @@ MODES: dict[str, tuple[dict[str, Any], bool]] = {
     "one-step": ({"async": True, "async_mode": "one-step"}, False),
     "full": ({"async": True, "async_mode": "full", "max_staleness": 2}, False),
     "two ranks": (RANKS, True),
-    "megatron": (MEGATRON, True),
+    "megatron": (MEGATRON, False),
     "ray": ({"launcher": "ray"}, True),
 }
 """Name -> flags, and whether the run must end with the bytes of the one that nobody kills."""

@@ -50,6 +50,8 @@ class Outcome:
     new: Any = None
     error: str | None = None
     """Why there is no new reward."""
+    response: str = ""
+    label: Any = None
 
     @property
     def differs(self) -> bool:
@@ -95,9 +97,16 @@ async def rescore(stage: RewardStage, scorer: Scorer, saved: Saved, *, label: An
             *(stage.call(scorer, call, evaluation=saved.evaluation) for call in calls[first : first + step])
         )
     return [
-        Outcome(str(saved.path), s.index, old[id(s)], s.reward)
+        Outcome(str(saved.path), s.index, old[id(s)], s.reward, response=s.response, label=s.label)
         if s.status != SampleStatus.FAILED
-        else Outcome(str(saved.path), s.index, old[id(s)], error=s.metadata["failure"]["error"])
+        else Outcome(
+            str(saved.path),
+            s.index,
+            old[id(s)],
+            error=s.metadata["failure"]["error"],
+            response=s.response,
+            label=s.label,
+        )
         for s in samples
     ]
 

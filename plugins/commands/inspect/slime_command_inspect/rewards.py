@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 60
 """Characters of a reward or an error in a line of --diff."""
+_READ = 500
+"""Characters of a response or a label there."""
 
 
 def run(argv: list[str]) -> int:
@@ -210,6 +212,8 @@ def _report(
             for outcome in outcomes:
                 if outcome.error is not None or (namespace.diff and outcome.differs):
                     print(plain(_line(outcome, several_files=len(files) > 1)))
+                    if namespace.diff:
+                        print(_text(outcome))
             print(_summary_line(totals[spec]))
     failed = any(total["failed"] for total in totals.values())
     return int(failed or (namespace.check and any(total["changed"] for total in totals.values())))
@@ -220,6 +224,13 @@ def _line(outcome: Outcome, several_files: bool) -> str:
     old = "none" if outcome.old is None else json.dumps(outcome.old, default=str)
     new = f"failed: {outcome.error}" if outcome.error else json.dumps(outcome.new, default=str)
     return f"{place}sample {outcome.index}: {old[:_SHOWN]} -> {new if outcome.error else new[:_SHOWN]}"
+
+
+def _text(outcome: Outcome) -> str:
+    from slime_runs.text import one_line
+
+    label = "" if outcome.label is None else f"  label: {one_line(str(outcome.label), _READ)}\n"
+    return f"{label}  response: {one_line(outcome.response, _READ)}"
 
 
 def _summary_line(total: Mapping[str, Any]) -> str:

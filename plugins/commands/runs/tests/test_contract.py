@@ -15,5 +15,9 @@ class TestShow(CommandContract):
     component = "show"
 
 
+class TestExport(CommandContract):
+    component = "export"
+
+
 class TestResample(CommandContract):
     component = "resample"

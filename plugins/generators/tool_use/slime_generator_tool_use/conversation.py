@@ -42,6 +42,8 @@ class Conversation:
     def __init__(self, args: Args, sample: Sample, tokenizer: Any, settings: Settings) -> None:
         self.sample, self.settings = sample, settings
         self._args, self._tokenizer = args, tokenizer
+        if MESSAGES in sample.metadata:
+            sample.metadata[MESSAGES] = self._past()
 
     def observation(self, turn: ParsedTurn, results: Sequence[ToolResult]) -> Observation:
         """The answers as tokens, up to where the model goes on. Raises DataError for a template that refuses them."""
@@ -66,7 +68,7 @@ class Conversation:
 
     def append(self, observation: Observation) -> None:
         """Put it behind the sample's response, untrained."""
-        self.sample.metadata[MESSAGES] = [*self._past(), *observation.messages]
+        self.sample.metadata.setdefault(MESSAGES, []).extend(observation.messages)
         for piece in observation:
             self.sample.append_response_tokens(
                 self._args, piece.tokens, trainable=False, text=piece.text, source=piece.source
@@ -84,7 +86,7 @@ class Conversation:
         pieces = turn_delta(
             self._tokenizer,
             self._args,
-            [*begun, *self._past()],
+            [*begun, *self.sample.metadata.get(MESSAGES, [])],
             answered,
             tools=self.settings.told or None,
             sampled_ids=turn_tokens(self.sample),

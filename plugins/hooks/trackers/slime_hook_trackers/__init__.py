@@ -74,7 +74,7 @@ class Trackers:
                 asked = kind.asked or f"plugins.trackers.use {name}"
                 raise ConfigError(f"{asked} needs {kind.module.partition('.')[0]}: pip install 'slime-rl[{name}]'")
         if "otel" in self._options.use:
-            import_module("slime_hook_trackers.otel").check(args)
+            import_module("slime_hook_trackers.otel").check(trace_kept=args.trace)
         if args.use_wandb and args.wandb_key:
             os.environ["WANDB_API_KEY"], args.wandb_key = args.wandb_key, None
 

@@ -73,19 +73,19 @@ class Rollout:
 
 def of_rollout(args: Args, rollout_id: int, samples: Sequence[Sample], texts: int) -> Rollout:
     """Copies, for another thread; `texts`: how many samples keep their texts."""
-    traced = [_traced(args, sample, i < texts) for i, sample in enumerate(samples)]
+    known = [traced(sample, _reward(args, sample), with_text=i < texts) for i, sample in enumerate(samples)]
     return Rollout(
         rollout_id + 1,
         {
-            "rollout/rewards": [t.reward for t in traced if t.reward is not None],
+            "rollout/rewards": [t.reward for t in known if t.reward is not None],
             "rollout/response_lengths": [float(s.response_length) for s in samples],
         },
-        traced,
+        known,
     )
 
 
-def _traced(args: Args, sample: Sample, with_text: bool) -> Traced:
-    reward = _reward(args, sample)
+def traced(sample: Sample, reward: float | None, *, with_text: bool = False) -> Traced:
+    """What trackers are told of one sample."""
     spans = [s for s in sample.known_spans() if s.source in (Source.SAMPLED, Source.TOOL, Source.TEXT)]
     text = Text(str(sample.prompt), sample.response, str(sample.reward)) if with_text else None
     return Traced(

@@ -20,7 +20,6 @@ from typing import Any
 
 import orjson
 
-from slime_core import Args
 from slime_core.errors import ConfigError
 from slime_core.observability.timeline import FILE
 from slime_hook_trackers.numbers import Rollout, Traced, Tracked
@@ -66,12 +65,12 @@ class OpenTelemetry:
                 yield orjson.loads(line)
 
 
-def check(args: Args) -> None:
+def check(*, trace_kept: bool = True) -> None:
     """Raises ConfigError where times are not recorded, or nothing says where spans go."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
 
-    if not args.trace:
+    if not trace_kept:
         raise ConfigError("plugins.trackers.use otel: times of samples are in trace.jsonl; remove --no-trace")
     told = any(os.environ.get(f"OTEL_EXPORTER_OTLP{part}_ENDPOINT") for part in ("", "_TRACES"))
     if not told and not isinstance(trace.get_tracer_provider(), TracerProvider):

@@ -1,0 +1,40 @@
+"""`slime export RUN`: a run's samples or metrics in the form of another tool."""
+
+from __future__ import annotations
+
+import argparse
+
+from slime_core.protocols import Command
+
+FORMATS = ("hf", "inspect", "otel", "trackio")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define `slime export`."""
+    text = "a run's samples, evaluations, traces or metrics in the form of another tool"
+    parser = subparsers.add_parser("export", help=text, description=text)
+    parser.add_argument("run", metavar="RUN", help="run directory; nothing is written into it")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="which tool's")
+    parser.add_argument("-o", "--output", metavar="DIR", help="new directory; for hf and inspect")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Write, and say what. Raises RunError, ConfigError."""
+    from slime_core.errors import ConfigError
+    from slime_runs import export
+    from slime_runs.run import Run
+
+    found = Run(namespace.run)
+    if namespace.format in ("hf", "inspect") and not namespace.output:
+        raise ConfigError(f"slime export --format {namespace.format} needs -o DIR")
+    if namespace.format in ("otel", "trackio") and namespace.output:
+        raise ConfigError(f"slime export --format {namespace.format} sends, and writes no -o {namespace.output}")
+    if namespace.output:
+        to_folder = export.to_hf if namespace.format == "hf" else export.to_inspect
+        print(to_folder(found, export.new_folder(namespace.output)))
+    else:
+        print((export.to_trackio if namespace.format == "trackio" else export.to_otel)(found))
+    return 0
+
+
+command = Command(run, add_parser)

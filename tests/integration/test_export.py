@@ -1,0 +1,66 @@
+"""A run in the form of other tools, read back by them where they are installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_runs import Run, export
+from slime_runs.index import Filter
+
+from tests.conftest import TinyRun
+
+
+@pytest.fixture(scope="module")
+def run(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("export")
+    slime("train", *tiny.argv(root, run_dir=root, num_rollout=2, save_interval=None))
+    return Run(root)
+
+
+def test_rows_for_datasets(run: Run, slime: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    assert (
+        "32 samples of training and 16 of evaluations"
+        in slime("export", run.path, "--format", "hf", "-o", folder).stdout
+    )
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    stored = {s.entry.sample_index: s for s in run.samples(Filter(data_set=""))}
+    assert {row["sample"] for row in rows} == set(stored)
+    assert all(row["tokens"] == stored[row["sample"]].sample.tokens for row in rows)
+    assert len({tuple(row) for row in rows}) == 1, "all have the same columns"
+    again = slime("export", run.path, "--format", "hf", "-o", folder, check=False)
+    assert "is there already" in again.stderr
+    datasets = pytest.importorskip("datasets", reason="slime export --format hf was not read back: no datasets here")
+    found = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
+    assert (found["train"].num_rows, found["evaluation"].num_rows) == (32, 16)
+
+
+def test_logs_for_inspect(run: Run, slime: Any, tmp_path: Path) -> None:
+    slime("export", run.path, "--format", "inspect", "-o", tmp_path / "logs")
+    paths = sorted((tmp_path / "logs").iterdir())
+    assert [path.name for path in paths] == ["0000000_held.json", "0000002_held.json"]
+    found = json.loads(paths[1].read_text())
+    scores = [sample["scores"]["reward"]["value"] for sample in found["samples"]]
+    assert sum(scores) / len(scores) == pytest.approx(dict(run.series("eval/held"))[2])
+    log = pytest.importorskip("inspect_ai.log", reason="logs were not read back: no inspect-ai here")
+    read = log.read_eval_log(str(paths[1]))
+    assert (read.status, len(read.samples)) == ("success", 8)
+    assert read.results.scores[0].metrics["mean"].value == pytest.approx(sum(scores) / len(scores))
+
+
+def test_traces_for_opentelemetry(run: Run) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    memory, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
+        assert export.to_otel(run) == "traces of 48 samples -> OpenTelemetry"
+    roots = [span for span in memory.get_finished_spans() if span.name == "invoke_agent slime"]
+    assert sum("rl.reward" in (span.attributes or {}) for span in roots) == 32
