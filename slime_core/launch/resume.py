@@ -14,7 +14,7 @@ from slime_core.config import Settings
 from slime_core.errors import CheckpointError
 from slime_core.launch.journal import Journal
 from slime_core.launch.starting_points import no_checkpoint
-from slime_core.observability.run_dir import CONFIG, run_dir_of
+from slime_core.observability.run_dir import CONFIG, OUTPUT, check_run_dir, run_dir_of
 from slime_core.protocols import Args
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,10 @@ def goes_on(settings: Settings, commit: Path | None) -> bool:
     if commit is not None and not places.isdisjoint(commit.resolve().parents):
         return True
     config, own = run_dir_of(args) / CONFIG, settings.to_yaml(directory=os.getcwd())
-    return config.is_file() and _given(config.read_text(encoding="utf-8", errors="replace")) == _given(own)
+    if not config.is_file():  # killed while its processes started, of which there is output alone
+        used = check_run_dir(run_dir_of(args), args.save, resume=True, overwrite=False)
+        return {path.name for path in used} <= {*OUTPUT}
+    return _given(config.read_text(encoding="utf-8", errors="replace")) == _given(own)
 
 
 def _given(config: str) -> list[str]:

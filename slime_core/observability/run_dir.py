@@ -15,10 +15,11 @@ from slime_core.errors import ConfigError, RecordError
 from slime_core.protocols import Args
 
 CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
+OUTPUT = ("actors", "engines", "stalls")
+"""Folders of what processes of the run say, which is there before any record is."""
 _OURS = (
     CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts",
-    "eval.json", "failures", "samples",
-    "actors", "engines", "events.jsonl", "incidents.jsonl", "stalls", "trace.jsonl",
+    "eval.json", "failures", "samples", "events.jsonl", "incidents.jsonl", "trace.jsonl", *OUTPUT,
 )  # fmt: skip
 
 

@@ -183,6 +183,19 @@ def test_a_used_run_directory_is_not_overwritten_by_accident(tiny: TinyRun, unki
     assert _files(unkilled) == before
 
 
+def test_a_command_killed_before_its_first_record_starts_again(tiny: TinyRun, tmp_path: Path, slime: Any) -> None:
+    """Of servers and actors there is output before there is a record."""
+    save = tmp_path / "run"
+    (save / "actors").mkdir(parents=True)
+    (save / "actors" / "trainer-0.log").write_text("")
+    flags = {"num_rollout": 1, "eval_interval": None, "eval_prompt_data": None}
+    slime("train", *tiny.argv(save, **flags, load=save))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metrics.jsonl").write_text("{}")
+    refused = slime("train", *tiny.argv(tmp_path / "other", **flags, load=tmp_path / "other"), check=False)
+    assert "already holds a run (metrics.jsonl)" in refused.stderr
+
+
 @pytest.mark.slow
 def test_changed_settings_are_said_on_resume(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime) -> None:
     save = tmp_path / "run"
