@@ -236,7 +236,7 @@ class Registry:
         parts = [f"no {'hook' if kind == HOOK_GROUP else kind} plugin {name!r}{who}."]
         if distribution:
             parts += [f"{ref.distribution} offers it." for ref in self.offers(kind, name)]
-        elif meant := did_you_mean(name, names, form="{!r}"):
+        elif meant := did_you_mean(name, names, cutoff=0.6, form="{!r}"):
             parts.append(meant.lstrip())
         elif kind in KINDS:
             parts.append("One of yours has its path: FILE.py:NAME.")
