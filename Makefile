@@ -72,7 +72,7 @@ browser:
 # The pictures of docs/cli/view.md, of the demo's run.
 view-screenshots: install view-assets
 	mkdir -p docs/images/view
-	SLIME_BROWSER=required SLIME_VIEW_RUN=outputs/demo SLIME_SCREENSHOTS=docs/images/view \
+	SLIME_TEST_BROWSER=required SLIME_TEST_VIEW_RUN=outputs/demo SLIME_TEST_SCREENSHOTS=docs/images/view \
 		$(PYTEST) -q tests/browser/test_view.py -k "every_page"
 
 demo: $(DEMO_STAMP) demo.yaml

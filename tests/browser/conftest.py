@@ -1,4 +1,4 @@
-"""Chromium, for the tests of pages; where there is none they are skipped, and fail with SLIME_BROWSER=required."""
+"""Chromium, for the tests of pages; where there is none they are skipped, and fail with SLIME_TEST_BROWSER=required."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def browser() -> Iterator[Any]:
     except ImportError:
         program = None
     if program is None:
-        if os.environ.get("SLIME_BROWSER") == "required":
+        if os.environ.get("SLIME_TEST_BROWSER") == "required":
             pytest.fail(_MISSING)
         pytest.skip(_MISSING)
     with sync_playwright() as playwright:

@@ -1,6 +1,6 @@
 """The page of `slime view` in Chromium: two clicks to a token, every page, keys, filters, live runs, hostile text.
 
-With SLIME_VIEW_RUN (a run directory) and SLIME_SCREENSHOTS (a folder) the walk through all pages makes the pictures of
+With SLIME_TEST_VIEW_RUN (a run directory) and SLIME_TEST_SCREENSHOTS (a folder) the walk through all pages makes the pictures of
 docs/cli/view.md: `make view-screenshots`.
 """
 
@@ -41,7 +41,7 @@ def serve(path: Path) -> Callable[[], Awaitable[Any]]:
 
 @pytest.fixture(scope="module")
 def run_dir(browser: Any, tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if given := os.environ.get("SLIME_VIEW_RUN"):
+    if given := os.environ.get("SLIME_TEST_VIEW_RUN"):
         return Path(given)
     save = tmp_path_factory.mktemp("seen") / "run"
     slime("train", *tiny.argv(save, num_rollout=3, eval_interval=1))
@@ -102,7 +102,7 @@ def test_every_page_in_light_and_dark(browser: Any, url: str, run_dir: Path, tmp
         "prompt": f"#/prompt?run=.&row={entry.data_row}", "samples": "#/samples?run=.&what=best",
         "compare": "#/compare?run=.&run=.",
     }  # fmt: skip
-    pictures, documented = Path(os.environ.get("SLIME_SCREENSHOTS", tmp_path)), PAGE.read_text()
+    pictures, documented = Path(os.environ.get("SLIME_TEST_SCREENSHOTS", tmp_path)), PAGE.read_text()
     with page_of(browser, color_scheme=scheme) as page:
         for name, address in pages.items():
             page.goto(f"{url}/{address}")
