@@ -3,13 +3,12 @@
     .venv/bin/python benchmarks/watching.py [--rounds 5] [--rollouts 6]
 
 Sides take turns, each run a process of its own. All do the same work bit for bit, so rollout by rollout their processor
-times (of all threads, the first rollout left out) are compared with those of the run that neither checks nor keeps.
-Exits with 1 when the median of either is above `--most` (2%).
+times (of all threads and processes, the first rollout left out) are compared with those of the run that neither checks
+nor keeps. Exits with 1 when the median of either is above `--most` (2%).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -17,9 +16,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from _table import spread, table
+from _harness import Parser, in_turns, spread, table
+
+CLOCK = Path(__file__).resolve().parent / "clock"
 
 SIDES = {
     "neither": (True, "none"),
@@ -29,65 +31,47 @@ SIDES = {
 }
 """Whether the plugin `invariants` is blocked, and `--log-samples`."""
 
-WORKER = """
-import json, sys, time
+WITHOUT_CHECKS = """
+import sys
 import pluggy
-from slime_core import hookimpl
 from slime_core.cli.main import main
-
-blocked, out, argv = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:]
-times = []
-
-class Clock:
-    @hookimpl
-    def slime_step_end(self, rollout_id, metrics):
-        times.append(time.process_time())
 
 made = pluggy.PluginManager.__init__
 def make(self, *args, **kwargs):
     made(self, *args, **kwargs)
-    if blocked:
-        self.set_blocked("slime-rl:invariants")
+    self.set_blocked("slime-rl:invariants")
 pluggy.PluginManager.__init__ = make
-specs = pluggy.PluginManager.add_hookspecs
-def with_clock(self, namespace):
-    specs(self, namespace)
-    if not self.is_registered(clock) and hasattr(self.hook, "slime_step_end"):
-        self.register(clock)
-pluggy.PluginManager.add_hookspecs = with_clock
-clock = Clock()
-status = main(argv)
-json.dump(times, open(out, "w"))
-sys.exit(status)
+sys.exit(main(sys.argv[1:]))
 """
+"""slime's own plugins are always on, so the command line has no word for this."""
 
 
-def run(folder: Path, side: str, rollouts: int, number: int) -> list[float]:
+def run(folder: Path, side: str, rollouts: int) -> list[float]:
     """Processor seconds of each rollout but the first."""
     blocked, kept = SIDES[side]
-    times = folder / "times.json"
-    own = ["--log-samples", kept, "--num-rollout", str(rollouts), "--save", str(folder / f"{number}-{kept}-{blocked}")]
-    command = [sys.executable, "-c", WORKER, json.dumps(blocked), str(times), "train", "--config", "run.yaml", *own]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    clock = folder / "clock.jsonl"
+    clock.unlink(missing_ok=True)
+    slime = ["-c", WITHOUT_CHECKS] if blocked else ["-m", "slime_core"]
+    own = ["--log-samples", kept, "--num-rollout", str(rollouts), "--save", str(folder / "run"), "--overwrite"]
+    command = [sys.executable, *slime, "train", "--config", "run.yaml", "--plugin-dir", str(CLOCK), *own]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_CLOCK_FILE": str(clock)}
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-    found = json.loads(times.read_text(encoding="utf-8"))
-    return [after - before for before, after in itertools.pairwise(found)]
+    events = map(json.loads, clock.read_text(encoding="utf-8").splitlines())
+    ends = [event["cpu"] for event in events if event["event"] == "step_end"]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side")
     parser.add_argument("--rollouts", type=int, default=6, help="of a run")
     parser.add_argument("--most", type=float, default=0.02, help="share of a rollout that either may cost")
     own = parser.parse_args()
-    seconds: dict[str, list[list[float]]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory(prefix="slime-watching-") as name:
         folder = Path(name)
         subprocess.run([sys.executable, "-m", "slime_core", "init", "demo", "run.yaml"], cwd=folder, check=True)
-        run(folder, "neither", 1, -1)  # makes model and data
-        for number in range(own.rounds):
-            for side in SIDES:
-                seconds[side].append(run(folder, side, own.rollouts, number))
+        run(folder, "neither", 1)  # makes model and data
+        seconds = in_turns({side: partial(run, folder, side, own.rollouts) for side in SIDES}, own.rounds)
     rows, costs = [], {}
     for side, runs in seconds.items():
         ratios = [

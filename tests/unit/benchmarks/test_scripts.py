@@ -114,6 +114,22 @@ def test_engines_without_sglang(run: Slime) -> None:
     assert [(row[1], *row[-2:]) for row in rows] == [("1", "1.00", "1.00"), ("4", "1.00", "1.00")]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("[a-z]*.py")))
+def test_every_script_starts(script: str) -> None:
+    done = _run(script, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ")
+
+
+@pytest.mark.slow
+def test_watching() -> None:
+    done = _run("watching.py", "--rounds", "1", "--rollouts", "3", "--most", "9")
+    assert done.returncode == 0, done.stderr
+    sides = [line.split("  ")[0] for line in done.stdout.splitlines() if line.endswith("%")]
+    assert sides == ["neither", "invariants", "kept samples", "both (the default)"]
+
+
 def test_end_to_end_says_how_to_get_trl() -> None:
     if importlib.util.find_spec("trl"):
         pytest.skip("trl is installed here")
