@@ -31,7 +31,7 @@ CLOSED_PIPE = 141
 """A run ended because nobody reads its output any more: 128 + SIGPIPE, as a shell reports it."""
 
 
-def shown(message: str) -> str:
+def _shown(message: str) -> str:
     """A message on the terminal: without secrets, and what it quotes of models and data escaped."""
     return plain(hidden(message))
 
@@ -69,7 +69,7 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("slime"):
-            print(shown(f"slime: {record.levelname.lower()}: {self.format(record)}"), file=sys.stderr)
+            print(_shown(f"slime: {record.levelname.lower()}: {self.format(record)}"), file=sys.stderr)
         elif logging.lastResort is not None and not self._handled(record):
             logging.lastResort.handle(record)
 
@@ -108,7 +108,7 @@ def _guarded(argv: list[str], termination: Termination) -> int:
         sys.stdout.flush()
         return INTERRUPTED if termination.interrupted and not status else status
     except SlimeError as error:
-        print(shown("slime: error: " + str(error).replace("\n", "\n  ")), file=sys.stderr)
+        print(_shown("slime: error: " + str(error).replace("\n", "\n  ")), file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1
     except KeyboardInterrupt:
         print(f"slime: {'ended by SIGTERM' if termination.asked else 'interrupted'}", file=sys.stderr)

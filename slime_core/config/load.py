@@ -19,7 +19,7 @@ from slime_core.config.origins import Entry, Origin
 from slime_core.config.role_settings import check_role_settings
 from slime_core.config.rules import apply_rules
 from slime_core.config.schema import Args, Defaults
-from slime_core.config.secrets import learn, learn_environment, learn_flags, refuse_marks
+from slime_core.config.secrets import learn_environment, learn_flags, refuse_marks
 from slime_core.config.settings import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
@@ -80,7 +80,6 @@ def load_settings(
         lay_below(layered, brought, where)
         args, origins = validate(layered)
     for name, origin in origins.items():
-        learn(name, getattr(args, name))
         refuse_marks(name, getattr(args, name), origin)
     settings = Settings(
         args,

@@ -19,6 +19,8 @@ from slime_core.plugins.hookspecs import hookimpl
 from slime_core.protocols import Args
 
 FILE = "metrics.jsonl"
+_DIGEST = 16
+"""Bytes."""
 
 
 class JsonlTracker:
@@ -27,6 +29,8 @@ class JsonlTracker:
     def __init__(self) -> None:
         self._file: FileIO | None = None
         self._goes_on = False
+        self._written, self._known = hashlib.blake2b(digest_size=_DIGEST), 0
+        """Of the file's first `_known` bytes, which no commit reads again."""
 
     @hookimpl
     def slime_run_start(self, args: Args, run_dir: Path) -> None:
@@ -51,9 +55,12 @@ class JsonlTracker:
         """What the file holds up to the commit, to tell damage by."""
         if self._file is None:
             return {}
-        content = Path(str(self._file.name)).read_bytes()
+        with Path(str(self._file.name)).open("rb") as file:
+            file.seek(self._known)
+            self._written.update(file.read())
+            self._known = file.tell()
         os.fsync(self._file.fileno())
-        return {FILE: {"size": len(content), "blake2b": _digest(content)}}
+        return {FILE: {"size": self._known, "blake2b": self._written.hexdigest()}}
 
     @hookimpl
     def slime_load_state(self, state: Mapping[str, Any]) -> None:
@@ -62,7 +69,8 @@ class JsonlTracker:
         if known is None or not self._goes_on or self._file is None:
             return
         path = Path(str(self._file.name))
-        if _digest(path.read_bytes()[: known["size"]]) != known["blake2b"]:
+        content = path.read_bytes()[: known["size"]]
+        if hashlib.blake2b(content, digest_size=_DIGEST).hexdigest() != known["blake2b"]:
             raise CheckpointError(
                 f"{path}: damaged: it is not what the run had recorded by that commit. To go on without the metrics so"
                 f" far: mv {path} {path}.damaged"
@@ -119,7 +127,3 @@ def cut_after(run_dir: Path, step: int, unfinished: Collection[int] = ()) -> Non
         seen.add(found)
         kept += len(line)
     os.truncate(path, kept)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
