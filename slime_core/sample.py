@@ -172,6 +172,13 @@ class Sample:
         key = args.reward_key
         return self.reward if not key else self.reward[key]  # type: ignore[return-value,index]
 
+    def finite_reward(self, args: Args) -> float | None:
+        """The scalar reward, to be shown or compared; None where there is none, or it is not finite."""
+        value: Any = self.reward
+        if isinstance(value, Mapping):
+            value = value.get(args.reward_key) if args.reward_key else None
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
     # -- extending -----------------------------------------------------------------------------------
 
     def append_response_tokens(

@@ -96,19 +96,13 @@ async def rescore(stage: RewardStage, scorer: Scorer, saved: Saved, *, label: An
         await asyncio.gather(
             *(stage.call(scorer, call, evaluation=saved.evaluation) for call in calls[first : first + step])
         )
-    return [
-        Outcome(str(saved.path), s.index, old[id(s)], s.reward, response=s.response, label=s.label)
-        if s.status != SampleStatus.FAILED
-        else Outcome(
-            str(saved.path),
-            s.index,
-            old[id(s)],
-            error=s.metadata["failure"]["error"],
-            response=s.response,
-            label=s.label,
-        )
-        for s in samples
-    ]
+    return [_outcome(str(saved.path), s, old[id(s)]) for s in samples]
+
+
+def _outcome(file: str, sample: Sample, old: Any) -> Outcome:
+    failed = sample.status == SampleStatus.FAILED
+    error = sample.metadata["failure"]["error"] if failed else None
+    return Outcome(file, sample.index, old, None if failed else sample.reward, error, sample.response, sample.label)
 
 
 def _fresh(sample: Sample, label: Any) -> Sample:

@@ -98,6 +98,15 @@ def read_frames(path: Path, starts: tuple[bytes, ...] | None = None) -> Iterator
         offset += size
 
 
+def parsed_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """JSON lines without what is none, as one that a kill tore, or that is not written to its end yet."""
+    for line in lines:
+        try:
+            yield orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+
+
 def damage(path: Path) -> str | None:
     """What is wrong with a file, in words; every frame has a checksum."""
     try:

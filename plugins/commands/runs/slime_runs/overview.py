@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from slime_core.text import one_line
 from slime_runs import shadows
 from slime_runs.index import Filter
 from slime_runs.run import Run, StoredSample
-from slime_runs.text import number, one_line, sparkline, table
+from slime_runs.text import number, sparkline, table
 
 CURVES = {
     "reward": "rollout/raw_reward",

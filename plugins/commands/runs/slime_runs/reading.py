@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.provenance import Source
+from slime_core.text import one_line, plain
 from slime_runs.run import Run, StoredSample
 from slime_runs.shadows import in_words
-from slime_runs.text import number, one_line, plain
+from slime_runs.text import number
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

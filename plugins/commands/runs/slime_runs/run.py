@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
 import yaml
 
 from slime_core.errors import SlimeError
 from slime_core.types import Sample
 from slime_core.waits.board import alive
-from slime_runs.files import FOLDER, Row, read_frame, read_frames, shadow_name, trained_name
+from slime_runs.files import FOLDER, Row, parsed_lines, read_frame, read_frames, shadow_name, trained_name
 from slime_runs.index import Entry, Filter, Index
 
 Order = Literal["rollout", "best", "worst", "file"]
@@ -233,8 +232,4 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     with path.open("rb") as file:
-        for line in file:
-            try:
-                yield orjson.loads(line)
-            except orjson.JSONDecodeError:  # torn by a kill, or not written to its end yet
-                continue
+        yield from parsed_lines(file)

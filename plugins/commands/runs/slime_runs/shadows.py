@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,10 +72,10 @@ def summary(run: Run) -> dict[str, dict[str, Any]]:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's, ties at their mean rank; None where all of one side are equal."""
-    a, b = _ranks(first), _ranks(second)
-    mean = (len(a) + 1) / 2
-    spread = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
-    return sum((x - mean) * (y - mean) for x, y in zip(a, b)) / spread if spread else None
+    try:
+        return statistics.correlation(_ranks(first), _ranks(second))
+    except statistics.StatisticsError:
+        return None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import random
 import sqlite3
 from collections import deque
@@ -312,23 +311,13 @@ def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:
 
 def _row(args: Args, sample: Sample, fate: str, data_set: str | None) -> Row:
     plain = {name: value for name, value in sample.to_dict().items() if value is not None}
-    return {**plain, "kept": {"fate": fate, "data_set": data_set, "score": _number(args, sample)}}
+    return {**plain, "kept": {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}}
 
 
 def _fate(sample: Sample, trained: set[int]) -> str:
     if id(sample) in trained:
         return "trained"
     return "failed" if sample.status == SampleStatus.FAILED else "dropped"
-
-
-def _number(args: Args, sample: Sample) -> float | None:
-    """The scalar reward, where there is one."""
-    value: Any = sample.reward
-    if isinstance(value, Mapping):
-        value = value.get(args.reward_key) if args.reward_key else None
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return float(value)
-    return None
 
 
 def _by_group(samples: Iterable[Sample]) -> list[Group]:

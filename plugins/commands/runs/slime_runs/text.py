@@ -5,10 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from slime_core.text import one_line, plain
-
-__all__ = ["number", "one_line", "plain", "sparkline", "table"]
-
 _BARS = "▁▂▃▄▅▆▇█"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
+from slime_runs.files import parsed_lines
 
 _PIECE = 64 << 10
 _ROLLOUT = re.compile(rb'"r":(\d+)')
@@ -37,12 +37,12 @@ class TraceIndex:
         if not self.path.is_file():
             return []
         self._update()
-        found = []
+        found: list[dict[str, Any]] = []
         with self.path.open("rb") as file:
             for piece in self._pieces:
                 if rollout in piece.rollouts:
                     file.seek(piece.start)
-                    found += _parsed(file.read(piece.size))
+                    found += parsed_lines(file.read(piece.size).splitlines())
         own = [event for event in found if event.get("r") == rollout]
         if not own:
             return []
@@ -66,16 +66,6 @@ class TraceIndex:
 
 def _whole_lines(content: bytes) -> bytes:
     return content[: content.rfind(b"\n") + 1]
-
-
-def _parsed(lines: bytes) -> list[dict[str, Any]]:
-    found = []
-    for line in lines.splitlines():
-        try:
-            found.append(orjson.loads(line))
-        except orjson.JSONDecodeError:  # an empty one, or torn by a kill
-            continue
-    return found
 
 
 def _start(event: dict[str, Any]) -> float:

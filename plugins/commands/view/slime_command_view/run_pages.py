@@ -12,10 +12,10 @@ from slime_runs.compare import compare
 from slime_runs.index import Entry, Filter, Total
 from slime_runs.overview import CURVES, evaluations
 from slime_runs.run import differences
-from slime_runs.text import plain
 
 from slime_command_view.samples_page import table
 from slime_command_view.watched import WatchedRun
+from slime_core.text import plain
 
 _NEWEST = 200
 """Engine events and stall reports that a page shows."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from slime_runs.index import Filter
 from slime_runs.reading import tokenizer_of
 from slime_runs.run import RunError, StoredSample
-from slime_runs.text import plain
 
 from slime_command_view.renderers import renderer_names
 from slime_command_view.samples_page import answer, label, message
 from slime_command_view.watched import WatchedRun
+from slime_core.text import plain
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,6 +1,6 @@
 """Tables of samples (a rollout, a data set of an evaluation, best and worst of the run), and one group side by side.
 
-What is returned is JSON. Text that a model or a data set wrote is escaped by `slime_runs.text.plain`, so that nothing
+What is returned is JSON. Text that a model or a data set wrote is escaped by `slime_core.text.plain`, so that nothing
 in it moves, hides or reorders what is around it; the page sets it as text.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from slime_runs.index import Entry, Filter
 from slime_runs.run import Order, StoredSample
-from slime_runs.text import plain
 
 from slime_command_view.watched import WatchedRun
+from slime_core.text import plain
 
 WITHIN = 0.15
 """Seconds that a question over the whole run may take; then what was found is the answer, marked so."""

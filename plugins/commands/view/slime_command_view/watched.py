@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 from slime_runs import Run
-from slime_runs.files import FOLDER, INDEX
+from slime_runs.files import FOLDER, INDEX, parsed_lines
 from slime_runs.index import Index
 from slime_runs.ledger import LedgerIndex
 from slime_runs.trace import TraceIndex
@@ -104,13 +104,7 @@ class _Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._at += len(whole)
         self._before = whole[-_COMPARED:] or self._before
-        for line in whole.splitlines():
-            try:
-                found = orjson.loads(line)
-            except orjson.JSONDecodeError:  # torn by a kill
-                continue
-            if isinstance(found, dict):
-                self.lines.append(found)
+        self.lines += (found for found in parsed_lines(whole.splitlines()) if isinstance(found, dict))
         return bool(whole)
 
 

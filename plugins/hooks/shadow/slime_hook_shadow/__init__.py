@@ -6,10 +6,10 @@ waits for nothing and sees nothing. `slime_runs.Run.shadow` reads what is writte
 
 from __future__ import annotations
 
+import copy
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
 
 from slime_core import Args, Sample, hookimpl
 from slime_core.plugins.resolve import absolute_spec, resolve
@@ -61,7 +61,7 @@ class Shadows:
             self._left_out += 1
             return
         trained = {id(sample) for sample in samples}
-        seen = [Seen([_copy(s) for s in group], any(id(s) in trained for s in group)) for group in groups]
+        seen = [Seen(copy.deepcopy(group), any(id(s) in trained for s in group)) for group in groups]
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="slime-shadow")
             self._judge = Judge(args)
@@ -80,8 +80,3 @@ class Shadows:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._judge.close()
         self._thread = self._judge = None
-
-
-def _copy(sample: Sample) -> Sample:
-    copied: Any = Sample.from_dict(sample.to_dict())
-    return copied  # type: ignore[no-any-return]

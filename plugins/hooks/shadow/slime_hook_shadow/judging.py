@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from slime_runs.files import FOLDER, Row, shadow_name, write_file
 
@@ -74,7 +74,7 @@ class Judge:
             [
                 {
                     "index": sample.index, "group_index": sample.group_index, "kept": group.kept,
-                    "score": _number(self._args, sample.reward), "filters": verdict, "rewards": {}, "seconds": {},
+                    "score": sample.finite_reward(self._args), "filters": verdict, "rewards": {}, "seconds": {},
                 }
                 for sample in group.samples
             ]
@@ -105,13 +105,14 @@ class Judge:
         except Exception as error:
             self._tell(f"--shadow-rm-path {reward.spec!r}", error)
             return 0
-        for (_, row), value in zip(call, paid):
-            row["rewards"][reward.spec] = _number(self._args, value)
+        for (sample, row), value in zip(call, paid):
+            sample.reward = dict(value) if isinstance(value, Mapping) else value
+            row["rewards"][reward.spec] = sample.finite_reward(self._args)
         return len(call)
 
     def _keeps(self, spec: str, stage: FilterStage, group: Seen) -> bool | None:
         try:
-            return stage.decide([Sample.from_dict(sample.to_dict()) for sample in group.samples]).keep
+            return stage.decide(copy.deepcopy(group.samples)).keep
         except Exception as error:
             self._tell(f"--shadow-filter-path {spec!r}", error)
             return None
@@ -125,12 +126,6 @@ class Judge:
 
 
 def _unpaid(sample: Sample) -> Sample:
-    copied = Sample.from_dict(sample.to_dict())
+    copied = copy.deepcopy(sample)
     copied.reward = None
     return copied
-
-
-def _number(args: Args, value: Any) -> float | None:
-    if isinstance(value, Mapping):
-        value = value.get(args.reward_key) if args.reward_key else None
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +72,7 @@ class Rollout:
 
 def of_rollout(args: Args, rollout_id: int, samples: Sequence[Sample], texts: int) -> Rollout:
     """Copies, for another thread; `texts`: how many samples keep their texts."""
-    known = [traced(sample, _reward(args, sample), with_text=i < texts) for i, sample in enumerate(samples)]
+    known = [traced(sample, sample.finite_reward(args), with_text=i < texts) for i, sample in enumerate(samples)]
     return Rollout(
         rollout_id + 1,
         {
@@ -98,13 +97,6 @@ def traced(sample: Sample, reward: float | None, *, with_text: bool = False) -> 
         tuple(sample.weight_versions),
         text,
     )
-
-
-def _reward(args: Args, sample: Sample) -> float | None:
-    value: Any = sample.reward
-    if isinstance(value, Mapping):
-        value = value.get(args.reward_key) if args.reward_key else None
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def settings_of(args: Args) -> dict[str, Any]:
