@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slime_core import __version__
 from slime_core.cli.termination import Termination
-from slime_core.config.secrets import hidden, learn_flags
+from slime_core.config.secrets import learn_flags, shown
 from slime_core.errors import ConfigError, PluginError, SlimeError
-from slime_core.text import plain
 
 if TYPE_CHECKING:
     from slime_core.protocols import Command
@@ -29,11 +28,6 @@ TERMINATED = 143
 """128 + SIGTERM, as a shell reports it."""
 CLOSED_PIPE = 141
 """A run ended because nobody reads its output any more: 128 + SIGPIPE, as a shell reports it."""
-
-
-def _shown(message: str) -> str:
-    """A message on the terminal: without secrets, and what it quotes of models and data escaped."""
-    return plain(hidden(message))
 
 
 class Own(NamedTuple):
@@ -69,7 +63,7 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("slime"):
-            print(_shown(f"slime: {record.levelname.lower()}: {self.format(record)}"), file=sys.stderr)
+            print(shown(f"slime: {record.levelname.lower()}: {self.format(record)}"), file=sys.stderr)
         elif logging.lastResort is not None and not self._handled(record):
             logging.lastResort.handle(record)
 
@@ -108,7 +102,7 @@ def _guarded(argv: list[str], termination: Termination) -> int:
         sys.stdout.flush()
         return INTERRUPTED if termination.interrupted and not status else status
     except SlimeError as error:
-        print(_shown("slime: error: " + str(error).replace("\n", "\n  ")), file=sys.stderr)
+        print(shown("slime: error: " + str(error).replace("\n", "\n  ")), file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1
     except KeyboardInterrupt:
         print(f"slime: {'ended by SIGTERM' if termination.asked else 'interrupted'}", file=sys.stderr)

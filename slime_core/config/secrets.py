@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.text import plain
 
 MARK = "<not kept>"
 """Stands where a secret was."""
@@ -65,6 +66,11 @@ def hidden(text: str) -> str:
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, MARK)
     return text
+
+
+def shown(text: str) -> str:
+    """The text as a terminal gets it: without secrets, and what it quotes of models and data escaped."""
+    return plain(hidden(text))
 
 
 def hidden_values(value: Any) -> Any:

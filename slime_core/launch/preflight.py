@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import shutil
-import time
+import timeit
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -263,22 +263,16 @@ def _precision(run: Prepared) -> Iterator[Finding]:
         return
 
     def seconds(dtype: torch.dtype) -> float:
-        matrix, taken = torch.ones(128, 128, dtype=dtype), []
-        for _ in range(8):
-            began = time.perf_counter()
-            torch.mm(matrix, matrix)
-            taken.append(time.perf_counter() - began)
-        return min(taken)
+        matrix = torch.ones(128, 128, dtype=dtype)
+        return min(timeit.repeat(lambda: torch.mm(matrix, matrix), number=1, repeat=8))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # others would have to be woken first
     times = seconds(torch.bfloat16) / seconds(torch.float32)
     torch.set_num_threads(threads)
     if times > _SLOW_PRODUCTS:
-        said = (
-            f"{run.settings.cite('dtype')}: a product takes this CPU {times:.0f} times as long as in float32; without"
-        )
-        yield Finding("dtype", Level.WARNING, f"{said} it the run is faster, and its numbers are better")
+        slow = f"{run.settings.cite('dtype')}: a product takes this CPU {times:.0f} times as long as in float32"
+        yield Finding("dtype", Level.WARNING, f"{slow}; without it the run is faster, and its numbers are better")
 
 
 def _paths(run: Prepared) -> Iterator[Finding]:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import errors
-from slime_core.config.secrets import hidden
+from slime_core.config.secrets import shown
 from slime_core.errors import SlimeError, TrainError
 from slime_core.procs.guarded import Guarded, signal_of
-from slime_core.text import plain
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch's elastic agent."""
@@ -42,10 +41,10 @@ def report(error: Exception) -> None:
     if getattr(error, _REPORTED, False):
         return
     setattr(error, _REPORTED, True)
-    shown = "".join(traceback.format_exception(error))
+    whole = "".join(traceback.format_exception(error))
     path = os.environ.get(ERROR_FILE)
     if not path:
-        print(plain(hidden(shown)), file=sys.stderr, flush=True)
+        print(shown(whole), file=sys.stderr, flush=True)
         return
     known = isinstance(error, SlimeError) and hasattr(errors, type(error).__name__)
     found = {
@@ -54,7 +53,7 @@ def report(error: Exception) -> None:
         "time": time.time(),
         "kind": type(error).__name__ if known else None,
         "text": str(error),
-        "traceback": None if isinstance(error, SlimeError) else shown,
+        "traceback": None if isinstance(error, SlimeError) else whole,
     }
     part = Path(f"{path}.part")
     part.write_text(json.dumps(found), encoding="utf-8")
@@ -111,7 +110,7 @@ def _was_asked(failure: RankEnd, reports: Mapping[int, Any], grace: float) -> bo
 
 def _reported(found: dict[str, Any], whose: str) -> SlimeError:
     if found["traceback"]:
-        print(plain(hidden(found["traceback"])), file=sys.stderr, flush=True)
+        print(shown(found["traceback"]), file=sys.stderr, flush=True)
         return TrainError(f"{whose} failed: {found['message']}")
     kind: type[SlimeError] = getattr(errors, found["kind"] or "TrainError")
     return kind(f"{whose}: {found['text']}")

@@ -140,11 +140,9 @@ class TrainedRollout:
         those of `slime_train_data`, with the trainer's `log_probs`; none named is all of them.
         """
         columns = {f.name: getattr(self.tensors, f.name) for f in fields(self.tensors)} | {"log_probs": self.log_probs}
-        asked = {name: column for name, column in columns.items() if not names or name in names}
         lengths = self.batch.response_lengths
-        whole = {
-            name: column for name, column in asked.items() if _is_whole(column, [lengths[i] for i in self.indices])
-        }
+        own = [lengths[i] for i in self.indices]
+        whole = {n: column for n, column in columns.items() if (not names or n in names) and _is_whole(column, own)}
         table = _gathered(whole, self.indices, lengths, self.trainer)
         if self.trainer.rank:
             return []
@@ -152,8 +150,8 @@ class TrainedRollout:
         kept = {name: v for name, v in of_batch if not names or name in (*names, "sample_indices")}
         table |= {name: values for name, values in kept.items() if _is_column(values, len(self.batch))}
         order = sorted(range(len(self.batch)), key=lambda i: self.batch.sample_indices[i])
-        about = {"rollout_id": self.batch.rollout_id}
-        return [{**about, **{name: values[i] for name, values in table.items()}} for i in order]
+        table = {"rollout_id": [self.batch.rollout_id] * len(self.batch), **table}
+        return [{name: values[i] for name, values in table.items()} for i in order]
 
 
 def save_trained(path: str, trained: TrainedRollout) -> None:

@@ -62,18 +62,16 @@ def _marked(mark: bytes, pipe: str) -> list[int]:
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             with open(f"/proc/{pid}/environ", "rb") as file:
                 marked = mark in file.read().split(b"\0")
-            if marked or (pid != os.getpid() and any(_links_to(pid, number, pipe) for number in _open(pid))):
+            if marked or (pid != os.getpid() and _holds(pid, pipe)):
                 found.append(pid)
     return found
 
 
-def _open(pid: int) -> list[str]:
-    return os.listdir(f"/proc/{pid}/fd")
-
-
-def _links_to(pid: int, number: str, target: str) -> bool:
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{pid}/fd/{number}") == target
+def _holds(pid: int, pipe: str) -> bool:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/{number}") == pipe:
+                return True
     return False
 
 

@@ -19,8 +19,6 @@ from slime_core.plugins.hookspecs import hookimpl
 from slime_core.protocols import Args
 
 FILE = "metrics.jsonl"
-_DIGEST = 16
-"""Bytes."""
 
 
 class JsonlTracker:
@@ -29,7 +27,7 @@ class JsonlTracker:
     def __init__(self) -> None:
         self._file: FileIO | None = None
         self._goes_on = False
-        self._written, self._known = hashlib.blake2b(digest_size=_DIGEST), 0
+        self._written, self._known = hashlib.blake2b(digest_size=16), 0
         """Of the file's first `_known` bytes, which no commit reads again."""
 
     @hookimpl
@@ -70,7 +68,7 @@ class JsonlTracker:
             return
         path = Path(str(self._file.name))
         content = path.read_bytes()[: known["size"]]
-        if hashlib.blake2b(content, digest_size=_DIGEST).hexdigest() != known["blake2b"]:
+        if hashlib.blake2b(content, digest_size=16).hexdigest() != known["blake2b"]:
             raise CheckpointError(
                 f"{path}: damaged: it is not what the run had recorded by that commit. To go on without the metrics so"
                 f" far: mv {path} {path}.damaged"
