@@ -220,7 +220,7 @@ def test_nothing_outlives_a_killed_command(running: Any) -> None:
     assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
-@pytest.mark.parametrize("after", [0.0, 1.0, pytest.param(3.0, marks=SLOW)])
+@pytest.mark.parametrize("after", [0.0, *(pytest.param(seconds, marks=SLOW) for seconds in (1.0, 3.0))])
 def test_a_command_killed_while_its_ranks_start_leaves_no_orphan_and_no_lock(
     two: Callable[..., list[str]], tmp_path: Path, after: float
 ) -> None:

@@ -70,6 +70,7 @@ class Guard:
         if scope["type"] in ("lifespan", "websocket"):
             return await self.app(scope, receive, send)
         headers, reads = Headers(scope=scope), scope["method"] not in _SAFE
+        receive = request = _Request(receive)
         try:
             self._check_origin(headers)
             if reads:
@@ -77,7 +78,7 @@ class Guard:
                 receive = _once(await self._body(headers, receive), receive)
         except Refused as refusal:
             if reads and refusal.status != 408:
-                await _throw_away(receive)
+                await _throw_away(request)
             return await self.refuse(scope["path"], refusal)(scope, receive, send)
         await self.app(scope, receive, send)
 
@@ -123,16 +124,25 @@ class Guard:
         return b"".join(pieces)
 
 
-async def _throw_away(receive: Receive) -> None:
+class _Request:
+    """The messages of a request, and whether its body has `ended`: what comes then is the end of the connection."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self.ended = receive, False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.ended = self.ended or not message.get("more_body", False)
+        return message
+
+
+async def _throw_away(request: _Request) -> None:
     """Read the rest of a body, so that its sender comes to read the answer; not for ever, and not without end."""
     left = _THROWN_AWAY
     with suppress(TimeoutError):
         async with asyncio.timeout(BODY_S / 6):
-            while left > 0:
-                message = await receive()
-                left -= len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
+            while left > 0 and not request.ended:
+                left -= len((await request()).get("body", b""))
 
 
 def _name(url: str) -> str | None:
