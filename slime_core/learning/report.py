@@ -183,9 +183,9 @@ def _gathered(
         return {}
     starts = [0, *itertools.accumulate(lengths)]
     table = torch.zeros(len(columns), starts[-1], dtype=torch.float32, device=trainer.device)
+    places = [place for i in indices for place in range(starts[i], starts[i + 1])]
+    own = torch.tensor(places, dtype=torch.int64, device=trainer.device)
     for row, column in zip(table, columns.values()):
-        for index, values in zip(indices, column):
-            row[starts[index] : starts[index + 1]] = values
+        row[own] = torch.cat(column).to(row)
     flat = trainer.all_reduce(table).cpu().numpy()
-    spans = list(itertools.pairwise(starts))
-    return {name: [row[a:b] for a, b in spans] for name, row in zip(columns, flat)}
+    return {name: [row[a:b] for a, b in itertools.pairwise(starts)] for name, row in zip(columns, flat)}

@@ -294,7 +294,8 @@ _TRAINER_COLUMNS = ("advantages", "log_probs", "ref_log_probs", "teacher_log_pro
 def _trained_row(row: Mapping[str, Any]) -> Row:
     """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
     found = {name: row[name] for name in _TRAINER_COLUMNS if name in row}
-    short = {name: v[0] if len(v) and (v == v[0]).all() else v for name, v in found.items()}
+    # Its ends differ in most columns that are not all of one number.
+    short = {name: v[0] if len(v) and v[0] == v[-1] and (v == v[0]).all() else v for name, v in found.items()}
     return {"index": row["sample_indices"], **short}
 
 
