@@ -60,7 +60,7 @@ def watch() -> None:
     for descriptor in (read, output, write):
         os.close(descriptor)
     _apart.update(apart)
-    os.register_at_fork(after_in_child=lambda: [_lead(stream, number) for number, stream in apart.items()])
+    os.register_at_fork(after_in_child=_print_as_others)
 
 
 def own(number: int) -> int | None:
@@ -78,6 +78,12 @@ def _below(stream: Any, number: int) -> io.FileIO | None:
 def _lead(stream: io.FileIO, descriptor: int) -> None:
     """Have it write to another descriptor: handlers of logs hold the objects above it."""
     stream.__init__(descriptor, "wb", closefd=False)  # type: ignore[misc]
+
+
+def _print_as_others() -> None:
+    """In a fork of this process."""
+    for number, stream in _apart.items():
+        _lead(stream, number)
 
 
 def main(owner: int, token: str) -> None:
