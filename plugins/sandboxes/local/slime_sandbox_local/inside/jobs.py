@@ -281,11 +281,10 @@ class Server:
 
     def _over(self, job: Job, status: int) -> None:
         self._drain_rest(job)
-        for name, descriptor in job.pipes.items():
+        for descriptor in job.pipes.values():
             with contextlib.suppress(KeyError):
                 self.selector.unregister(descriptor)
             os.close(descriptor)
-            del name
         code = TIMED_OUT if job.timed_out else status if status >= 0 else 128 - status
         self._reply(job, code, ended=True)
 
