@@ -1,10 +1,10 @@
-"""`slime train`: the whole loop."""
+"""`slime train`: reinforcement learning, by rollouts, rewards and optimizer steps."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from slime_core.protocols import Args
+from slime_core.protocols import Args, Command
 from slime_core.waits import telling_start, waiting
 
 
@@ -39,3 +39,6 @@ def report(summary: dict[str, Any], args: Args) -> None:
         print(f"checkpoint {summary['checkpoint']}")
     if summary["eval_before"] is not None:
         print(f"held-out accuracy {summary['eval_before']:.2f} -> {summary['eval_after']:.2f}", flush=True)
+
+
+command = Command(run)
