@@ -113,6 +113,18 @@ def test_a_reward_that_is_no_good(case: str, tiny: TinyRun, tmp_path: Path) -> N
     assert [f for f in findings if f["level"] == "ok" and "work in a fresh process" in f["message"]]
 
 
+def test_a_fresh_process_loads_no_torch_for_parts_of_ours(tiny: TinyRun, tmp_path: Path) -> None:
+    """They load there as they did in the run's own process, and torch takes longer than all checks together."""
+    reward = tmp_path / "rm.py"
+    probed = "'slime_testing_probes.probes' in ' '.join(sys.orig_argv)"
+    reward.write_text(
+        f"import sys\ndef reward(args, sample):\n    assert not ({probed} and 'torch' in sys.modules)\n    return 1.0\n"
+    )
+    status, findings = _check(*tiny.argv(custom_rm_path=reward, run_dir=tmp_path / "out"))
+    assert status == 0, findings
+    assert [f for f in findings if f["level"] == "ok" and str(reward) in f["message"]]
+
+
 @pytest.mark.slow
 def test_a_reward_that_asks_a_model_of_the_run_is_not_asked_yet(tiny: TinyRun, tmp_path: Path) -> None:
     """The engine that serves it does not run; a name that no model has is told all the same."""
