@@ -75,7 +75,7 @@ def test_two_clicks_to_this_token_this_log_prob_this_reward(browser: Any, url: s
     with page_of(browser) as page:
         page.goto(url)
         shows(page, "run")
-        page.locator("a[href*='#/sample']").first.click()
+        page.locator("td a[href*='#/sample?']").first.click()
         shows(page, "sample")
         page.locator(".tokens .s-sampled").nth(2).click()
         panel = page.locator(".panel")
@@ -143,10 +143,17 @@ def test_keys_walk_from_the_run_to_tokens_and_back(browser: Any, url: str) -> No
         shows(page, "group")
         page.keyboard.press("u")
         shows(page, "rollout")
+        rows = page.locator("tr.row", has=page.locator("td.start:not(:empty)"))
+        said = rows.first.locator("td.start").first.inner_text().split()[0]
         page.keyboard.press("/")
         page.keyboard.type("no answer has this")
         page.keyboard.press("Enter")
         page.get_by_text(re.compile(r"^0 of \d+ samples")).wait_for()
+        page.keyboard.press("Escape")
+        page.locator("[data-search]").fill(said)
+        page.keyboard.press("Enter")
+        page.get_by_text(re.compile(r"^[1-9]\d* of \d+ samples")).wait_for()
+        assert page.locator("td.start mark").first.inner_text() == said
         page.keyboard.press("Escape")
         page.keyboard.press("[")
         shows(page, "rollout")
@@ -240,7 +247,7 @@ def test_the_page_as_it_is_in_a_checkout_without_node(
         page.goto(url)
         shows(page, "run")
         page.locator(".chart svg.sketch").first.wait_for()
-        page.locator("a[href*='#/sample']").first.click()
+        page.locator("td a[href*='#/sample?']").first.click()
         shows(page, "sample")
         assert page.locator(".tokens .s-sampled").count() > 0
 
@@ -253,7 +260,8 @@ def test_a_report_is_read_without_a_server(browser: Any, run_dir: Path, tmp_path
         page.goto((tmp_path / "report.html").as_uri())
         shows(page, "run")
         page.locator(".chart .uplot").first.wait_for()
-        page.locator("tr.row a").first.click()
+        page.locator("tr.row a[href*='#/rollout?']").first.click()
         shows(page, "rollout")
-        page.locator("tr.row a").last.click()
+        assert page.locator("td.start").first.inner_text()
+        page.locator("tr.row a[href*='#/sample?']").last.click()
         page.locator("main[data-ready=sample] .tokens").wait_for()
