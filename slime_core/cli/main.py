@@ -1,7 +1,7 @@
 """`slime <command>`: find the command, run it, turn errors into one line and an exit status.
 
-A command is a module, of `slime_core.cli` or of a plugin (`plugins/commands.py`), imported when it is chosen, so
-`slime --help` loads nothing heavy. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted (a run that trains:
+A command is a module that an entry point names (`plugins/commands.py`), imported when it is chosen, so `slime --help`
+loads nothing heavy. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted (a run that trains:
 with a commit), 143 ended by SIGTERM.
 """
 
@@ -11,48 +11,23 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from slime_core import __version__
-from slime_core.cli.termination import Termination
 from slime_core.config.secrets import learn_flags, shown
 from slime_core.errors import ConfigError, PluginError, SlimeError
 
 if TYPE_CHECKING:
+    from slime_core.cli.termination import Termination
     from slime_core.protocols import Command
 
+_HELP, _VERSION = ("-h", "--help", "help"), ("-V", "--version", "version")
 USAGE_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
 """128 + SIGTERM, as a shell reports it."""
 CLOSED_PIPE = 141
 """A run ended because nobody reads its output any more: 128 + SIGPIPE, as a shell reports it."""
-
-
-class Own(NamedTuple):
-    """One of the core's commands: what the list needs to say without importing it."""
-
-    name: str
-    help: str
-    takes_settings: bool
-    """Its module has `run(argv)`; otherwise `add_parser(subparsers)` and `run(namespace)`."""
-    only_prints: bool = False
-
-    def load(self) -> Command:
-        """Import its module."""
-        from slime_core.protocols import Command
-
-        module = import_module(f"slime_core.cli.{self.name.replace('-', '_')}")
-        return Command(module.run, None if self.takes_settings else module.add_parser, self.only_prints)
-
-
-COMMANDS: tuple[Own, ...] = (
-    Own("train", "reinforcement learning: rollouts, rewards, optimizer steps", True),
-    Own("check", "find what is wrong with a run before it starts", True),
-    Own("rollout", "generate and score samples without training", True),
-    Own("config", "show settings and where each comes from", True, only_prints=True),
-)
 
 
 class _StandardError(logging.Handler):
@@ -80,49 +55,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (the process's by default) and return its exit status."""
     log, handler = logging.getLogger(), _StandardError(logging.WARNING)
     log.addHandler(handler)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
+        if not words or words[0] in _HELP + _VERSION:
+            return _guarded(words, None)
+        from slime_core.cli.termination import Termination
+
         with Termination() as termination:
-            return _guarded(list(sys.argv[1:] if argv is None else argv), termination)
+            return _guarded(words, termination)
     finally:
         log.removeHandler(handler)
 
 
-def _guarded(argv: list[str], termination: Termination) -> int:
+def _guarded(argv: list[str], termination: Termination | None) -> int:
     """The command, with every expected way out turned into an exit status."""
     command, status = None, 0
     learn_flags(argv)
     try:
-        if not argv or argv[0] in ("-h", "--help", "help"):
+        if not argv or argv[0] in _HELP:
             print(overview(argv))
-        elif argv[0] in ("-V", "--version", "version"):
+        elif argv[0] in _VERSION:
             print(f"slime {__version__}")
         else:
-            command = _command(argv)
+            from slime_core.plugins.commands import load
+
+            command = load(argv)
             status = _run(command, argv)
         sys.stdout.flush()
-        return INTERRUPTED if termination.interrupted and not status else status
+        return INTERRUPTED if termination and termination.interrupted and not status else status
     except SlimeError as error:
-        print(shown("slime: error: " + str(error).replace("\n", "\n  ")), file=sys.stderr)
+        said = "; ".join([str(error), *getattr(error, "__notes__", [])]).replace("\n", "\n  ")
+        print(shown(f"slime: error: {said}"), file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1
     except KeyboardInterrupt:
-        print(f"slime: {'ended by SIGTERM' if termination.asked else 'interrupted'}", file=sys.stderr)
-        return TERMINATED if termination.asked else INTERRUPTED
+        asked = termination is not None and termination.asked
+        print(f"slime: {'ended by SIGTERM' if asked else 'interrupted'}", file=sys.stderr)
+        return TERMINATED if asked else INTERRUPTED
     except BrokenPipeError:
         # The reader (`head`, say) has left; a second write at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0 if command is None or command.only_prints else CLOSED_PIPE
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-
-
-def _command(argv: list[str]) -> Command:
-    """That of the first word. Raises ConfigError for an unknown one, PluginError for one that cannot be loaded."""
-    own = next((c for c in COMMANDS if c.name == argv[0]), None)
-    if own is not None:
-        return own.load()
-    from slime_core.plugins.commands import load
-
-    return load(argv, [c.name for c in COMMANDS])
 
 
 def _run(command: Command, argv: list[str]) -> int:
@@ -132,7 +106,9 @@ def _run(command: Command, argv: list[str]) -> int:
         except SystemExit:
             if {"-h", "--help", "--help-all"}.isdisjoint(argv):  # another program's flags have been printed
                 raise
-            import_module("slime_core.cli.plugin_help").print_options(argv[1:])
+            from slime_core.cli.plugin_help import print_options
+
+            print_options(argv[1:])
             raise
     from slime_core.cli.parser import Parser
 
@@ -145,8 +121,7 @@ def overview(argv: Sequence[str] = ()) -> str:
     """What `slime --help` prints."""
     from slime_core.plugins.commands import offered
 
-    theirs = offered(argv, [c.name for c in COMMANDS])
-    rows = [*((c.name, c.help) for c in COMMANDS), *theirs, ("version", "print the version")]
+    rows = [*offered(argv), ("version", "print the version")]
     width = max(len(name) for name, _ in rows)
     lines = [
         "usage: slime <command> [arguments]",
