@@ -159,6 +159,52 @@ def test_keys_walk_from_the_run_to_tokens_and_back(browser: Any, url: str) -> No
         shows(page, "rollout")
 
 
+def test_another_reward_scores_the_group_and_again_when_its_file_changes(
+    browser: Any, url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def reward(args, sample):\n    return 7.25\n")
+    with page_of(browser) as page:
+        page.goto(url)
+        shows(page, "run")
+        page.locator("td a[href*='#/sample?']").first.click()
+        shows(page, "sample")
+        page.get_by_text("score again: what").click()
+        page.get_by_label("reward", exact=True).fill(str(file))
+        page.get_by_role("button", name="score again").click()
+        page.get_by_role("cell", name="7.25").first.wait_for(timeout=60_000)
+        page.get_by_label("again whenever the file changes").check()
+        file.write_text("def reward(args, sample):\n    raise ValueError('<b>not</b> this')\n")
+        page.get_by_text("<b>not</b> this").first.wait_for(timeout=60_000)
+
+
+@pytest.mark.slow
+def test_a_sample_is_generated_again_from_its_page(browser: Any, url: str) -> None:
+    with page_of(browser) as page:
+        page.goto(f"{url}/#/sample?run=.&rollout=0")
+        shows(page, "sample")
+        page.get_by_text("resample: generate it again").click()
+        page.locator(".tokens .s-sampled").nth(1).click()
+        assert page.locator("input[name=from]").input_value() == "1"
+        page.get_by_label("times").fill("2")
+        page.get_by_role("button", name="resample").click()
+        page.get_by_text("2:").wait_for(timeout=200_000)
+        assert page.locator(".card .tokens").count() == 2
+
+
+def test_a_timeline_has_engine_tools_rewards_trainer_and_waits_apart(browser: Any, tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "run", rollouts=1).write()
+    with in_thread(serve(run)) as url, page_of(browser) as page:
+        page.goto(f"{url}/#/timeline?run=.&rollout=0")
+        shows(page, "timeline")
+        rows = page.locator("tbody tr").all_inner_texts()
+        seconds = {row.split("\t")[0]: row.split("\t")[2] for row in rows}
+        assert seconds == {
+            "rollout": "6", "wait for a place": "0.2", "engine": "56.4", "tools": "6", "rewards": "16", "trainer": "3",
+            "sync": "0.1", "trainer waits": "6",
+        }  # fmt: skip
+
+
 def test_a_bar_of_the_histogram_filters_the_table(browser: Any, url: str) -> None:
     with page_of(browser) as page:
         page.goto(f"{url}/#/rollout?run=.&rollout=0")

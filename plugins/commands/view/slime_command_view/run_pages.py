@@ -75,6 +75,7 @@ def _curves(found: Sequence[WatchedRun]) -> dict[str, str]:
 
 def run_page(run: WatchedRun) -> dict[str, Any]:
     """One run: what it is, what it waits for, what was noticed, its rollouts and evaluations."""
+    run.read_ahead()
     index, metrics = run.index(), run.metrics()
     names = sorted({name for line in metrics for name in line if name != "step"})
     return {
@@ -162,6 +163,7 @@ def timeline(run: WatchedRun, number: int) -> dict[str, Any]:
                 "group": event.get("g"), "sample": event.get("i"), "times": [t - start for t in event["t"]],
                 "prompt": event.get("p"), "before": event.get("k"), "new": event.get("n"), "turns": event.get("turns"),
                 "status": event.get("s"), "version": event.get("v"), "evaluation": bool(event.get("ev")),
+                "waited": event.get("w", 0.0), "outside": event.get("o", 0.0),
             }
             for event in samples[:_MOST_BARS]
         ],

@@ -28,6 +28,7 @@ class WatchedRun(Run):
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
         self._index: tuple[Any, Index | None] = (None, None)
         self._shadows: dict[int, tuple[Any, dict[int, Row]]] = {}
+        self._ahead = False
         self._steps: list[dict[str, Any]] = []
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -80,6 +81,12 @@ class WatchedRun(Run):
     def ledger(self) -> LedgerIndex:
         """What became of its groups."""
         return LedgerIndex(self.path)
+
+    def read_ahead(self) -> None:
+        """Begin to read the trace, which a page is likely to be asked for next."""
+        if not self._ahead:
+            self._ahead = True
+            threading.Thread(target=self.timeline.update, name="slime-view-trace", daemon=True).start()
 
     def stamp(self) -> str:
         """Differs when there is something new to see."""

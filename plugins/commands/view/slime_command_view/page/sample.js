@@ -151,8 +151,7 @@ export async function samplePage(asked) {
       ? h("p", `tokens ${tokens.start} to ${tokens.start + tokens.ids.length} of ${tokens.total} `, tokens.start > 0 ? h("a", { href: slice(tokens.start - 10000) }, "before") : null, " ", tokens.start + tokens.ids.length < tokens.total ? h("a", { href: slice(tokens.start + 10000) }, "after") : null)
       : null,
     tokens.texts === null && tokens.ids.length ? h("p.dim", "the tokenizer of the run is not here, so tokens are shown as their ids") : null,
-    h("div.sample", h("div", tokens.ids.length ? view.holder : conversation(found), tokens.text === null || !tokens.ids.length ? null : h("div.text", tokens.text)), panel),
-    buttons,
+    h("div.sample", h("div", tokens.ids.length ? view.holder : conversation(found), tokens.text === null || !tokens.ids.length ? null : h("div.text", tokens.text), buttons), panel),
     found.images.map((source) => h("img", { src: source, alt: "of the prompt" })),
     isReport ? null : found.renderers.map((name) => h("details.box", { open: true }, h("summary", `rendered by ${name}`), h("iframe", { sandbox: "", title: name, src: `rendered?${query({ ...where, by: name })}` }))),
     h("details.box", h("summary", "messages"), conversation(found)),
