@@ -90,8 +90,9 @@ class Timeline(Protocol):
     def sample(
         self,
         siblings: list[Sample],
-        times: tuple[float, float, float],
+        times: tuple[float, ...],
         before: int,
+        outside: float,
         *,
         rollout_id: int | None,
         ev: bool,
