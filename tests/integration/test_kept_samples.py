@@ -25,7 +25,7 @@ NASTY = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>\u202egnp.exe\r\nnext"
 @pytest.fixture(scope="module")
 def run_dir(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save = tmp_path_factory.mktemp("kept") / "run"
-    slime("train", *tiny.argv(save, eval_interval=1))
+    slime("train", *tiny.argv(save, eval_interval=1, use_rollout_entropy=True))
     return save
 
 
@@ -43,6 +43,10 @@ def test_every_sample_is_kept_with_what_it_was_paid(run_dir: Path) -> None:
     given = run.trained(3)[stored[0].entry.sample_index or 0]
     assert len(given["log_probs"]) == len(sample.rollout_log_probs)
     assert given["log_probs"] == pytest.approx(sample.rollout_log_probs, abs=1e-4)
+    entropies = [row["entropy"] for row in run.trained(3).values()]
+    means_of_samples = [sum(e) / len(e) if isinstance(e, list) else e for e in entropies]
+    mean = sum(means_of_samples) / len(means_of_samples)
+    assert mean == pytest.approx(dict(run.series("rollout/entropy"))[4], rel=1e-5)
     rollouts = {found.entry.rollout for found in stored}
     assert rollouts == {0, 1, 2, 3}
     for rollout in rollouts:

@@ -65,7 +65,7 @@ class AlgorithmArgs(Section):
     rewards_normalization: Annotated[bool, Flag(off="--disable-rewards-normalization")] = True
     """Subtract the group's mean from its rewards."""
     use_rollout_entropy: bool = False
-    """Compute the entropy in the log-prob pass, as the metric rollout/entropy."""
+    """Compute the entropy in the log-prob pass: the metric rollout/entropy, and token by token in kept samples."""
     use_rollout_logprobs: bool = False
     """Take the engine's log-probs as those of the old policy."""
     get_mismatch_metrics: bool = False

@@ -289,7 +289,7 @@ def _score(row: Row) -> float | None:
     return score
 
 
-_TRAINER_COLUMNS = ("advantages", "log_probs", "ref_log_probs", "teacher_log_probs", "values", "returns")
+_TRAINER_COLUMNS = ("advantages", "log_probs", "entropy", "ref_log_probs", "teacher_log_probs", "values", "returns")
 
 
 def _trained_row(row: Mapping[str, Any]) -> Row:
