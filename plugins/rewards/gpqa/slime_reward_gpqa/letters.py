@@ -46,8 +46,8 @@ _DENIED_PHRASE = re.compile(
 )
 """Before a phrase that names a letter: `I doubt that the` answer is B."""
 _DENIED_AFTER = re.compile(
-    r"[)\]}*\"'$]*\s*(?:(?:is|was|are|seems?|must be|would be|can be)\s+(?:\w+ly\s+)?(?:not|wrong|incorrect|false|ruled out"
-    r"|excluded|eliminated|impossible|unlikely)\b|(?:is|was|does|ca|wo)n['\u2019]t\b|can\s?not\b|does not\b"
+    r"[)\]}*\"'$]*\s*(?:(?:is|was|are|seems?|must be|would be|can be)\s+(?:\w+ly\s+)?(?:not|wrong|incorrect|false"
+    r"|ruled out|excluded|eliminated|impossible|unlikely)\b|(?:is|was|does|ca|wo)n['\u2019]t\b|can\s?not\b|does not\b"
     r"|[?,.\u2192]?\s*(?:I (?:guess|think)\s+)?(?:no|not)\b(?=\W*(?:\Z|wait\b)))",
     re.IGNORECASE,
 )
