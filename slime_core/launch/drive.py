@@ -25,9 +25,9 @@ from slime_core.launch.ranks import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, restore, unfinished_evaluations
 from slime_core.launch.trainers import Trainers
 from slime_core.models.hf_io import copy_assets
+from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
-from slime_core.observability.trackers.jsonl import cut_after
 from slime_core.protocols import Args
 from slime_core.types import TrainBatch
 from slime_core.weights.sync import WeightReceiver, WeightSync
@@ -79,15 +79,8 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
     start = args.start_rollout_id = first_rollout(args, commit)
     with run_hooks(run, run_dir):
         if commit is not None:
-            restore(
-                args,
-                commit,
-                run.settings.to_dict(),
-                trainer=parts.trainers,
-                stage=stage,
-                weights=weights,
-                journal=journal,
-            )
+            settings, trainers = run.settings.to_dict(), parts.trainers
+            restore(args, commit, settings, trainer=trainers, stage=stage, weights=weights, journal=journal)
             if not args.finetune:
                 parts.unfinished += unfinished_evaluations(commit)
         cut_after(run_dir, start, parts.unfinished)

@@ -103,6 +103,9 @@ BROKEN = [
     ("--use-tis --use-rollout-logprobs",
      "--use-rollout-logprobs (flag) and --use-tis (flag) are both set; use one: either the old policy is the engine's,"
      " or the loss is corrected for its distance from the trainer's."),
+    ("--use-tis --use-rs --normalize-advantages --proximal-policy interpolate",
+     "--use-rs (flag) with --normalize-advantages (flag) and --proximal-policy 'interpolate' (flag): what is rejected"
+     " is known only in the step, after the advantages are normalised; remove one."),
     ("--use-rollout-logprobs --proximal-policy interpolate",
      "--proximal-policy 'interpolate' (flag) and --use-rollout-logprobs (flag) both name the old policy; use one."),
     ("--use-rs", "--use-rs (flag) needs --use-tis."),
@@ -164,10 +167,23 @@ def test_what_other_commands_do_not_need(load: Load) -> None:
     assert load(*rollout.split(), base=False, command="rollout").args.num_rollout == 1
 
 
-def test_a_tracker_of_the_bundle_is_not_asked_for_in_vain(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["--use-tensorboard"], r"\[tensorboard\]"),
+        (["--use-wandb"], r"\[wandb\]"),
+        (["--shadow-rm-path", "math"], ""),
+        (["--shadow-filter-path", "band"], ""),
+        (["--log-samples", "64"], ""),
+    ],
+)
+def test_what_plugins_of_the_bundle_do_is_not_asked_for_in_vain(
+    load: Load, monkeypatch: pytest.MonkeyPatch, words: list[str], extra: str
+) -> None:
     monkeypatch.setattr("slime_core.config.sections.logging.installed", lambda distribution: None)
-    with pytest.raises(ConfigError, match=r"--use-tensorboard .*pip install 'slime-rl\[tensorboard\]'"):
-        load("--use-tensorboard")
+    with pytest.raises(ConfigError, match=rf"{words[0]} .*pip install 'slime-rl{extra}'"):
+        load(*words)
+    load("--log-samples", "none", "--no-use-tensorboard")
 
 
 def test_the_context_bounds_the_response(load: Load) -> None:
@@ -197,9 +213,7 @@ def test_supervised_fine_tuning(load: Load) -> None:
 
 
 WARNINGS = [
-    ("--use-tis --use-rs --normalize-advantages", [
-        "--use-rs (flag) with --normalize-advantages (flag): rows are rejected after the advantages are made, so they"
-        " count in the mean and standard deviation by which those of all other groups are normalised."]),
+    ("--use-tis --use-rs --normalize-advantages", []),
     ("--num-epoch 2", ["--num-epoch 2 (flag) has no effect with --num-rollout 3 (flag)."]),
     ("--kl-loss-coef 0.1", ["--kl-loss-coef 0.1 (flag) has no effect without --use-kl-loss."]),
     ("--use-unbiased-kl --kl-loss-type k3",
