@@ -20,7 +20,12 @@ from slime_core.types import TrainBatch
 
 
 def compute_advantages(
-    args: Args, batch: TrainBatch, tensors: TrainTensors, estimator: AdvantageEstimator, all_reduce: AllReduce
+    args: Args,
+    batch: TrainBatch,
+    tensors: TrainTensors,
+    estimator: AdvantageEstimator,
+    all_reduce: AllReduce,
+    kept: Column | None = None,
 ) -> TrainTensors:
     """Fill in `kl`, `advantages` and `returns`, and with `use_opd` also `opd_reverse_kl`.
 
@@ -34,9 +39,10 @@ def compute_advantages(
         tensors: Its columns.
         estimator: The algorithm.
         all_reduce: Sum over data-parallel ranks.
+        kept: The loss masks without what a correction rejects, which whitening leaves out; None: nothing is rejected.
 
     Raises:
-        TrainError: The estimator returned something of the wrong shape or not finite, or there is nothing to whiten.
+        TrainError: The estimator returned something of the wrong shape or not finite.
     """
     kl = _kl(args, tensors)
     device = tensors.loss_masks[0].device if tensors.loss_masks else torch.device("cpu")
@@ -62,7 +68,7 @@ def compute_advantages(
     if reverse_kl is not None:
         advantages = [part - args.opd_kl_coef * gap for part, gap in zip(advantages, reverse_kl)]
     if args.normalize_advantages:
-        advantages = _whiten(batch, advantages, tensors.loss_masks, all_reduce)
+        advantages = _whiten(advantages, tensors.loss_masks if kept is None else kept, all_reduce)
     return replace(tensors, kl=kl, opd_reverse_kl=reverse_kl, advantages=advantages, returns=returns)
 
 
@@ -90,12 +96,12 @@ def _checked(name: str, parts: Column, batch: TrainBatch, estimator: AdvantageEs
     return parts
 
 
-def _whiten(batch: TrainBatch, advantages: Column, masks: Column, all_reduce: AllReduce) -> Column:
+def _whiten(advantages: Column, masks: Column, all_reduce: AllReduce) -> Column:
     # A rank without samples still takes part in the two reductions.
     flat = torch.cat(advantages) if advantages else torch.zeros(0)
     mask = torch.cat(masks) if masks else torch.zeros(0)
     try:
         white = masked_whiten(flat, mask, all_reduce)
-    except ValueError as error:
-        raise TrainError(f"rollout {batch.rollout_id}: --normalize-advantages: {error}") from error
-    return list(torch.split(white, batch.response_lengths))
+    except ValueError:  # nothing is left on any rank, so that no advantage counts
+        return advantages
+    return list(torch.split(white, [len(part) for part in advantages]))

@@ -81,6 +81,19 @@ class Corrector:
 
         return correct
 
+    def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
+        """The loss masks without what the correction rejects or gives no weight, before the first of `steps`.
+
+        As they are where it is known only in the steps: with a function, or a policy that is blended there.
+        """
+        train = tensors.old_log_probs if tensors.train_log_probs is None else tensors.train_log_probs
+        masks = list(tensors.loss_masks)
+        if self.applies and self._weigh is not None and train is not None and tensors.rollout_log_probs is not None:
+            for step in steps:
+                for position, found in self._over_step(batch, tensors, train, step).items():
+                    masks[position] = found.loss_mask * (found.weights != 0)
+        return masks
+
     def _over_step(
         self, batch: TrainBatch, tensors: TrainTensors, train: Column, denominators: Denominators
     ) -> dict[int, CorrectionOutputs]:

@@ -112,8 +112,8 @@ class Learner:
         self._warn_of_small_passes(local, share)
         clock, steps = Clock(), list[StepResult]()
         trains_actor = self.critic is None or rollout_id >= self.args.num_critic_only_steps
-        tensors = self._passes.run(local, share, clock, trains_actor=trains_actor)
         denominators = self._denominators(batch, schedule, share)
+        tensors = self._passes.run(local, share, denominators, clock, trains_actor=trains_actor)
         metrics: dict[str, float] = {}
         if self.critic is not None:
             with clock.timed("critic_train"):

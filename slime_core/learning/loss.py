@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import torch
 
 from slime_core.errors import TrainError
-from slime_core.learning.tensors import Denominators, TrainTensors, gather
+from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.corrections import interpolated_log_probs, off_policy_sequences
 from slime_core.ops.kl import kl_estimate
 from slime_core.ops.masking import weighted_sum
@@ -47,6 +47,9 @@ class Loss(Protocol):
     ignores: ClassVar[Sequence[str]]
     """Settings of the policy loss that it leaves without effect: a user who gives one is told."""
 
+    def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
+        """The loss masks without what the loss is going to reject: what `--normalize-advantages` runs over."""
+
     def bind(self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
         """The loss function of one optimizer step over the rank's local `batch`."""
 
@@ -63,6 +66,10 @@ class LossBase:
 
     def __init__(self, args: Args, estimator: AdvantageEstimator | None) -> None:
         self.args = args
+
+    def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
+        """See `Loss.kept`: all."""
+        return tensors.loss_masks
 
 
 class PolicyLoss(LossBase):
@@ -98,6 +105,10 @@ class PolicyLoss(LossBase):
         self.old_policy = "recomputed" if corrector is not None else "reused"
         if args.proximal_policy == "interpolate":
             self.old_policy = "interpolated"
+
+    def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
+        """See `Loss.kept`: all but what the correction rejects."""
+        return tensors.loss_masks if self.corrector is None else self.corrector.kept(batch, tensors, steps)
 
     def bind(self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
         """See `Loss.bind`; without `tensors.old_log_probs` the policy is its own old policy.

@@ -11,7 +11,7 @@ off-policy corrections take recomputed ones for all, or (`--proximal-policy inte
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from slime_core.errors import TrainError
 from slime_core.learning.advantages import compute_advantages
 from slime_core.learning.loss import Loss
 from slime_core.learning.packing import RankSchedule
-from slime_core.learning.tensors import Column, TrainTensors
+from slime_core.learning.tensors import Column, Denominators, TrainTensors
 from slime_core.protocols import AdvantageEstimator, Args, Trainer
 from slime_core.types import TrainBatch
 
@@ -68,12 +68,21 @@ class Passes:
         for_advantages = self.estimator.needs_log_probs or bool(args.kl_coef) or args.use_opd
         return for_advantages or self.postprocess is not None
 
-    def run(self, local: TrainBatch, share: RankSchedule, clock: Clock, *, trains_actor: bool = True) -> TrainTensors:
+    def run(
+        self,
+        local: TrainBatch,
+        share: RankSchedule,
+        steps: Sequence[Denominators],
+        clock: Clock,
+        *,
+        trains_actor: bool = True,
+    ) -> TrainTensors:
         """This rank's samples as tensors, with all that the loss needs.
 
         Args:
             local: This rank's samples.
             share: Its part of the schedule.
+            steps: What each optimizer step sums over.
             clock: Times each pass.
             trains_actor: False when the rollout trains the critic only; passes that only the actor's later steps
                 would read are left out.
@@ -89,7 +98,8 @@ class Passes:
         if self.loss.needs_advantages:
             self._other_models(local, micro_batches, tensors, clock)
             assert self.estimator is not None
-            tensors = compute_advantages(self.args, local, tensors, self.estimator, self.trainer.all_reduce)
+            kept = self.loss.kept(local, tensors, steps) if self.args.normalize_advantages else None
+            tensors = compute_advantages(self.args, local, tensors, self.estimator, self.trainer.all_reduce, kept)
             reads_later = trains_actor and len(share.steps) > 1 and self.loss.old_policy != "interpolated"
             if tensors.old_log_probs is None and reads_later:
                 with clock.timed("log_probs"):

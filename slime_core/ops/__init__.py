@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from slime_core.ops.corrections import (
-    bounded_weights,
-    importance_at,
-    interpolated_log_probs,
-    mean_weight,
-    mismatch_metrics,
-    off_policy_sequences,
-    trust_region,
-    veto,
-)
+from slime_core.ops.corrections import interpolated_log_probs, mismatch_metrics, off_policy_sequences
 from slime_core.ops.groups import group_members, group_normalize
 from slime_core.ops.kl import kl_estimate
 from slime_core.ops.logprobs import log_probs_from_logits, response_log_probs, token_log_probs
@@ -47,7 +38,6 @@ from slime_core.ops.returns import (
 from slime_core.ops.surrogate import cispo_surrogate, clipped_surrogate, clipped_value_loss
 
 __all__ = [
-    "bounded_weights",
     "cispo_surrogate",
     "clipped_surrogate",
     "clipped_value_loss",
@@ -57,7 +47,6 @@ __all__ = [
     "group_members",
     "group_normalize",
     "icepop_weight",
-    "importance_at",
     "importance_ratio",
     "interpolated_log_probs",
     "kl_estimate",
@@ -66,7 +55,6 @@ __all__ = [
     "masked_gae",
     "masked_mean",
     "masked_whiten",
-    "mean_weight",
     "mismatch_metrics",
     "off_policy_sequences",
     "pad_right",
@@ -83,8 +71,6 @@ __all__ = [
     "token_log_probs",
     "token_rewards",
     "truncated_weight",
-    "trust_region",
     "unpad",
-    "veto",
     "weighted_sum",
 ]

@@ -148,13 +148,8 @@ def _truncated_sampling(s: Settings) -> None:
 
 
 def _off_policy(s: Settings) -> None:
-    """What OPSM needs to act, and where rejected rows reach others."""
+    """What OPSM needs to act."""
     a = s.args
-    if a.use_tis and a.use_rs and a.normalize_advantages:
-        s.warnings.append(
-            f"{s.cite('use_rs')} with {s.cite('normalize_advantages')}: rows are rejected after the advantages are"
-            " made, so they count in the mean and standard deviation by which those of all other groups are normalised."
-        )
     starts_at_old = not a.use_rollout_logprobs and a.proximal_policy == "recompute"
     if a.use_opsm and a.num_steps_per_rollout == 1 and starts_at_old:
         s.warnings.append(
@@ -221,6 +216,11 @@ RULES: tuple[Rule, ...] = (
         "{keep_old_actor} and {proximal_policy} both name the old policy; use one.",
     ),
     Refused(lambda a: a.use_rs and not a.use_tis, "{use_rs} needs --use-tis."),
+    Refused(
+        lambda a: a.use_rs and a.normalize_advantages and a.proximal_policy == "interpolate",
+        "{use_rs} with {normalize_advantages} and {proximal_policy}: what is rejected is known only in the step, after"
+        " the advantages are normalised; remove one.",
+    ),
     NoEffect(
         "tis_clip tis_clip_low tis_level tis_mode tis_lower_bound tis_upper_bound tis_batch_normalize rs_level"
         " rs_lower_bound rs_upper_bound rs_veto_threshold rs_trust_region rs_tr_threshold custom_tis_function_path",

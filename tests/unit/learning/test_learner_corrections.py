@@ -12,7 +12,7 @@ import torch
 from slime_correction_mis import MismatchImportanceSampling
 
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.corrections import TruncatedImportanceSampling
+from slime_core.learning.corrections import IcePop, TruncatedImportanceSampling
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
@@ -128,3 +128,40 @@ def test_mismatch_metrics_beside_the_engines_log_probs() -> None:
     assert torch.equal(trainer.weight, expected.weight)
     assert metrics["train/mis_kl"] == pytest.approx(-0.5, abs=1e-6)
     assert metrics["train/pg_loss"] == plain["train/pg_loss"]
+
+
+@pytest.mark.parametrize("correction", ["mis", "icepop"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_advantages_are_normalised_over_what_is_kept(correction: str, world_size: int) -> None:
+    """The gradient written by hand, in float64 and over both steps, with rewards of rejected rows that are far off."""
+    common = {
+        **MIS, "use_opsm": False, "tis_mode": "truncate", "tis_batch_normalize": False, "rs_veto_threshold": None,
+        "rs_trust_region": None, "rs_level": "sequence", "normalize_advantages": True, "tis_clip_low": 0.5,
+        "tis_level": "token", "tis_clip": 2.0,
+    }  # fmt: skip
+    args, batch = make_args(**common), make_batch()
+    assert batch.rollout_log_probs is not None
+    rejected = [1, 4, 6]
+    for i in rejected:
+        batch.rollout_log_probs[i] = [p - 5.0 for p in batch.rollout_log_probs[i]]
+        batch.rewards[i] += 300.0
+    made: dict[str, Any] = {"mis": MismatchImportanceSampling, "icepop": IcePop}
+    _, trainer = learn(args, batch, world_size, lambda args: Corrector(args, made[correction](args)))
+    kept = [i for i in range(8) if i not in rejected]
+    rows = torch.tensor([batch.rewards[i] for i in kept for m in batch.loss_masks[i] if m], dtype=torch.float64)
+    fresh, loss = ToyTrainer(), torch.zeros((), dtype=torch.float64)
+    for i in kept:
+        mask = torch.tensor(batch.loss_masks[i], dtype=torch.float64)
+        advantage = (batch.rewards[i] - rows.mean()) / (rows.var() + 1e-8).sqrt()
+        log_probs = fresh.output(fresh.weight, batch, [i]).log_probs
+        loss = loss - (log_probs * mask).sum() * advantage / mask.sum() / 8
+    (gradient,) = torch.autograd.grad(loss, fresh.weight)
+    torch.testing.assert_close(trainer.weight.detach(), (fresh.weight - gradient).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_rollout_of_which_nothing_is_kept_trains_nothing() -> None:
+    """Rejected as a whole it is no error, as it is none without `--normalize-advantages`."""
+    args = make_args(**{**MIS, "tis_batch_normalize": False, "use_opsm": False, "normalize_advantages": True})
+    metrics, trainer = learn(args, make_batch(shift=-5.0), corrector=mis)
+    assert metrics["train/mis_rejected_fraction"] == 1.0
+    assert torch.equal(trainer.weight, ToyTrainer().weight)

@@ -1,6 +1,6 @@
 """Mismatch importance sampling: weights and rejection for what trainer and engine disagree on, as settings.
 
-The mathematics is `slime_core.ops.corrections`; which setting does what: docs/concepts/off-policy.md.
+The mathematics is `weights.py`; which setting does what: docs/concepts/off-policy.md.
 """
 
 from __future__ import annotations
@@ -12,15 +12,8 @@ import torch
 
 from slime_core import Args, CorrectionInputs, CorrectionOutputs
 from slime_core.errors import ConfigError
-from slime_core.ops.corrections import (
-    bounded_weights,
-    importance_at,
-    inside,
-    mean_weight,
-    mismatch_metrics,
-    trust_region,
-    veto,
-)
+from slime_core.ops import mismatch_metrics
+from slime_correction_mis.weights import bounded_weights, importance_at, inside, mean_weight, trust_region, veto
 
 __all__ = ["MismatchImportanceSampling"]
 
@@ -29,7 +22,7 @@ class MismatchImportanceSampling:
     """THUDM/slime's MIS example as settings: weights by level and mode, rejection by its own level and bounds, veto,
     trust region, normalisation over the optimizer step.
 
-    Metrics, prefix `mis_`: those of `ops.corrections.mismatch_metrics`, the weight before and after its bounds, the
+    Metrics, prefix `mis_`: those of `slime_core.ops.mismatch_metrics`, the weight before and after its bounds, the
     share of tokens beyond each bound or rejected, and the normaliser.
     """
 

@@ -149,7 +149,8 @@ class TrainerContract(Contract):
             f"(loss, grad_norm) depend on the micro-batches: {outcomes[0]} in one, {outcomes[1]} in three"
         )
 
-    def test_rows_that_a_correction_rejects_move_nothing_else(self) -> None:
+    @pytest.mark.parametrize("normalized", [False, True])
+    def test_rows_that_a_correction_rejects_move_nothing_else(self, normalized: bool) -> None:
         """Whatever the rewards of a group that `mis` rejects: what the other group trains is the same bit for bit.
 
         verl's pull request 6452 is about rejected rows that stay in statistics of accepted ones.
@@ -161,7 +162,8 @@ class TrainerContract(Contract):
         from slime_core.learning.learner import Learner
         from slime_core.learning.loss import PolicyLoss
 
-        args = self.settings.model_copy(update={**_MIS, "compute_advantages_and_returns": True, **self.args})
+        settings = {**_MIS, "compute_advantages_and_returns": True, "normalize_advantages": normalized, **self.args}
+        args = self.settings.model_copy(update=settings)
         outcomes = []
         for of_rejected in ([1.0, -1.0], [700.0, 0.0]):
             batch = example_batch()
