@@ -51,6 +51,7 @@ class SampleStatus(StrEnum):
 
 _LONGEST_REASON = 2000
 """Characters of a failure's reason that are kept."""
+_COLUMNS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
 _FINISH_STATUS = {
     "length": SampleStatus.TRUNCATED,
     "abort": SampleStatus.ABORTED,
@@ -323,29 +324,26 @@ class Sample:
 
     def validate(self) -> None:
         """Raise ValueError when the per-token fields do not have the response's length."""
-        columns = ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs")
-        for name in columns:
-            value = getattr(self, name)
-            if not hasattr(value, "__len__") and (value is not None or name == "tokens"):
+        length = self.response_length
+        if not hasattr(self.tokens, "__len__"):
+            raise ValueError(f"{self._name()}: tokens is {type(self.tokens).__name__}; expected a list")
+        if not hasattr(length, "__index__") or length < 0:
+            raise ValueError(f"{self._name()}: response_length is {length!r}; expected a count")
+        if length > len(self.tokens):
+            raise ValueError(f"{self._name()}: response_length {length} exceeds {len(self.tokens)} tokens")
+        for name in _COLUMNS:
+            if (value := getattr(self, name)) is None:
+                continue
+            if not hasattr(value, "__len__"):
                 raise ValueError(f"{self._name()}: {name} is {type(value).__name__}; expected a list")
-        if not hasattr(self.response_length, "__index__") or self.response_length < 0:
-            raise ValueError(f"{self._name()}: response_length is {self.response_length!r}; expected a count")
-        if self.response_length > len(self.tokens):
-            raise ValueError(
-                f"{self._name()}: response_length {self.response_length} exceeds {len(self.tokens)} tokens"
-            )
-        for name in columns[1:]:
-            value = getattr(self, name)
-            if value is not None and len(value) != self.response_length:
-                raise ValueError(f"{self._name()}: {name} has {len(value)} entries for {self.response_length} tokens")
-        if self.token_weight_versions and len(self.token_weight_versions) != self.response_length:
-            raise ValueError(
-                f"{self._name()}: token_weight_versions has {len(self.token_weight_versions)} entries"
-                f" for {self.response_length} tokens"
-            )
+            if len(value) != length:
+                raise ValueError(f"{self._name()}: {name} has {len(value)} entries for {length} tokens")
+        versions = self.token_weight_versions
+        if versions and len(versions) != length:
+            raise ValueError(f"{self._name()}: token_weight_versions has {len(versions)} entries for {length} tokens")
         offsets = self.rollout_top_p_token_offsets
-        if offsets is not None and len(offsets) != self.response_length + 1:
-            raise ValueError(f"{self._name()}: rollout_top_p_token_offsets needs {self.response_length + 1} entries")
+        if offsets is not None and len(offsets) != length + 1:
+            raise ValueError(f"{self._name()}: rollout_top_p_token_offsets needs {length + 1} entries")
         routed = self.rollout_routed_experts
         if routed is not None and len(routed) != len(self.tokens) - 1:
             raise ValueError(

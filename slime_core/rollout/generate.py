@@ -178,7 +178,7 @@ class SampleRunner:
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
                 started = self.timeline.now() if self.timeline else 0.0
-                await self.rewards.score_group(finished, evaluation=evaluation, rollout_id=rollout_id, args=args)
+                await self.rewards.score(finished, evaluation=evaluation, rollout_id=rollout_id, args=args)
                 if self.timeline:
                     self.timeline.scored(finished, started)
             for siblings in results:
@@ -208,7 +208,8 @@ class SampleRunner:
                 siblings = await self._generate(sample, params, context, args)
                 generated = timeline.now() if timeline else 0.0
                 if not self.rewards.scores_groups:
-                    await self._score(siblings, context.evaluation, context.rollout_id, args)
+                    ev, rollout_id = context.evaluation, context.rollout_id
+                    await self.rewards.score(siblings, evaluation=ev, rollout_id=rollout_id, args=args)
             finally:
                 self.last_end = asyncio.get_running_loop().time()
             if timeline:
@@ -310,12 +311,6 @@ class SampleRunner:
             return admission.take_text(sample, encode_rendered(self.tokenizer, sample.response))
         except Exception as error:  # fields of user code may hold anything
             return f"{type(error).__name__}: {error}"
-
-    async def _score(self, siblings: list[Sample], evaluation: bool, rollout_id: int | None, args: Args) -> None:
-        if len(siblings) == 1:
-            await self.rewards.score(siblings[0], evaluation=evaluation, rollout_id=rollout_id, args=args)
-        else:
-            await self.rewards.score_group(siblings, evaluation=evaluation, rollout_id=rollout_id, args=args)
 
     def _generator_of(self, sample: Sample) -> Generator:
         spec = sample.generate_function_path or sample.metadata.get("generate_function_path")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,17 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def to_trackio(run: Run) -> str:
-    """The metrics as a run of the local data base."""
+    """The metrics as a run of the local data base. Raises RunError where it has one of that name."""
     trackio = _library("trackio")
     name, settings = run.name, {n: v for n, (v, _) in run.settings().items() if isinstance(v, (int, float))}
+    known = set[str]()
+    with suppress(ValueError):  # no project of that name yet
+        known = {each.name for each in trackio.Api().runs("slime")}
+    if name in known:
+        raise RunError(
+            f"trackio has a run {name!r} of project slime already, to which this would add every step once more;"
+            " delete it there, or set TRACKIO_DIR"
+        )
     target = trackio.init(project="slime", name=name, config=settings, embed=False)
     metrics = run.metrics()
     for line in metrics:

@@ -251,7 +251,10 @@ def test_a_tracker_that_fails_costs_its_numbers(caplog: pytest.LogCaptureFixture
     assert "messages are lost to it" in caplog.text
 
 
-def test_no_key_address_or_prompt_is_among_the_settings() -> None:
-    found = settings_of(Args(wandb_key=SECRET, system_prompt=PROMPT, wandb_host="http://me:pw@host", lr=0.5))
-    assert found["lr"] == 0.5
-    assert not {"wandb_key", "system_prompt", "wandb_host"} & found.keys()
+def test_no_secret_address_or_prompt_is_among_the_settings_and_a_name_with_key_in_it_is_none() -> None:
+    found = settings_of(
+        Args(wandb_key=SECRET, system_prompt=PROMPT, wandb_host="http://me:pw@host", lr=0.5, label_key="answer")
+    )
+    assert (found["lr"], found["label_key"], found["wandb_key"]) == (0.5, "answer", "<not kept>")
+    assert not {"system_prompt", "wandb_host"} & found.keys()
+    assert not {SECRET, PROMPT} & set(map(str, found.values()))
