@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 FORMATS = ("hf", "inspect", "otel", "trackio")
 
@@ -15,6 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("export", help=text, description=text)
     parser.add_argument("run", metavar="RUN", help="run directory; nothing is written into it")
     parser.add_argument("--format", required=True, choices=FORMATS, help="which tool's")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("-o", "--output", metavar="DIR", help="new directory; for hf and inspect")
 
 
@@ -31,9 +33,11 @@ def run(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"slime export --format {namespace.format} sends, and writes no -o {namespace.output}")
     if namespace.output:
         to_folder = export.to_hf if namespace.format == "hf" else export.to_inspect
-        print(to_folder(found, export.new_folder(namespace.output)))
+        said = to_folder(found, export.new_folder(namespace.output))
     else:
-        print((export.to_trackio if namespace.format == "trackio" else export.to_otel)(found))
+        said = (export.to_trackio if namespace.format == "trackio" else export.to_otel)(found)
+    facts = {"format": namespace.format, "output": namespace.output, "wrote": said}
+    print(json_text(facts) if namespace.json else said)
     return 0
 
 
