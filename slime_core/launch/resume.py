@@ -45,10 +45,24 @@ def named_commit(args: Args) -> Path | None:
         args.finetune = True  # THUDM/slime's `--load` of an HF directory: its weights, nothing else
         return Path(args.load)
     commit = find(args.load, args.ckpt_step)
-    own = {Path(p).resolve() for p in (args.save, args.run_dir) if p}
-    if commit is None and (Path(args.load).resolve() not in own or args.ckpt_step is not None):
+    if commit is None and (not _loads_own(args) or args.ckpt_step is not None):
         raise CheckpointError(no_checkpoint(args.load))
     return _initial(args) if commit is None else commit
+
+
+def how_to_go_on(args: Args, rollouts: int, *, committed: bool) -> str:
+    """What to type after a run that ended before its last rollout, with `rollouts` of them done."""
+    done, own = f"{rollouts} of {args.num_rollout} rollouts done", _loads_own(args)
+    if not committed:
+        way = "" if own else " with --overwrite"
+        return f"{done}, so there is nothing to keep yet; the same command{way} starts again"
+    way = "" if own else f" with --load {args.save or args.run_dir}"
+    return f"{done} and committed; the same command{way} goes on from there"
+
+
+def _loads_own(args: Args) -> bool:
+    own = {Path(p).resolve() for p in (args.save, args.run_dir) if p}
+    return args.load is not None and Path(args.load).resolve() in own
 
 
 def _initial(args: Args) -> Path | None:
