@@ -150,7 +150,8 @@ def test_control_tokens_that_a_tool_says_are_text(tmp_path: Path, image: Path, m
     tokenizer = load_tokenizer(model())
     added = set(tokenizer.added_tokens_decoder)
     assert sum(token in added for token in attacked.tokens) == sum(token in added for token in benign.tokens)
-    assert said in tokenizer.decode(attacked.tokens) and said in str(attacked.prompt)
+    assert said in tokenizer.decode(attacked.tokens)
+    assert said in str(attacked.prompt)
     assert attacked.metadata["sample_metrics"]["content_special_tokens"] >= 2
     images, others = (TrainInputs.of(s.multimodal_train_inputs) for s in (attacked, benign))
     assert np.array_equal(np.asarray(images["pixel_values"]), np.asarray(others["pixel_values"]))
