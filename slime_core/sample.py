@@ -28,6 +28,7 @@ from slime_core.call_counters import SpecInfo as SpecInfo
 from slime_core.multimodal import image_ref, image_url, images_of
 from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
 from slime_core.routed_experts import routed_experts_after_call
+from slime_core.secrets import hidden
 from slime_core.stored_sample import copied, field_values, plain_values
 
 if TYPE_CHECKING:
@@ -368,7 +369,7 @@ class Sample:
             self.reset_for_retry()
         self.status, self.reward = SampleStatus.FAILED, None
         kind = type(error).__name__ if isinstance(error, BaseException) else "error"
-        reason = f"{kind}: {error}"
+        reason = hidden(f"{kind}: {error}")
         if len(reason) > _LONGEST_REASON:
             reason = f"{reason[:_LONGEST_REASON]}... ({len(reason)} characters)"
         self.metadata = {**self.metadata, "failure": {"where": where, "error": reason}}
