@@ -136,7 +136,7 @@ class MadeRun:
             {
                 "e": "sample", "r": number, "g": row["group_index"], "i": row["index"], "p": 4, "k": 0,
                 "t": [start + 0.1, start + 4, start + 5], "n": row["response_length"], "turns": 1,
-                "s": row["status"], "v": number,
+                "s": row["status"], "v": number, **({"w": 0.05, "o": 1.5} if row["index"] % 5 == 0 else {}),
             }
             for row in rows
         ]  # fmt: skip
