@@ -288,7 +288,7 @@ class Sample:
         self.validate()
         if not n and not log_probs:
             return [], []
-        if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in tokens):
+        if not {int}.issuperset(map(type, tokens)) or min(tokens, default=0) < 0:
             raise ValueError(f"{self._name()}: token ids must be integers >= 0")
         if not trainable:
             if log_probs is not None and (len(log_probs) != n or any(log_probs)):
@@ -298,7 +298,7 @@ class Sample:
             raise ValueError(f"{self._name()}: {n} sampled tokens need their log_probs")
         if len(log_probs) != n:
             raise ValueError(f"{self._name()}: {n} sampled tokens but {len(log_probs)} log_probs")
-        if any(math.isnan(p) or p > 1e-4 for p in log_probs):
+        if n and (math.isnan(sum(log_probs)) or max(log_probs) > 1e-4):
             raise ValueError(f"{self._name()}: log_probs must be numbers <= 0")
         if self.response_length and self.rollout_log_probs is None:
             raise ValueError(
@@ -309,7 +309,7 @@ class Sample:
             versions = [provenance.version_number(meta_info.get("weight_version"))] * n
         if len(versions) != n:
             raise ValueError(f"{self._name()}: {n} sampled tokens but {len(versions)} token_weight_versions")
-        return [float(p) for p in log_probs], [int(v) for v in versions]
+        return list(map(float, log_probs)), list(map(int, versions))
 
     def take_meta_info(self, meta_info: Mapping[str, Any], num_tokens: int) -> None:
         """Take status, weight version and counters of one engine answer of `num_tokens` tokens."""

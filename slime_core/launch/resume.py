@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.sources import required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.config import Settings
-from slime_core.errors import CheckpointError
+from slime_core.data.dumps import check_saved
+from slime_core.errors import CheckpointError, SlimeError
+from slime_core.launch.findings import Finding, Level
 from slime_core.launch.journal import Journal
 from slime_core.launch.starting_points import no_checkpoint
 from slime_core.observability.run_dir import CONFIG, OUTPUT, check_run_dir, run_dir_of
 from slime_core.protocols import Args
+
+if TYPE_CHECKING:
+    from slime_core.launch.prepare import Prepared
 
 logger = logging.getLogger(__name__)
 
@@ -170,3 +175,18 @@ def _plugin_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
         hashes = (str(p["sha256"] or "none")[:12] for p in (old, new))
         found.append(f"source hash {' -> '.join(hashes)} ({new['source_file']})")
     return found
+
+
+def starting(run: Prepared) -> Iterator[Finding]:
+    """What a run that trains finds by itself at its start: a place in use, nothing to resume from or to read."""
+    args = run.args
+    if run.settings.command not in ("train", "sft"):
+        return
+    try:
+        commit = None if args.debug_rollout_only else named_commit(args)
+        resume = not args.debug_rollout_only and goes_on(run.settings, commit)
+        check_run_dir(run_dir_of(args), args.save, resume=resume, overwrite=args.overwrite)
+        if not args.debug_rollout_only and args.load_debug_rollout_data:
+            check_saved(args, first_rollout(args, commit))
+    except SlimeError as error:
+        yield Finding("start", Level.ERROR, str(error))

@@ -169,7 +169,7 @@ def _is_column(values: Any, n: int) -> bool:
 
 def _is_whole(column: Any, lengths: Sequence[int]) -> bool:
     """One [response_length] tensor for every sample of this rank."""
-    return isinstance(column, list) and [tuple(t.shape) for t in column] == [(n,) for n in lengths]
+    return isinstance(column, list) and [t.shape for t in column] == [(n,) for n in lengths]
 
 
 def _gathered(

@@ -90,8 +90,9 @@ class Timeline(Protocol):
     def sample(
         self,
         siblings: list[Sample],
-        times: tuple[float, float, float],
+        times: tuple[float, ...],
         before: int,
+        outside: float,
         *,
         rollout_id: int | None,
         ev: bool,
@@ -197,12 +198,13 @@ class SampleRunner:
         args: Args,
         place: Place,
     ) -> list[Sample]:
+        asked = self.timeline.now() if self.timeline else 0.0
         async with place():
             if clock is not None:
                 clock.start()
             if (self.stopping and not context.evaluation) or sample.status in FINISHED:
                 return [sample]
-            timeline, before = self.timeline, sample.response_length
+            timeline, before, outside = self.timeline, sample.response_length, sample.non_generation_time
             started = timeline.now() if timeline else 0.0
             try:
                 siblings = await self._generate(sample, params, context, args)
@@ -213,8 +215,8 @@ class SampleRunner:
             finally:
                 self.last_end = asyncio.get_running_loop().time()
             if timeline:
-                times = started, generated, timeline.now()
-                timeline.sample(siblings, times, before, rollout_id=context.rollout_id, ev=context.evaluation)
+                times = asked, started, generated, timeline.now()
+                timeline.sample(siblings, times, before, outside, rollout_id=context.rollout_id, ev=context.evaluation)
             return siblings
 
     def baseline_lack(self, group: Group) -> str | None:

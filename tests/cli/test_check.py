@@ -51,7 +51,7 @@ def test_a_sound_run_is_ready(slime: Slime, tiny: TinyRun, tmp_path: Path) -> No
 def test_plugins_have_a_say(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = "from slime_core import Finding, Level, hookimpl\n@hookimpl\ndef slime_check(settings):\n"
     told += "    return [Finding('acme', Level.ERROR, settings.command)]\n"
-    monkeypatch.setattr("slime_core.launch.preflight.preflight", lambda run: [])
+    monkeypatch.setattr("slime_command_check.preflight.preflight", lambda run: [])
     with forgotten():
         install(tmp_path, "acme-check", {"slime.plugins": {"acme": "acme_check"}}, acme_check=told)
         status, findings = _check(*tiny.argv(tmp_path / "run"))
