@@ -127,6 +127,8 @@ class TrainedRollout:
     """Of the actor."""
     known: Mapping[int, torch.Tensor]
     """Position in `local` -> the trainer's log-probs from before the update, [response_length], as far as known."""
+    spans: Sequence[tuple[str, float, float]] = ()
+    """What this process did (`log_probs`, `actor_train`, ...), from when to when by `time.perf_counter`."""
 
     @property
     def log_probs(self) -> Column | None:

@@ -133,9 +133,10 @@ class Timeline:
                 {"e": "scored", "g": group[0].group_index, "t": [round(start, 6), round(self.now(), 6)]}
             )
 
-    def span(self, event: str, start: float, **details: Any) -> None:
-        """Something that began at `start` and is over."""
-        self._write({"e": event, "t": [round(start, 6), round(self.now(), 6)], **details}, flush=True)
+    def span(self, event: str, start: float, end: float | None = None, **details: Any) -> None:
+        """Something that began at `start` and is over, since `end` where that is not just now."""
+        times = [round(start, 6), round(self.now() if end is None else end, 6)]
+        self._write({"e": event, "t": times, **details}, flush=True)
 
     def flush(self) -> None:
         """Write what is buffered; where that fails, a warning, and nothing more is recorded."""

@@ -169,7 +169,9 @@ def _dumps(s: Settings) -> None:
 def _by_plugins(s: Settings) -> None:
     """Hooks do what these ask for; without the distribution that has them nothing would."""
     extras = {"use_tensorboard": "[tensorboard]", "use_wandb": "[wandb]"}
-    for name in (*extras, "shadow_rm_path", "shadow_filter_path", "log_samples") if installed(BUNDLE) is None else ():
+    for name in (
+        (*extras, "shadow_rm_path", "shadow_filter_path", "log_samples", "profile") if installed(BUNDLE) is None else ()
+    ):
         if s.is_given(name) and getattr(s.args, name) not in (None, False, [], "none"):
             raise ConfigError(
                 f"{s.cite(name)}: what does that comes with pip install 'slime-rl{extras.get(name, '')}'."

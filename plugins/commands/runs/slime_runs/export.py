@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.observability.timeline import FILE as TIMELINE
 from slime_runs.index import Filter
+from slime_runs.perfetto import Trace
 from slime_runs.run import Run, RunError, StoredSample
 
 _CARD = """---
@@ -145,6 +147,14 @@ def _inspected(found: StoredSample, model: str, epoch: int) -> dict[str, Any]:
 def _text(message: dict[str, Any]) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else json.dumps(content)
+
+
+def to_perfetto(run: Run, folder: Path) -> str:
+    """https://ui.perfetto.dev opens the file: stages, trainer processes and samples over time."""
+    if not (run.path / TIMELINE).is_file():
+        raise RunError(f"{run.path}: no {TIMELINE}; a run with --no-trace keeps none")
+    Trace(run.path / TIMELINE, folder / "trace.json").close()
+    return f"{run.path / TIMELINE} -> {folder / 'trace.json'}"
 
 
 def to_trackio(run: Run) -> str:
