@@ -34,8 +34,8 @@ IMPORTED = (
     "transformers.models.qwen3.configuration_qwen3", "transformers.tokenization_utils_tokenizers",
     "slime_core.cli.main", "slime_core.cli.train", "slime_core.config.load", "slime_core.data.prompts",
     "slime_core.engines.embedded.engine", "slime_core.engines.embedded.loading", "slime_core.launch.inline",
-    "slime_core.launch.rollout_only", "slime_core.learning.learner", "slime_core.observability.trackers.jsonl",
-    "slime_core.observability.trackers.progress",
+    "slime_core.launch.rollout_only", "slime_core.learning.learner", "slime_core.observability.jsonl",
+    "slime_core.observability.progress",
     "slime_core.plugins.presets", "slime_core.rollout.evaluate", "slime_core.trainers.embedded.trainer",
 )  # fmt: skip
 """What a run imports."""

@@ -1,7 +1,7 @@
 """`slime <command>`: find the command, run it, turn errors into one line and an exit status.
 
-A command is a module, of `slime_core.cli` or of a plugin (`plugins/commands.py`), imported when it is chosen, so
-`slime --help` loads nothing heavy. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted (a run that trains:
+A command is a module that an entry point names (`plugins/commands.py`), imported when it is chosen, so `slime --help`
+loads nothing heavy. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted (a run that trains:
 with a commit), 143 ended by SIGTERM.
 """
 
@@ -11,8 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from slime_core import __version__
 from slime_core.cli.termination import Termination
@@ -28,31 +27,6 @@ TERMINATED = 143
 """128 + SIGTERM, as a shell reports it."""
 CLOSED_PIPE = 141
 """A run ended because nobody reads its output any more: 128 + SIGPIPE, as a shell reports it."""
-
-
-class Own(NamedTuple):
-    """One of the core's commands: what the list needs to say without importing it."""
-
-    name: str
-    help: str
-    takes_settings: bool
-    """Its module has `run(argv)`; otherwise `add_parser(subparsers)` and `run(namespace)`."""
-    only_prints: bool = False
-
-    def load(self) -> Command:
-        """Import its module."""
-        from slime_core.protocols import Command
-
-        module = import_module(f"slime_core.cli.{self.name.replace('-', '_')}")
-        return Command(module.run, None if self.takes_settings else module.add_parser, self.only_prints)
-
-
-COMMANDS: tuple[Own, ...] = (
-    Own("train", "reinforcement learning: rollouts, rewards, optimizer steps", True),
-    Own("check", "find what is wrong with a run before it starts", True),
-    Own("rollout", "generate and score samples without training", True),
-    Own("config", "show settings and where each comes from", True, only_prints=True),
-)
 
 
 class _StandardError(logging.Handler):
@@ -97,7 +71,9 @@ def _guarded(argv: list[str], termination: Termination) -> int:
         elif argv[0] in ("-V", "--version", "version"):
             print(f"slime {__version__}")
         else:
-            command = _command(argv)
+            from slime_core.plugins.commands import load
+
+            command = load(argv)
             status = _run(command, argv)
         sys.stdout.flush()
         return INTERRUPTED if termination.interrupted and not status else status
@@ -115,16 +91,6 @@ def _guarded(argv: list[str], termination: Termination) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 
-def _command(argv: list[str]) -> Command:
-    """That of the first word. Raises ConfigError for an unknown one, PluginError for one that cannot be loaded."""
-    own = next((c for c in COMMANDS if c.name == argv[0]), None)
-    if own is not None:
-        return own.load()
-    from slime_core.plugins.commands import load
-
-    return load(argv, [c.name for c in COMMANDS])
-
-
 def _run(command: Command, argv: list[str]) -> int:
     if command.add_parser is None:
         try:
@@ -132,7 +98,9 @@ def _run(command: Command, argv: list[str]) -> int:
         except SystemExit:
             if {"-h", "--help", "--help-all"}.isdisjoint(argv):  # another program's flags have been printed
                 raise
-            import_module("slime_core.cli.plugin_help").print_options(argv[1:])
+            from slime_core.cli.plugin_help import print_options
+
+            print_options(argv[1:])
             raise
     from slime_core.cli.parser import Parser
 
@@ -145,8 +113,7 @@ def overview(argv: Sequence[str] = ()) -> str:
     """What `slime --help` prints."""
     from slime_core.plugins.commands import offered
 
-    theirs = offered(argv, [c.name for c in COMMANDS])
-    rows = [*((c.name, c.help) for c in COMMANDS), *theirs, ("version", "print the version")]
+    rows = [*offered(argv), ("version", "print the version")]
     width = max(len(name) for name, _ in rows)
     lines = [
         "usage: slime <command> [arguments]",

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from slime_core.errors import SlimeError
+
+if TYPE_CHECKING:
+    from slime_core.config import Settings
 
 
 def print_options(argv: Sequence[str]) -> None:
@@ -29,7 +33,6 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:
-    from slime_core.cli.config import named_components
     from slime_core.config import load_settings
     from slime_core.plugins.options import option_name, option_rows, options_model
     from slime_core.plugins.resolve import resolve
@@ -51,3 +54,19 @@ def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:
         for row in option_rows(model) if model is not None else ():
             default = f"(default: {row.default})" if row.default else "(must be given)"
             yield [(f"--set plugins.{key}.{row.name}={row.type.upper()}", f"{row.help} {default}".strip())]
+
+
+def named_components(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """(Kind, spec, flag) of every component that a file, the environment or a flag names."""
+    from slime_core.config.spec import flag_specs
+    from slime_core.plugins.discovery import search_as
+    from slime_core.plugins.kinds import flag_rows
+
+    search_as(settings.args)
+    for kind in flag_rows():
+        for flag in kind.flags:
+            name = flag.removeprefix("--").replace("-", "_")
+            if name not in flag_specs() or not settings.is_given(name):
+                continue
+            named = getattr(settings.args, name)
+            yield from ((kind.name, spec, flag) for spec in ([named] if isinstance(named, str) else named or []))

@@ -1,11 +1,11 @@
-"""`slime train`: the whole loop."""
+"""`slime train`: reinforcement learning, by rollouts, rewards and optimizer steps."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from slime_core.protocols import Args
+from slime_core.protocols import Args, Command
 from slime_core.waits import telling_start, waiting
 
 
@@ -50,3 +50,6 @@ def _how_to_go_on(summary: dict[str, Any], args: Args) -> str:
     if own:
         return f"{done} and committed; the same command goes on from there"
     return f"{done} and committed; the same command with --load {args.save or args.run_dir} goes on from there"
+
+
+command = Command(run)

@@ -25,9 +25,9 @@ from slime_core.launch.ranks import is_rank
 from slime_core.launch.resume import first_rollout, goes_on, restore, unfinished_evaluations
 from slime_core.launch.trainers import Trainers
 from slime_core.models.hf_io import copy_assets
+from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import CONFIG, open_run_dir, run_dir_of, write_text
 from slime_core.observability.timeline import timed_stages
-from slime_core.observability.trackers.jsonl import cut_after
 from slime_core.protocols import Args
 from slime_core.types import TrainBatch
 from slime_core.weights.sync import WeightReceiver, WeightSync

@@ -19,8 +19,8 @@ from slime_core.launch.prepare import Prepared, prepare
 from slime_core.launch.process import is_leader
 from slime_core.loop import is_due
 from slime_core.models.hf_io import copy_assets
+from slime_core.observability.jsonl import cut_after
 from slime_core.observability.run_dir import check_run_dir, open_run_dir, run_dir_of
-from slime_core.observability.trackers.jsonl import cut_after
 from slime_core.rollout.stage import RolloutStage
 from slime_core.types import Group
 from slime_core.waits import published

@@ -1,7 +1,7 @@
-"""Commands of plugins: the list of them, without importing any, and the one that is chosen.
+"""Commands: the list of them, without importing any, and the one that is chosen.
 
-They are components like all others (kind `commands`), so what leaves plugins out leaves them out, too. They are looked
-for only when the word is none of the core's, or for the list, which has those of installed distributions.
+They are components like all others (kind `commands`), so what leaves plugins out leaves them out, too. The list has
+those of installed distributions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 KIND = "commands"
 
 
-def load(argv: Sequence[str], core: Sequence[str]) -> Command:
+def load(argv: Sequence[str]) -> Command:
     """The command of the first word: its name, or `distribution:name`.
-
-    Args:
-        argv: The command line.
-        core: Names of the core's commands, for the message.
 
     Raises:
         ConfigError: There is no such command.
@@ -44,14 +40,14 @@ def load(argv: Sequence[str], core: Sequence[str]) -> Command:
     name = shown.replace("-", "_")
     offers = [ref for ref in [*registry, *registry.left_out] if (ref.kind, ref.name) == (KIND, name)]
     if not offers:
-        raise ConfigError(_unknown(argv[0], [*core, *(_typed(name) for name in registry.names(KIND)), "version"]))
+        raise ConfigError(_unknown(argv[0], [*map(_typed, registry.names(KIND)), "version"]))
     distribution = distribution or next((ref.distribution for ref in offers if is_own(ref.distribution)), "")
     colon = ":" if distribution else ""
     command: Command = resolve(KIND, f"{distribution}{colon}{name}", origin=f"slime {argv[0]}").obj
     return command
 
 
-def offered(argv: Sequence[str], core: Sequence[str]) -> list[tuple[str, str]]:
+def offered(argv: Sequence[str]) -> list[tuple[str, str]]:
     """(What to type, help) of every command of an installed distribution, by name; nothing of slime is loaded for it.
 
     A name that slime or another distribution has, too, is typed with its distribution.
@@ -61,7 +57,7 @@ def offered(argv: Sequence[str], core: Sequence[str]) -> list[tuple[str, str]]:
     for name, entry, distribution in entry_points(f"slime.{KIND}"):
         if allow.allows(name, distribution):
             found.setdefault((_typed(name), entry.value), (distribution, help_line(entry.value, distribution)))
-    names = [*core, *(name for name, _ in found)]
+    names = [name for name, _ in found]
     rows = [
         (name if names.count(name) == 1 or is_own(distribution) else f"{distribution}:{name}", text)
         for (name, _), (distribution, text) in found.items()

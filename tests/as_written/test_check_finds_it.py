@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_check import check
 
-from slime_core.cli import check
 from tests.conftest import SLIME, TinyRun
 
 Slime = Callable[..., subprocess.CompletedProcess[str]]

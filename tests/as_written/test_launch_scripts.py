@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_command_check.check import check_flags
 from slime_command_models.presets import find_preset
 from slime_trainer_megatron.checks import check_run
 from slime_trainer_megatron.trainer import MegatronTrainer
 
-from slime_core.cli.check import check_flags
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.models.hf_io import write_config

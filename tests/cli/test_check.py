@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slime_command_check import check
 from slime_testing_probes import fresh_process
 from slime_testing_probes.probes import PROBES, Bench
 
-from slime_core.cli import check
 from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.plugins.resolve import resolve

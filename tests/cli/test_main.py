@@ -13,6 +13,7 @@ import pytest
 from slime_core import __version__
 from slime_core.cli import main as frame
 from slime_core.errors import CheckpointError, ConfigError, PluginNotFoundError, SlimeError
+from slime_core.protocols import Command
 from tests.cli.start_up import cost
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,7 @@ def test_errors_are_one_line_and_a_status(
     def stop(argv: list[str]) -> int:
         raise error
 
-    monkeypatch.setattr("slime_core.cli.config.run", stop)
+    monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv: Command(stop))
     assert frame.main(["config"]) == status
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "slime: error: no\n")
@@ -87,7 +88,7 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(argv: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("slime_core.cli.config.run", stop)
+    monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv: Command(stop))
     assert frame.main(["config"]) == 130
 
 
@@ -95,7 +96,7 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(argv: list[str]) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("slime_core.cli.config.run", stop)
+    monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv: Command(stop))
     with pytest.raises(ZeroDivisionError):
         frame.main(["config"])
 
@@ -156,17 +157,15 @@ def test_config_usage(argv: str, status: int, start: str, capsys: pytest.Capture
 
 
 def test_a_run_whose_reader_leaves_does_not_look_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slime_core.cli import config, train
-
     def said(arguments: object) -> int:
         print("a line", flush=True)
         return 0
 
-    monkeypatch.setattr(train, "run", said)
-    monkeypatch.setattr(config, "run", said)
-    for argv, status in ((["train"], 141), (["config", "show"], 0)):
+    for only_prints, status in ((False, 141), (True, 0)):
+        command = Command(said, only_prints=only_prints)
+        monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv, command=command: command)
         reader, writer = os.pipe()
         os.close(reader)
         with open(writer, "w", encoding="utf-8") as pipe:
             monkeypatch.setattr(sys, "stdout", pipe)
-            assert frame.main(argv) == status
+            assert frame.main(["said"]) == status

@@ -139,7 +139,7 @@ def test_names_that_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.usefixtures("acme")
 def test_unknown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(capsys, "helo") == "slime: error: unknown command 'helo'. Did you mean hello?\n"
-    assert "Commands: train, check" in (said := refusal(capsys, "frobnicate"))
+    assert "Commands: check, compare" in (said := refusal(capsys, "frobnicate"))
     assert "pip install" not in said
     monkeypatch.setattr(plugin_commands, "installed", lambda distribution: None)
     assert "pip install slime-rl" in refusal(capsys, "frobnicate")

@@ -17,6 +17,7 @@ import pytest
 
 from slime_core.cli import main as frame
 from slime_core.cli.termination import Termination
+from slime_core.protocols import Command
 from slime_core.waits.processes import runs
 from tests.conftest import SLIME, TinyRun, without_start
 
@@ -108,7 +109,7 @@ def test_the_signal_is_a_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         signal.sigtimedwait([], 10)
         raise AssertionError("SIGTERM was ignored")
 
-    monkeypatch.setattr("slime_core.cli.config.run", stop)
+    monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv: Command(stop))
     before = signal.getsignal(signal.SIGTERM)
     assert frame.main(["config"]) == 143
     assert signal.getsignal(signal.SIGTERM) is before

@@ -15,7 +15,7 @@ from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import CheckpointError, TrainError
 from slime_core.launch.journal import Journal
 from slime_core.observability.events import EventLog
-from slime_core.observability.trackers.jsonl import JsonlTracker
+from slime_core.observability.jsonl import JsonlTracker
 
 DEATH = TrainError("rank 1 of 2 (process 7) was killed by SIGKILL")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slime_core.config import Args, EvalDataset
+from slime_core.observability.jsonl import JsonlTracker, cut_after
+from slime_core.observability.progress import ProgressTracker
 from slime_core.observability.run_dir import open_run_dir
-from slime_core.observability.trackers.jsonl import JsonlTracker, cut_after
-from slime_core.observability.trackers.progress import ProgressTracker
 
 
 def _args(**changes):

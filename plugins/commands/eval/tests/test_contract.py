@@ -5,3 +5,7 @@ from slime_testing_contracts import CommandContract
 
 class TestEval(CommandContract):
     component = "eval"
+
+
+class TestRollout(CommandContract):
+    component = "rollout"

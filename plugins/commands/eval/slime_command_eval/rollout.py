@@ -1,10 +1,11 @@
-"""`slime rollout`: generate and score, write the samples, train nothing."""
+"""`slime rollout`: generate and score samples without training."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from slime_core.cli.train import loading
+from slime_core.protocols import Command
 from slime_core.waits import first_results, telling_start
 
 
@@ -34,3 +35,6 @@ def _rollout(argv: list[str]) -> int:
 
     generate(prepare(settings, learn=False), report)
     return 0
+
+
+command = Command(run)

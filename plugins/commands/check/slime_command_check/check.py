@@ -1,4 +1,4 @@
-"""`slime check run.yaml`: everything that can be found wrong before the run, in a few seconds."""
+"""`slime check`: find what is wrong with a run before it starts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from slime_core.cli.parser import Parser
+from slime_core.protocols import Command
 from slime_core.text import plain
 
 if TYPE_CHECKING:
@@ -142,3 +143,6 @@ def _to_be_made(settings: Settings, folder: Path) -> list[str]:
 def as_json(finding: Finding) -> str:
     """One line."""
     return json.dumps({"subject": finding.subject, "level": finding.level.value, "message": finding.message})
+
+
+command = Command(run)

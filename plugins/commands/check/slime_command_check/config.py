@@ -1,4 +1,4 @@
-"""`slime config show`: what a command line, environment and files amount to, value by value.
+"""`slime config`: show settings and where each comes from.
 
 Loads no torch, unless the run names an estimator, whose own defaults count.
 """
@@ -6,12 +6,12 @@ Loads no torch, unless the run names an estimator, whose own defaults count.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.parser import Parser
 from slime_core.config.secrets import hidden_values
 from slime_core.errors import ConfigError
+from slime_core.protocols import Command
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
@@ -63,6 +63,7 @@ def _show(argv: list[str]) -> int:
 
 def _load_components(settings: Settings) -> None:
     """Find and import what the given settings name, as the run would. Raises PluginError for the first that fails."""
+    from slime_core.cli.plugin_help import named_components
     from slime_core.config.spec import flag_specs
     from slime_core.plugins.resolve import resolve
 
@@ -72,22 +73,6 @@ def _load_components(settings: Settings) -> None:
             resolve(kind, spec, origin=f"{flag} ({settings.origins[name]})")
 
 
-def named_components(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """(Kind, spec, flag) of every component that a file, the environment or a flag names."""
-    from slime_core.config.spec import flag_specs
-    from slime_core.plugins.discovery import search_as
-    from slime_core.plugins.kinds import flag_rows
-
-    search_as(settings.args)
-    for kind in flag_rows():
-        for flag in kind.flags:
-            name = flag.removeprefix("--").replace("-", "_")
-            if name not in flag_specs() or not settings.is_given(name):
-                continue
-            named = getattr(settings.args, name)
-            yield from ((kind.name, spec, flag) for spec in ([named] if isinstance(named, str) else named or []))
-
-
 def as_json(settings: Settings, *, changed: bool = False) -> dict[str, Any]:
     """Setting -> value and origin."""
     return {
@@ -95,3 +80,6 @@ def as_json(settings: Settings, *, changed: bool = False) -> dict[str, Any]:
         for name, origin in settings.origins.items()
         if not (changed and origin.kind == "default")
     }
+
+
+command = Command(run, only_prints=True)
