@@ -99,7 +99,7 @@ class Sample:
     """Ids that each response token was sampled among, token after token: what top-p, top-k or min-p left. From engines
     with `--use-sampling-mask`, which trains by them."""
     rollout_top_p_token_offsets: list[int] | None = None
-    """[response_length + 1] offsets into `rollout_top_p_token_ids`; none of a token's own: among all, or not sampled."""
+    """[response_length + 1] offsets into `rollout_top_p_token_ids`; no ids: sampled among all, or not at all."""
     rollout_routed_experts: Any = None
     """[len(tokens) - 1, layers, top_k] experts the engine routed to (MoE routing replay): a `RoutedExperts`, or what
     `numpy.asarray` makes such an array of; -1 where they are not known."""

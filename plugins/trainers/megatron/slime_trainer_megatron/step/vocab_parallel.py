@@ -182,9 +182,11 @@ def _row_maxima(
 ) -> torch.Tensor:
     """[R]; -inf on a rank that has none of a row's tokens."""
     top = torch.full((own.shape[0],), -torch.inf, dtype=dtype, device=own.device)
-    if own.shape[1] and mask is None:
-        top.copy_(own.detach().amax(-1))
-    for chunk in _slices(own.shape[0], rows) if own.shape[1] and mask is not None else ():
+    if not own.shape[1]:
+        return top
+    if mask is None:
+        return top.copy_(own.detach().amax(-1))
+    for chunk in _slices(own.shape[0], rows):
         top[chunk] = mask.apply_(own.detach()[chunk].clone(), targets, chunk, part.start).amax(-1).to(dtype)
     return top
 
