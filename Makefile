@@ -13,6 +13,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 SGLANG_VENV := .venv-sglang
 SGLANG_BIN := $(SGLANG_VENV)/bin
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
+# trackio's pins clash with ours too (pillow): what it needs lies in a folder that only its tests look into.
+TRACKIO := .venv-trackio
 SGLANG_NEEDS := $(addprefix plugins/engines/sglang/slime_engine_sglang/,requirements-cpu.txt requirements-cpu-no-deps.txt)
 
 # .ci/run has failed tests run again: PYTEST=".venv/bin/python .ci/pytest_again.py".
@@ -21,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 
-.PHONY: install constraints sglang view-assets view-screenshots browser demo demo-tools test test-smoke test-backends lint types size docs oracle benchmarks clean
+.PHONY: install constraints sglang view-assets view-screenshots browser demo demo-tools test test-smoke test-backends test-trackio lint types size docs oracle benchmarks clean
 
 install: $(STAMP)
 
@@ -54,6 +56,10 @@ $(SGLANG_STAMP): $(SGLANG_NEEDS) $(SGLANG_CONSTRAINTS)
 	$(SGLANG_BIN)/python $(PIP_INSTALL) $(SGLANG_CONSTRAINTS:%=-c %) -r $(word 1,$(SGLANG_NEEDS))
 	$(SGLANG_BIN)/python $(PIP_INSTALL) --no-deps -r $(word 2,$(SGLANG_NEEDS))
 	touch $(SGLANG_STAMP)
+
+$(TRACKIO)/.installed: $(STAMP)
+	$(BIN)/python $(PIP_INSTALL) --target $(TRACKIO) "trackio>=0.20"
+	touch $@
 
 # The page of `slime view` with uPlot, as wheels contain it: needs Node and npm. Without it the page's sources are served.
 VIEW := plugins/commands/view
@@ -97,6 +103,10 @@ test: install
 # processes, so more cores need no more workers.
 test-smoke: install $(NEEDS_SGLANG)
 	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(ARGS)
+
+# trackio's tracker and export, against the real library.
+test-trackio: install $(TRACKIO)/.installed
+	PYTHONPATH=$(CURDIR)/$(TRACKIO) $(PYTEST) -k trackio plugins/hooks/trackers tests/integration/test_export.py $(ARGS)
 
 # The whole, or one part of it: make test-backends PART=ray
 PARTS_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill)

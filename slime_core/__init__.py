@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         Command,
         EditTraits,
         EngineTraits,
-        Environment,
         GenerateContext,
         GenerateTraits,
         LauncherTraits,
@@ -42,11 +41,10 @@ if TYPE_CHECKING:
         RewardInputs,
         RewardTraits,
         RolloutTraits,
-        Step,
         TrainerTraits,
-        Turn,
         declares,
     )
+    from slime_core.protocols.environment import Environment, Step, Turn
     from slime_core.provenance import Source, Span
     from slime_core.types import (
         DynamicFilterOutput,
@@ -74,7 +72,7 @@ _EXPORTS = {
     "DynamicFilterOutput": "slime_core.types",
     "EditTraits": "slime_core.protocols",
     "EngineTraits": "slime_core.protocols",
-    "Environment": "slime_core.protocols",
+    "Environment": "slime_core.protocols.environment",
     "EstimatorBase": "slime_core.estimator",
     "FilterDecision": "slime_core.types",
     "Finding": "slime_core.launch.findings",
@@ -99,10 +97,10 @@ _EXPORTS = {
     "SlimeError": "slime_core.errors",
     "Source": "slime_core.provenance",
     "Span": "slime_core.provenance",
-    "Step": "slime_core.protocols",
+    "Step": "slime_core.protocols.environment",
     "TrainBatch": "slime_core.types",
     "TrainerTraits": "slime_core.protocols",
-    "Turn": "slime_core.protocols",
+    "Turn": "slime_core.protocols.environment",
     "answer_extractor": "slime_core.plugins.answers",
     "answer_of": "slime_core.plugins.answers",
     "declares": "slime_core.protocols",

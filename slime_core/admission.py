@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import weakref
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
@@ -41,6 +42,7 @@ _TRAINED_ON = (
     *_IDENTITY, "sampled_after", "weight_versions", "token_weight_versions", "rollout_log_probs", "loss_mask", "spans",
     "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "response_length", "tokens",
 )  # fmt: skip
+_trained_on = operator.attrgetter(*_TRAINED_ON)
 DECLARE = "; where that is meant, say so: @declares(EditTraits(edits_samples=True)), or traits = ... in its class"
 
 
@@ -164,13 +166,12 @@ def changed(sample: Sample, before: Sequence[int | None]) -> str | None:
 
 def fingerprints(sample: Sample) -> list[int | None]:
     """A number for each field that is trained on, which is another one when its values are."""
-    return [_fingerprint(getattr(sample, name)) for name in _TRAINED_ON]
+    return [v if v is None or type(v) is int else _fingerprint(v) for v in _trained_on(sample)]
 
 
-def _fingerprint(value: Any) -> int | None:
-    if value is None or isinstance(value, int):
-        return value
-    value = value.tolist() if hasattr(value, "tolist") else value
+def _fingerprint(value: Any) -> int:
+    if not isinstance(value, list) and hasattr(value, "tolist"):
+        value = value.tolist()
     try:
         return hash(tuple(value) if isinstance(value, list) else value)
     except TypeError:  # a list of lists, or whatever user code put there

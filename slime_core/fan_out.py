@@ -49,6 +49,8 @@ def execution_rewards(args: Args, samples: Iterable[Sample]) -> list[float]:
 
 def shares(samples: Sequence[Sample]) -> list[float]:
     """[n] what each sample counts: 1 / number of its siblings among `samples`, itself included."""
+    if all(s.rollout_id is None for s in samples):
+        return [1.0] * len(samples)
     ids = [("no id", place) if s.rollout_id is None else s.rollout_id for place, s in enumerate(samples)]
     return [1.0 / count for count in sibling_counts(ids)]
 

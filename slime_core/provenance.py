@@ -162,6 +162,9 @@ def from_json(rows: Iterable[Sequence[Any]]) -> Spans:
     """
     spans: Spans = []
     for row in rows:
+        if type(row) is Span and type(row.source) is Source and type(row.length) is int and row.length > 0:
+            spans.append(row)
+            continue
         try:
             source, length, withheld = (*row, "")[:3]
             spans.append(Span(Source(source), _length(length), str(withheld)))

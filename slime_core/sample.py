@@ -52,6 +52,7 @@ class SampleStatus(StrEnum):
 
 _LONGEST_REASON = 2000
 """Characters of a failure's reason that are kept."""
+_COLUMNS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
 _FINISH_STATUS = {
     "length": SampleStatus.TRUNCATED,
     "abort": SampleStatus.ABORTED,
@@ -305,7 +306,7 @@ class Sample:
         self.validate()
         if not n and not log_probs:
             return [], []
-        if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in tokens):
+        if not {int}.issuperset(map(type, tokens)) or min(tokens, default=0) < 0:
             raise ValueError(f"{self._name()}: token ids must be integers >= 0")
         if not trainable:
             if log_probs is not None and (len(log_probs) != n or any(log_probs)):
@@ -315,7 +316,7 @@ class Sample:
             raise ValueError(f"{self._name()}: {n} sampled tokens need their log_probs")
         if len(log_probs) != n:
             raise ValueError(f"{self._name()}: {n} sampled tokens but {len(log_probs)} log_probs")
-        if any(math.isnan(p) or p > 1e-4 for p in log_probs):
+        if n and (math.isnan(sum(log_probs)) or max(log_probs) > 1e-4):
             raise ValueError(f"{self._name()}: log_probs must be numbers <= 0")
         if self.response_length and self.rollout_log_probs is None:
             raise ValueError(
@@ -326,7 +327,7 @@ class Sample:
             versions = [provenance.version_number(meta_info.get("weight_version"))] * n
         if len(versions) != n:
             raise ValueError(f"{self._name()}: {n} sampled tokens but {len(versions)} token_weight_versions")
-        return [float(p) for p in log_probs], [int(v) for v in versions]
+        return list(map(float, log_probs)), list(map(int, versions))
 
     def take_meta_info(self, meta_info: Mapping[str, Any], num_tokens: int) -> None:
         """Take status, weight version and counters of one engine answer of `num_tokens` tokens."""
@@ -341,31 +342,28 @@ class Sample:
 
     def validate(self) -> None:
         """Raise ValueError when the per-token fields do not have the response's length."""
-        columns = ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs")
-        for name in columns:
-            value = getattr(self, name)
-            if not hasattr(value, "__len__") and (value is not None or name == "tokens"):
+        length = self.response_length
+        if not hasattr(self.tokens, "__len__"):
+            raise ValueError(f"{self._name()}: tokens is {type(self.tokens).__name__}; expected a list")
+        if not hasattr(length, "__index__") or length < 0:
+            raise ValueError(f"{self._name()}: response_length is {length!r}; expected a count")
+        if length > len(self.tokens):
+            raise ValueError(f"{self._name()}: response_length {length} exceeds {len(self.tokens)} tokens")
+        for name in _COLUMNS:
+            if (value := getattr(self, name)) is None:
+                continue
+            if not hasattr(value, "__len__"):
                 raise ValueError(f"{self._name()}: {name} is {type(value).__name__}; expected a list")
-        if not hasattr(self.response_length, "__index__") or self.response_length < 0:
-            raise ValueError(f"{self._name()}: response_length is {self.response_length!r}; expected a count")
-        if self.response_length > len(self.tokens):
-            raise ValueError(
-                f"{self._name()}: response_length {self.response_length} exceeds {len(self.tokens)} tokens"
-            )
-        for name in columns[1:]:
-            value = getattr(self, name)
-            if value is not None and len(value) != self.response_length:
-                raise ValueError(f"{self._name()}: {name} has {len(value)} entries for {self.response_length} tokens")
-        if self.token_weight_versions and len(self.token_weight_versions) != self.response_length:
-            raise ValueError(
-                f"{self._name()}: token_weight_versions has {len(self.token_weight_versions)} entries"
-                f" for {self.response_length} tokens"
-            )
+            if len(value) != length:
+                raise ValueError(f"{self._name()}: {name} has {len(value)} entries for {length} tokens")
+        versions = self.token_weight_versions
+        if versions and len(versions) != length:
+            raise ValueError(f"{self._name()}: token_weight_versions has {len(versions)} entries for {length} tokens")
         ids, offsets = self.rollout_top_p_token_ids or (), self.rollout_top_p_token_offsets
-        if offsets is not None and (len(offsets) != self.response_length + 1 or offsets[-1] != len(ids)):
+        if offsets is not None and (len(offsets) != length + 1 or offsets[-1] != len(ids)):
             raise ValueError(
-                f"{self._name()}: rollout_top_p_token_offsets needs {self.response_length + 1} entries, up to the"
-                " number of rollout_top_p_token_ids"
+                f"{self._name()}: rollout_top_p_token_offsets needs {length + 1} entries, up to the number of"
+                " rollout_top_p_token_ids"
             )
         routed = self.rollout_routed_experts
         if routed is not None and len(routed) != len(self.tokens) - 1:

@@ -7,7 +7,7 @@ as deep copies, and it is for whoever set them that JSON can hold them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from slime_core import provenance
@@ -35,14 +35,6 @@ _PLAIN = frozenset({str, int, float, bool, type(None), provenance.Span})
 """Cannot change."""
 
 
-def plain_values(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none."""
-    return {
-        name: value if type(value) in _PLAIN else _WRITERS[name](value) if name in _WRITERS else copied(value)
-        for name, value in attributes.items()
-    }
-
-
 def field_values(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Inverse of `plain_values`, but for the status, which stays text."""
     values = dict(stored)
@@ -61,3 +53,14 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     if kind in (SpecInfo, PrefixCacheInfo):
         return kind(**value.__dict__)
     return copy.deepcopy(value, memo)
+
+
+def plain_values(attributes: Mapping[str, Any], own: Callable[[Any], Any] = copied) -> dict[str, Any]:
+    """All attributes of a sample as JSON has them. Raises ValueError for images and inputs that are none.
+
+    `own`: what makes a value the caller's, who may leave out the copy where it is written at once.
+    """
+    return {
+        name: value if type(value) in _PLAIN else _WRITERS[name](value) if name in _WRITERS else own(value)
+        for name, value in attributes.items()
+    }

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 from slime_runs.files import FOLDER, file_name, trained_name, write_file
-from slime_runs.index import Index
+from slime_runs.index import Index, facts
 
 from slime_core.data.ledger_files import SegmentRef, write_segment
 
@@ -114,7 +114,7 @@ class MadeRun:
         frames = [rows[i : i + _PER_FRAME] for i in range(0, len(rows), _PER_FRAME)]
         path = self.path / FOLDER / name
         places = write_file(path, [[orjson.dumps(row) for row in frame] for frame in frames])
-        index.add_file(path, list(zip(places, frames)))
+        index.add_file(path, zip(places, [[facts(row) for row in frame] for frame in frames]))
 
     def _trained(self, number: int, rows: list[dict[str, Any]]) -> None:
         lines = [
@@ -136,7 +136,7 @@ class MadeRun:
             {
                 "e": "sample", "r": number, "g": row["group_index"], "i": row["index"], "p": 4, "k": 0,
                 "t": [start + 0.1, start + 4, start + 5], "n": row["response_length"], "turns": 1,
-                "s": row["status"], "v": number,
+                "s": row["status"], "v": number, **({"w": 0.05, "o": 1.5} if row["index"] % 5 == 0 else {}),
             }
             for row in rows
         ]  # fmt: skip

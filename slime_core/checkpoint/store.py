@@ -99,8 +99,7 @@ class CheckpointStore:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
             raise CheckpointError(
-                f"cannot save to {target}: {error}; earlier checkpoints are intact: make space there, or"
-                " name another --save, and go on with --load"
+                f"cannot save to {target}: {error}; earlier checkpoints are intact: make space there"
             ) from error
         self._prune(keep)
         return target

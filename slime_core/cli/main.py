@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slime_core import __version__
-from slime_core.cli.termination import Termination
 from slime_core.config.secrets import learn_flags, shown
 from slime_core.errors import ConfigError, PluginError, SlimeError
 
 if TYPE_CHECKING:
+    from slime_core.cli.termination import Termination
     from slime_core.protocols import Command
 
+_HELP, _VERSION = ("-h", "--help", "help"), ("-V", "--version", "version")
 USAGE_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
@@ -54,21 +55,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (the process's by default) and return its exit status."""
     log, handler = logging.getLogger(), _StandardError(logging.WARNING)
     log.addHandler(handler)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
+        if not words or words[0] in _HELP + _VERSION:
+            return _guarded(words, None)
+        from slime_core.cli.termination import Termination
+
         with Termination() as termination:
-            return _guarded(list(sys.argv[1:] if argv is None else argv), termination)
+            return _guarded(words, termination)
     finally:
         log.removeHandler(handler)
 
 
-def _guarded(argv: list[str], termination: Termination) -> int:
+def _guarded(argv: list[str], termination: Termination | None) -> int:
     """The command, with every expected way out turned into an exit status."""
     command, status = None, 0
     learn_flags(argv)
     try:
-        if not argv or argv[0] in ("-h", "--help", "help"):
+        if not argv or argv[0] in _HELP:
             print(overview(argv))
-        elif argv[0] in ("-V", "--version", "version"):
+        elif argv[0] in _VERSION:
             print(f"slime {__version__}")
         else:
             from slime_core.plugins.commands import load
@@ -76,13 +82,15 @@ def _guarded(argv: list[str], termination: Termination) -> int:
             command = load(argv)
             status = _run(command, argv)
         sys.stdout.flush()
-        return INTERRUPTED if termination.interrupted and not status else status
+        return INTERRUPTED if termination and termination.interrupted and not status else status
     except SlimeError as error:
-        print(shown("slime: error: " + str(error).replace("\n", "\n  ")), file=sys.stderr)
+        said = "; ".join([str(error), *getattr(error, "__notes__", [])]).replace("\n", "\n  ")
+        print(shown(f"slime: error: {said}"), file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1
     except KeyboardInterrupt:
-        print(f"slime: {'ended by SIGTERM' if termination.asked else 'interrupted'}", file=sys.stderr)
-        return TERMINATED if termination.asked else INTERRUPTED
+        asked = termination is not None and termination.asked
+        print(f"slime: {'ended by SIGTERM' if asked else 'interrupted'}", file=sys.stderr)
+        return TERMINATED if asked else INTERRUPTED
     except BrokenPipeError:
         # The reader (`head`, say) has left; a second write at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

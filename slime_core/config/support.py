@@ -65,7 +65,7 @@ _NOWHERE: tuple[tuple[str, Lack, str], ...] = (
     (
         "memory_snapshot_dir memory_snapshot_num_steps memory_recorder record_memory_history profile_target",
         Lack.HINT,
-        "there is no profiler; --trace says when what began and ended",
+        "--profile says where the time went, of a whole run",
     ),
     (
         "ci_test ci_disable_kl_checker ci_train_rollout_logprob_abs_diff_threshold ci_save_grad_norm ci_load_grad_norm",

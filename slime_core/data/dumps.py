@@ -74,8 +74,7 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
         with suppress(OSError):
             partial.unlink()
         raise RecordError(
-            f"{path} cannot be written: {error}. Checkpoints are intact: make space there or name another place, and"
-            " go on with --load"
+            f"{path} cannot be written: {error}. Checkpoints are intact: make space there or name another place"
         ) from error
 
 

@@ -7,6 +7,7 @@ without the flag.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +17,7 @@ from slime_core.errors import ConfigError, DataError
 from slime_core.protocols import Args
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+_BELIEVED = ("llama", "qwen3", "qwen3_moe")
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
 """Text, or chat messages."""
@@ -30,14 +32,32 @@ def load_tokenizer(directory: str | Path) -> Any:
     directory = Path(directory)
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; --hf-checkpoint names a local HF-layout directory")
-    from transformers import AutoTokenizer
-
-    if not any((Path(directory) / name).is_file() for name in _TOKENIZER_FILES):
+    if not has_tokenizer(directory):
         raise ConfigError(f"--hf-checkpoint {directory}: no tokenizer there (none of {', '.join(_TOKENIZER_FILES)})")
+    import transformers
+
     try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        # AutoTokenizer would come to the same class, but reads what every model of transformers is called for it.
+        name = "PreTrainedTokenizerFast" if _is_generic(directory) else "AutoTokenizer"
+        made = getattr(transformers, name)
+        return made.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{directory}: cannot load a tokenizer: {error}") from error
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether the directory has any file that a tokenizer is read from."""
+    return any((directory / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def _is_generic(directory: Path) -> bool:
+    """Whether `tokenizer.json` says all, by the directory's word and for models of which transformers believes it."""
+    files = [directory / name for name in ("tokenizer.json", "tokenizer_config.json", "config.json")]
+    if not all(file.is_file() for file in files):
+        return False
+    said, model = (json.loads(file.read_text(encoding="utf-8")) for file in files[1:])
+    classes = ("PreTrainedTokenizerFast", "TokenizersBackend")
+    return said.get("tokenizer_class") in classes and "auto_map" not in said and model.get("model_type") in _BELIEVED
 
 
 def encode_prompt(

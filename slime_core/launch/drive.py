@@ -22,7 +22,7 @@ from slime_core.launch import drain
 from slime_core.launch.journal import Journal
 from slime_core.launch.prepare import Prepared
 from slime_core.launch.ranks import is_rank
-from slime_core.launch.resume import first_rollout, goes_on, restore, unfinished_evaluations
+from slime_core.launch.resume import first_rollout, goes_on, how_to_go_on, restore, unfinished_evaluations
 from slime_core.launch.trainers import Trainers
 from slime_core.models.hf_io import copy_assets
 from slime_core.observability.jsonl import cut_after
@@ -79,20 +79,18 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
     start = args.start_rollout_id = first_rollout(args, commit)
     with run_hooks(run, run_dir):
         if commit is not None:
-            restore(
-                args,
-                commit,
-                run.settings.to_dict(),
-                trainer=parts.trainers,
-                stage=stage,
-                weights=weights,
-                journal=journal,
-            )
+            settings, trainers = run.settings.to_dict(), parts.trainers
+            restore(args, commit, settings, trainer=trainers, stage=stage, weights=weights, journal=journal)
             if not args.finetune:
                 parts.unfinished += unfinished_evaluations(commit)
         cut_after(run_dir, start, parts.unfinished)
         try:
             done = _to_the_end(args, parts, journal, start)
+        except BaseException as error:
+            commits = journal.store.commits()
+            kept = int(commits[-1].name.rpartition("_")[2]) + 1 if commits else 0
+            error.add_note(how_to_go_on(args, kept, committed=bool(commits)))
+            raise
         finally:
             stage.stop()
         early = done < args.num_rollout or bool(parts.unfinished)

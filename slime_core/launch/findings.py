@@ -1,13 +1,20 @@
-"""One line of a preflight's report, and how bad it is; what a plugin adds to the report."""
+"""What is found wrong with a run before it starts: the lines of the report, and what a run makes of them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from slime_core.types import Sample
+from slime_core.errors import ConfigError, DataError
+from slime_core.waits import waiting
+
+if TYPE_CHECKING:
+    from slime_core.launch.prepare import Prepared
+
+logger = logging.getLogger(__name__)
 
 
 class Level(StrEnum):
@@ -29,14 +36,21 @@ class Finding:
     message: str
 
 
-class Probe(Protocol):
-    """What the hook `slime_preflight` answers: it works beside the core's checks, which read the data meanwhile."""
+def preflight(run: Prepared) -> list[Finding]:
+    """What plugins find of a run whose settings are valid and whose components are there (hook `slime_preflight`)."""
+    with waiting("the checks before the run", deadline=None, then="each has a deadline of its own"):
+        told: list[Iterable[Finding]] = run.hooks.slime_preflight(run=run)
+        return [finding for findings in told for finding in findings]
 
-    def begin(self, sample: Sample | None) -> None:
-        """Told once: a row of the data; None where none could be read."""
 
-    def findings(self) -> Iterable[Finding]:
-        """Asked after the core's checks; has deadlines of its own."""
-
-    def close(self) -> None:
-        """In any case: leave nothing behind."""
+def run_preflight(run: Prepared) -> None:
+    """Log warnings. Raises ConfigError with every error found, or DataError where only data is wrong."""
+    findings = preflight(run)
+    for finding in findings:
+        if finding.level == Level.WARNING:
+            logger.warning("%s: %s", finding.subject, finding.message)
+    errors = [f for f in findings if f.level == Level.ERROR]
+    if errors:
+        lines = [f"{f.subject}: {f.message}" for f in errors]
+        kind = DataError if all(f.subject == "data" for f in errors) else ConfigError
+        raise kind("\n".join([*lines, "(`slime check` prints the whole report; --no-preflight goes on)"]))

@@ -19,8 +19,8 @@ from slime_core.config.schema import Given
 from slime_core.errors import ConfigError
 from slime_core.launch import drain
 from slime_core.launch.drive import RunParts, begin_run_dir, build_learner, build_weights, drive, rollouts_of
+from slime_core.launch.findings import run_preflight
 from slime_core.launch.lock import sole_writer
-from slime_core.launch.preflight import run_preflight
 from slime_core.launch.prepare import Prepared, prepare
 from slime_core.launch.process import is_leader, num_processes
 from slime_core.launch.ranks import is_rank, rollouts_told, start_ranks

@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
@@ -23,8 +23,11 @@ from slime_core.plugins.discovery import search_as
 from slime_core.plugins.manager import current_registry
 from slime_core.plugins.resolve import absolute_spec, resolve
 from slime_core.plugins.signatures import construct
-from slime_core.protocols import Args, Launcher, LauncherTraits, traits_of
+from slime_core.protocols import Args, LauncherTraits, traits_of
 from slime_core.waits import waiting
+
+if TYPE_CHECKING:
+    from slime_core.protocols.launcher import Launcher
 
 logger = logging.getLogger(__name__)
 

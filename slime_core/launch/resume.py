@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.sources import required_source, source_in
 from slime_core.checkpoint.store import find, is_checkpoint, read_state
 from slime_core.config import Settings
-from slime_core.errors import CheckpointError
+from slime_core.data.dumps import check_saved
+from slime_core.errors import CheckpointError, SlimeError
+from slime_core.launch.findings import Finding, Level
 from slime_core.launch.journal import Journal
 from slime_core.launch.starting_points import no_checkpoint
 from slime_core.observability.run_dir import CONFIG, OUTPUT, check_run_dir, run_dir_of
 from slime_core.protocols import Args
+
+if TYPE_CHECKING:
+    from slime_core.launch.prepare import Prepared
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +50,24 @@ def named_commit(args: Args) -> Path | None:
         args.finetune = True  # THUDM/slime's `--load` of an HF directory: its weights, nothing else
         return Path(args.load)
     commit = find(args.load, args.ckpt_step)
-    own = {Path(p).resolve() for p in (args.save, args.run_dir) if p}
-    if commit is None and (Path(args.load).resolve() not in own or args.ckpt_step is not None):
+    if commit is None and (not _loads_own(args) or args.ckpt_step is not None):
         raise CheckpointError(no_checkpoint(args.load))
     return _initial(args) if commit is None else commit
+
+
+def how_to_go_on(args: Args, rollouts: int, *, committed: bool) -> str:
+    """What to type after a run that ended before its last rollout, with `rollouts` of them done."""
+    done, own = f"{rollouts} of {args.num_rollout} rollouts done", _loads_own(args)
+    if not committed:
+        way = "" if own else " with --overwrite"
+        return f"{done}, so there is nothing to keep yet; the same command{way} starts again"
+    way = "" if own else f" with --load {args.save or args.run_dir}"
+    return f"{done} and committed; the same command{way} goes on from there"
+
+
+def _loads_own(args: Args) -> bool:
+    own = {Path(p).resolve() for p in (args.save, args.run_dir) if p}
+    return args.load is not None and Path(args.load).resolve() in own
 
 
 def _initial(args: Args) -> Path | None:
@@ -156,3 +175,18 @@ def _plugin_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
         hashes = (str(p["sha256"] or "none")[:12] for p in (old, new))
         found.append(f"source hash {' -> '.join(hashes)} ({new['source_file']})")
     return found
+
+
+def starting(run: Prepared) -> Iterator[Finding]:
+    """What a run that trains finds by itself at its start: a place in use, nothing to resume from or to read."""
+    args = run.args
+    if run.settings.command not in ("train", "sft"):
+        return
+    try:
+        commit = None if args.debug_rollout_only else named_commit(args)
+        resume = not args.debug_rollout_only and goes_on(run.settings, commit)
+        check_run_dir(run_dir_of(args), args.save, resume=resume, overwrite=args.overwrite)
+        if not args.debug_rollout_only and args.load_debug_rollout_data:
+            check_saved(args, first_rollout(args, commit))
+    except SlimeError as error:
+        yield Finding("start", Level.ERROR, str(error))

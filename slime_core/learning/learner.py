@@ -122,7 +122,7 @@ class Learner:
             with clock.timed("actor_train"):
                 steps = self._train_actor(local, tensors, share, denominators)
             metrics |= _prefixed("train/", {**over_steps(steps), "steps": float(len(steps))})
-        metrics |= self._describe(batch, local, tensors, steps, share)
+        metrics |= self._describe(batch, local, tensors, steps, share, clock)
         if self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self.trainer.update_reference()
         return metrics | clock.metrics()
@@ -191,14 +191,20 @@ class Learner:
     # -- after the steps -----------------------------------------------------------------------------
 
     def _describe(
-        self, batch: TrainBatch, local: TrainBatch, tensors: TrainTensors, steps: list[StepResult], share: RankSchedule
+        self,
+        batch: TrainBatch,
+        local: TrainBatch,
+        tensors: TrainTensors,
+        steps: list[StepResult],
+        share: RankSchedule,
+        clock: Clock,
     ) -> dict[str, float]:
         # The trainer's own log-probs before the update, by position.
         own = tensors.train_log_probs if self.args.use_rollout_logprobs else tensors.old_log_probs
         known = {p: part for p, part in enumerate(own or ()) if len(part) == local.response_lengths[p]}
         if steps and (not known or self._passes.reuses_own_log_probs):
             known |= steps[0].log_probs  # the first step's samples were looked at with the weights before the update
-        trained = TrainedRollout(self.trainer, batch, local, share.indices, tensors, steps, known)
+        trained = TrainedRollout(self.trainer, batch, local, share.indices, tensors, steps, known, clock.spans)
         metrics = rollout_report(batch, local, tensors, trained.log_probs, self.trainer)
         if tensors.rollout_log_probs is not None and known:
             metrics |= log_prob_gap(tensors, known, self.trainer)

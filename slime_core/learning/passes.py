@@ -194,15 +194,19 @@ class Clock:
     """Adds up wall time by name, of the passes here and of the learner's steps."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self.spans: list[tuple[str, float, float]] = []
+        """Name, beginning and end, by `time.perf_counter`."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Count the time inside under `name`; an exception counts nothing."""
         started = time.perf_counter()
         yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+        self.spans.append((name, started, time.perf_counter()))
 
     def metrics(self) -> dict[str, float]:
         """`perf/<name>_time`, in seconds."""
-        return {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}
+        found: dict[str, float] = {}
+        for name, started, ended in self.spans:
+            found[f"perf/{name}_time"] = found.get(f"perf/{name}_time", 0.0) + ended - started
+        return found

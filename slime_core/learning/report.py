@@ -127,6 +127,8 @@ class TrainedRollout:
     """Of the actor."""
     known: Mapping[int, torch.Tensor]
     """Position in `local` -> the trainer's log-probs from before the update, [response_length], as far as known."""
+    spans: Sequence[tuple[str, float, float]] = ()
+    """What this process did (`log_probs`, `actor_train`, ...), from when to when by `time.perf_counter`."""
 
     @property
     def log_probs(self) -> Column | None:
@@ -169,7 +171,7 @@ def _is_column(values: Any, n: int) -> bool:
 
 def _is_whole(column: Any, lengths: Sequence[int]) -> bool:
     """One [response_length] tensor for every sample of this rank."""
-    return isinstance(column, list) and [tuple(t.shape) for t in column] == [(n,) for n in lengths]
+    return isinstance(column, list) and [t.shape for t in column] == [(n,) for n in lengths]
 
 
 def _gathered(

@@ -87,13 +87,9 @@ def _append(file: FileIO, line: bytes) -> None:
     try:
         written = file.write(line)
     except OSError as error:
-        raise RecordError(
-            f"{file.name} cannot be written: {error}. Checkpoints are intact: make space, and go on with --load"
-        ) from error
+        raise RecordError(f"{file.name} cannot be written: {error}. Checkpoints are intact: make space") from error
     if written != len(line):
-        raise RecordError(
-            f"{file.name}: no space for a step's metrics. Checkpoints are intact: make space, and go on with --load"
-        )
+        raise RecordError(f"{file.name}: no space for a step's metrics. Checkpoints are intact: make space")
     if os.fstat(file.fileno()).st_nlink == 0:
         raise RecordError(
             f"{file.name} has been removed while the run wrote to it. What is left of its directory can be gone on with"

@@ -19,7 +19,7 @@ OUTPUT = ("actors", "engines", "stalls")
 """Folders of what processes of the run say, which is there before any record is."""
 _OURS = (
     CONFIG, SUMMARY, "metrics.jsonl", CHECKPOINTS, "tensorboard", "weights", "local_weights", "rollouts",
-    "eval.json", "failures", "samples", "events.jsonl", "incidents.jsonl", "trace.jsonl", *OUTPUT,
+    "eval.json", "failures", "samples", "events.jsonl", "incidents.jsonl", "trace.jsonl", "profile", *OUTPUT,
 )  # fmt: skip
 
 

@@ -12,7 +12,9 @@ Example::
 
     {"e": "run", "t": 12.0, "start": 0, "settings": {"rollout_batch_size": 4, ...}}
     {"e": "sample", "r": 0, "g": 3, "i": 13, "t": [12.1, 12.9, 13.0], "p": 20, "k": 0, "n": 64, "v": 1, ...}
-                                                   start, generated, scored; prompt tokens, tokens before, new tokens
+                                                   start, generated, scored; prompt tokens, tokens before, new tokens;
+                                                   "w" and "o" where they are: seconds of waiting for a place before the
+                                                   start, and of tools between start and generated
     {"e": "train", "r": 0, "t": [13.2, 14.0]}
 """
 
@@ -38,6 +40,7 @@ FILE = "trace.jsonl"
 TRACE_BYTES = 64 << 20
 """Of samples; some 400,000 of them."""
 _BUFFER_BYTES = 64 << 10
+_NOTED_S = 1e-3
 _FLUSH_EVERY = 1.0
 """Seconds."""
 SETTINGS = (
@@ -84,14 +87,16 @@ class Timeline:
         self._write({"e": "run", "t": round(self.now(), 6), "start": start, "settings": settings}, flush=True)
 
     def sample(
-        self, siblings: list[Any], times: tuple[float, float, float], before: int, *, rollout_id: int | None, ev: bool
-    ) -> None:
+        self, siblings: list[Any], times: tuple[float, ...], before: int, outside: float, *,
+        rollout_id: int | None, ev: bool,
+    ) -> None:  # fmt: skip
         """What one call of a generate function returned.
 
         Args:
             siblings: Samples of one origin; more than one after fan-out.
-            times: When it began, was generated, was scored.
+            times: When it asked for a place, began, was generated, was scored.
             before: Response tokens it began with (partial rollouts).
+            outside: Seconds outside of the engine that it began with.
             rollout_id: Of the rollout that asked.
             ev: It is of an evaluation.
         """
@@ -105,7 +110,7 @@ class Timeline:
             "r": rollout_id,
             "g": first.group_index,
             "i": first.index,
-            "t": [round(t, 6) for t in times],
+            "t": [round(t, 6) for t in times[1:]],
             "p": len(first.tokens) - first.response_length,
             "k": before,
             "n": max(0, tokens - before),
@@ -113,6 +118,8 @@ class Timeline:
             "s": str(getattr(first.status, "value", first.status)),
             "v": min(versions, default=None),
         }
+        outside = sum(s.non_generation_time for s in siblings) - outside
+        event |= {name: round(s, 6) for name, s in (("w", times[1] - times[0]), ("o", outside)) if s > _NOTED_S}
         if ev:
             event["ev"] = True
         if len(siblings) > 1:
@@ -126,9 +133,10 @@ class Timeline:
                 {"e": "scored", "g": group[0].group_index, "t": [round(start, 6), round(self.now(), 6)]}
             )
 
-    def span(self, event: str, start: float, **details: Any) -> None:
-        """Something that began at `start` and is over."""
-        self._write({"e": event, "t": [round(start, 6), round(self.now(), 6)], **details}, flush=True)
+    def span(self, event: str, start: float, end: float | None = None, **details: Any) -> None:
+        """Something that began at `start` and is over, since `end` where that is not just now."""
+        times = [round(start, 6), round(self.now() if end is None else end, 6)]
+        self._write({"e": event, "t": times, **details}, flush=True)
 
     def flush(self) -> None:
         """Write what is buffered; where that fails, a warning, and nothing more is recorded."""

@@ -22,7 +22,7 @@ from slime_core.protocols.traits import EditTraits
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
-    from slime_core.launch.findings import Finding, Probe
+    from slime_core.launch.findings import Finding
     from slime_core.launch.prepare import Prepared
     from slime_core.learning.report import TrainedRollout
     from slime_core.plugins.registry import Registry
@@ -50,12 +50,12 @@ def slime_configure(args: Args) -> None:
 
 @hookspec
 def slime_check(settings: Settings) -> list[Finding] | None:
-    """What `slime check` is to say of the run besides its own findings; nothing may be started or written."""
+    """What `slime check` alone is to say of the run; nothing may be started or written."""
 
 
 @hookspec
-def slime_preflight(run: Prepared) -> Probe | None:
-    """Before a run starts, and in `slime check`: what looks at it beside the core's checks."""
+def slime_preflight(run: Prepared) -> list[Finding] | None:
+    """What is found of a run before it starts, and by `slime check`; an error ends it. Nothing may be written."""
 
 
 @hookspec

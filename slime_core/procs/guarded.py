@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from slime_core.errors import SlimeError
-from slime_core.procs import guard
-from slime_core.procs.leftovers import MARK
+from slime_core.procs import guard, leftovers
 
-START_DEADLINE = 60.0
+_START_S = 60.0
 """Seconds for a guard to come up, on a machine that is busy."""
 _MARGIN_S = 10.0
 
@@ -101,7 +100,7 @@ class Guarded:
         """The command's process id; 0 when it has ended before it was told. Waits for the guard to say so."""
         with self._lock:
             if self._child is None and self._control is not None:
-                self._control.settimeout(START_DEADLINE)
+                self._control.settimeout(_START_S)
                 with contextlib.suppress(OSError):
                     self._child = int(self._control.recv(32).partition(b"\n")[0] or 0)
             return self._child or 0
@@ -159,6 +158,7 @@ class Guarded:
             try:
                 with self._log(argv) if self.log else contextlib.nullcontext() as log:
                     out, err = (log.fileno(), subprocess.STDOUT) if log else (stdout, stderr)
+                    out, err = leftovers.own(1) if out is None else out, leftovers.own(2) if err is None else err
                     self._spawn(argv, only, stdin=stdin, stdout=out, stderr=err, env=environment)
             except OSError as error:
                 self._close()
@@ -218,7 +218,7 @@ class Guarded:
         self._control, theirs = socket.socketpair()
         options = ["--control", str(theirs.fileno()), "--parent", str(os.getpid()), *self._options]
         options += ["--times", ",".join(map(str, self._times)), "--only", ",".join(map(str, only))]
-        own = {name: value for name, value in (os.environ if env is None else env).items() if name != MARK}
+        own = {name: value for name, value in (os.environ if env is None else env).items() if name != leftovers.MARK}
         with theirs:
             # In a session of its own: an interrupt at the terminal is this process's to handle.
             self._process = popen(

@@ -2,46 +2,96 @@
 
 `watch` starts this file as a program of its own, once: rewards and generate functions that run in this process may
 start others, which no guard knows. They are told by an environment variable, which guards take away from what they
-start, or by a pipe that they hold open: what was forked and executed nothing has it from this process.
+start, or by a pipe that they hold open: what was forked and executed nothing has it from this process. Their output is
+capped: descriptors 1 and 2 become a pipe to that program, and Python's streams of this process keep where they led.
 
     this process --pipe--> program: waits for the end of this process, ends what is marked
-         +--> what user code starts, marked; in whatever session and below whomever
+         +--> what user code starts, marked; in whatever session and below whomever --output--> program --> stderr
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import select
 import signal
 import sys
+import threading
 import time
+from typing import Any
 
 MARK = "SLIME_STARTED_BY"
+OUTPUT = 16 << 20
+"""Bytes that they may print together, with native code of this process; and one worker, with what it starts."""
 _TERM_S, _KILL_S = 2.0, 30.0
 """For them to end as they like to, and for the kernel to end what was killed."""
+_LAST_OUTPUT_S = 1.0
+_OUTPUT_AT = 3
+"""Descriptor of the program at which their output comes in."""
 _owner = 0
+_apart: dict[int, io.FileIO] = {}
+"""Below Python's standard output and error, which keep where descriptors 1 and 2 led."""
 
 
 def watch() -> None:
-    """Have what this process starts from here on end with it; safe to call again."""
+    """Have what this process starts from here on end with it, its output capped; safe to call again.
+
+    Where somebody captures Python's streams (a notebook, pytest) or one is closed, all output stays where it goes.
+    """
     global _owner
     if _owner == os.getpid():
         return
     _owner = os.getpid()
     os.environ[MARK] = token = f"{_owner}-{secrets.token_hex(8)}"
     read, _ = os.pipe()  # whose other end stays open as long as this process, and forks of it, live
+    output, write = os.pipe()
+    raw = {number: _below(stream, number) for number, stream in ((1, sys.stdout), (2, sys.stderr))}
+    apart = {number: stream for number, stream in raw.items() if stream is not None and None not in raw.values()}
+    # What the program has open nobody sees close: its standard error only where it forwards to it.
+    silent = [] if apart else [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
+    pipes = [(os.POSIX_SPAWN_DUP2, pipe, at) for pipe, at in ((read, 0), (output, _OUTPUT_AT), (2, 1))]
     argv = [sys.executable, "-I", "-S", __file__, str(_owner), token]
-    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
-    os.posix_spawn(argv[0], argv, {}, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0), *nothing], setsid=True)
-    os.close(read)
+    os.posix_spawn(argv[0], argv, {}, file_actions=[*silent, *pipes], setsid=True)
+    for number, stream in apart.items():
+        _lead(stream, os.dup(number))
+        os.dup2(write, number)
+    for descriptor in (read, output, write):
+        os.close(descriptor)
+    _apart.update(apart)
+    os.register_at_fork(after_in_child=_print_as_others)
+
+
+def own(number: int) -> int | None:
+    """Where this process prints (1, 2), for a child that is capped elsewhere or by nothing; None: as it inherits."""
+    return _apart[number].fileno() if number in _apart else None
+
+
+def _below(stream: Any, number: int) -> io.FileIO | None:
+    """What is below one of Python's streams; None where it does not lead to the descriptor of this number."""
+    buffer = getattr(stream, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)  # itself where Python does not buffer
+    return raw if isinstance(raw, io.FileIO) and raw.fileno() == number else None
+
+
+def _lead(stream: io.FileIO, descriptor: int) -> None:
+    """Have it write to another descriptor: handlers of logs hold the objects above it."""
+    stream.__init__(descriptor, "wb", closefd=False)  # type: ignore[misc]
+
+
+def _print_as_others() -> None:
+    """In a fork of this process."""
+    for number, stream in _apart.items():
+        _lead(stream, number)
 
 
 def main(owner: int, token: str) -> None:
-    """Wait for the owner's end; then end what is marked until nothing is left."""
+    """Forward output, and wait for the owner's end; then end what is marked until nothing is left."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    forwarding = threading.Thread(target=_forward, daemon=True)
+    forwarding.start()
     with contextlib.suppress(ProcessLookupError):  # it has ended already
         select.select([os.pidfd_open(owner)], [], [])
     begin, told = time.monotonic(), set[int]()
@@ -54,6 +104,18 @@ def main(owner: int, token: str) -> None:
         if passed > _KILL_S:
             break
         time.sleep(0.05)
+    forwarding.join(_LAST_OUTPUT_S)
+
+
+def _forward() -> None:
+    """Until everybody who might print has ended."""
+    left = OUTPUT
+    while data := os.read(_OUTPUT_AT, 1 << 16):
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.write(2, data[:left])
+            if 0 < left <= len(data):
+                os.write(2, b"\n[slime: the rest of what this run's processes print is left off]\n")
+        left = max(0, left - len(data))
 
 
 def _marked(mark: bytes, pipe: str) -> list[int]:

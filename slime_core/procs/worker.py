@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from slime_core.procs.guarded import Guarded, signal_of
+from slime_core.procs.leftovers import OUTPUT
 
 HEADER = struct.Struct("!Q")
 """Before each message: its length."""
-OUTPUT = 16 << 20
-"""Bytes that a process and what it starts may print."""
 _POLL = 0.5
 _CLOSED_S = 2.0
 """For a process that has closed its socket to be gone."""

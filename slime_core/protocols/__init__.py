@@ -2,9 +2,9 @@
 
 Standard library only at run time (torch appears in annotations). User-facing functions take `args` first, with
 attribute access to every setting, as in THUDM/slime. Components never hold a reference to the loop; the loop
-builds them and calls them. Everybody imports the names from here; the modules are by stage: `functions`,
-`environment`, `engine`, `algorithm`, `trainer`, `weights`; around them: `launcher`, `command`; `traits` is what
-components say of themselves.
+builds them and calls them. Everybody imports from here what every run has: `functions`, `engine`, `algorithm`,
+`trainer`, `command`, and `traits`, what components say of themselves. Who implements one of the others imports its
+module: `environment`, `launcher`, `weights`.
 """
 
 from slime_core.protocols.algorithm import (
@@ -20,12 +20,6 @@ from slime_core.protocols.engine import (
     GenerateContext,
     RolloutEngine,
 )
-from slime_core.protocols.environment import (
-    Environment,
-    Observation,
-    Step,
-    Turn,
-)
 from slime_core.protocols.functions import (
     Args,
     BatchRewardFn,
@@ -37,7 +31,6 @@ from slime_core.protocols.functions import (
     Reward,
     RewardFn,
 )
-from slime_core.protocols.launcher import Launcher
 from slime_core.protocols.trainer import (
     LossFn,
     MicroBatchOutput,
@@ -57,7 +50,6 @@ from slime_core.protocols.traits import (
     traits_of,
     with_defaults,
 )
-from slime_core.protocols.weights import WeightEngines, WeightTransport
 
 __all__ = [
     "AdvantageEstimator",
@@ -71,32 +63,25 @@ __all__ = [
     "DynamicFilter",
     "EditTraits",
     "EngineTraits",
-    "Environment",
     "GenerateContext",
     "GenerateFn",
     "GenerateTraits",
     "GroupBuffer",
-    "Launcher",
     "LauncherTraits",
     "LossFn",
     "LossInputs",
     "LossOutputs",
     "MicroBatchOutput",
-    "Observation",
     "Reward",
     "RewardFn",
     "RewardInputs",
     "RewardTraits",
     "RolloutEngine",
     "RolloutTraits",
-    "Step",
     "StepResult",
     "Trainer",
     "TrainerTraits",
     "TransportTraits",
-    "Turn",
-    "WeightEngines",
-    "WeightTransport",
     "declares",
     "traits_of",
     "with_defaults",

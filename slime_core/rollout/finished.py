@@ -18,7 +18,7 @@ from slime_core.errors import RolloutError
 from slime_core.protocols import Args
 from slime_core.rollout import staleness
 from slime_core.rollout.fate import dropped_for_good, given_back, spread
-from slime_core.rollout.open_groups import Finished
+from slime_core.rollout.flights import Finished
 from slime_core.types import Group
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """`Flights`: the groups that are being generated, and which of them have ended, in the order in which they were drawn.
 
-`rollout.pool` starts groups here and waits at the bell. A group's end costs the same however many others are in flight.
-The order in which groups end says nothing; those that ended since the last look come in the order of their drawing, so
-that a slow reward changes no result.
+`rollout.pool` starts groups here, waits at the bell, and decides on what has become of them (`Finished`). A group's end
+costs the same however many others are in flight. The order in which groups end says nothing; those that ended since the
+last look come in the order of their drawing, so that a slow reward changes no result.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from slime_core.rollout.gate import Hold
+from slime_core.rollout.staleness import retries, version_span
 from slime_core.types import Group
 
 
@@ -59,6 +61,39 @@ def _answer(waiter: asyncio.Future[bool], rung: bool) -> None:
         waiter.set_result(rung)
 
 
+@dataclass
+class Finished:
+    """A group that was generated and decided on."""
+
+    samples: Group
+    original: Group
+    """As it was drawn: other samples, where a generate function fanned out."""
+    began: int = 0
+    """Weight version served when its generation began."""
+    reason: str | None = None
+    """Why the filter dropped it."""
+
+    @cached_property
+    def span(self) -> tuple[int, int] | None:
+        """Oldest and newest version of its tokens."""
+        return version_span(self.samples, self.began)
+
+    @property
+    def retries(self) -> int:
+        """How often it has been regenerated for its age."""
+        return retries(self.original)
+
+    @property
+    def index(self) -> int:
+        """The `group_index`."""
+        return self.samples[0].group_index or 0
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """What orders groups for training: oldest version first, then as they were drawn."""
+        return (self.span[0] if self.span else self.began, self.index)
+
+
 @dataclass(eq=False)
 class Flight:
     """A group that is being generated."""
@@ -80,10 +115,14 @@ class Flight:
         """That it takes: at least 1, or groups whose samples wait for a common reward (--group-rm) would pile up."""
         return max(self.unfinished, 1)
 
-    def result(self) -> Group | None:
-        """What has become of the group; None where it was cut off between a response and its reward, or goes on."""
+    def finished(self) -> Finished:
+        """What has become of the group, whose work has ended. Raises what that raised."""
+        return Finished(self.task.result(), self.original, self.began)
+
+    def result(self) -> Finished | None:
+        """The same; None where it was cut off between a response and its reward, or goes on."""
         task = self.task
-        return None if not task.done() or task.cancelled() or task.exception() is not None else task.result()
+        return None if not task.done() or task.cancelled() or task.exception() is not None else self.finished()
 
 
 class Flights:

@@ -20,7 +20,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,19 +66,14 @@ class Hold:
             if coming == 0:
                 self._give()
 
-        @asynccontextmanager
-        async def place() -> AsyncIterator[None]:
+        def ended() -> None:
             nonlocal left
-            async with self._gate.place(asked):
-                try:
-                    yield
-                finally:
-                    left -= 1
-                    if left == 0:
-                        self._take()
+            left -= 1
+            if left == 0:
+                self._take()
 
         try:
-            yield place
+            yield partial(self._gate.place, asked, ended)
         finally:
             self._take()
 
@@ -105,6 +101,22 @@ class Hold:
         if self._live:
             self._live = False
             self._gate._add_live(-1)
+
+
+@dataclass(slots=True)
+class _Place:  # a class, since an asynchronous generator costs as much as all the rest here
+    """`async with` it: see `GatedEngine.place`."""
+
+    gate: GatedEngine
+    asked: Callable[[], None]
+    ended: Callable[[], None]
+
+    async def __aenter__(self) -> None:
+        await self.gate._enter(self.asked)
+
+    async def __aexit__(self, *error: object) -> None:
+        self.ended()
+        self.gate._leave()
 
 
 class GatedEngine:
@@ -137,12 +149,14 @@ class GatedEngine:
         """Make the engine wait until it is closed, or lent to samples; for a group that is about to run."""
         return Hold(self)
 
-    @asynccontextmanager
-    async def place(self, asked: Callable[[], None]) -> AsyncIterator[None]:
+    def place(self, asked: Callable[[], None], ended: Callable[[], None] = lambda: None) -> _Place:
         """One of the places; live while inside. Those who wait for one come in order.
 
-        `asked` is called once the sample is inside or in the queue.
+        `asked` is called once the sample is inside or in the queue, `ended` when one that was inside leaves.
         """
+        return _Place(self, asked, ended)
+
+    async def _enter(self, asked: Callable[[], None]) -> None:
         if self._free:
             self._free -= 1
             self._add_live(1)
@@ -160,9 +174,9 @@ class GatedEngine:
                 raise
         try:
             await loop_turn()
-            yield
-        finally:
+        except BaseException:
             self._leave()
+            raise
 
     def _leave(self) -> None:
         """Hand the place, and being live, to the next in the queue."""
@@ -200,26 +214,22 @@ class GatedEngine:
     ) -> GenerationOutput:
         """As `RolloutEngine.generate`."""
         images: Any = {"image_data": image_data} if image_data else {}
-        with self._in_engine():
+        self._add_waiting(1)
+        try:
             output = await self._engine.generate(input_ids, sampling_params, rid=rid, session_id=session_id, **images)
+        finally:
+            self._add_waiting(-1)
         await loop_turn()  # live and not waiting for the engine: a deterministic one does not step meanwhile
         return output
 
-    @contextmanager
-    def _in_engine(self) -> Iterator[None]:
-        """A request is in the engine while inside."""
+    def _add_waiting(self, count: int) -> None:
         if self._waiting == 0:
             self._busy_since = asyncio.get_running_loop().time()
-        self._waiting += 1
+        self._waiting += count
+        if self._waiting == 0:
+            self._busy += self._busy_for()
+            self._busy_since = None
         self._changed()
-        try:
-            yield
-        finally:
-            self._waiting -= 1
-            if self._waiting == 0:
-                self._busy += self._busy_for()
-                self._busy_since = None
-            self._changed()
 
     @property
     def stream(self) -> Callable[..., AsyncIterator[GenerationOutput]]:
@@ -227,10 +237,13 @@ class GatedEngine:
         return partial(self._stream, self._engine.stream)  # type: ignore[attr-defined]
 
     async def _stream(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncIterator[GenerationOutput]:
-        with self._in_engine():
+        self._add_waiting(1)
+        try:
             async with aclosing(call(*args, **kwargs)) as outputs:
                 async for output in outputs:
                     yield output
+        finally:
+            self._add_waiting(-1)
 
     def _busy_for(self) -> float:
         return 0.0 if self._busy_since is None else asyncio.get_running_loop().time() - self._busy_since

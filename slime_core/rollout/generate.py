@@ -90,8 +90,9 @@ class Timeline(Protocol):
     def sample(
         self,
         siblings: list[Sample],
-        times: tuple[float, float, float],
+        times: tuple[float, ...],
         before: int,
+        outside: float,
         *,
         rollout_id: int | None,
         ev: bool,
@@ -178,7 +179,7 @@ class SampleRunner:
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
                 started = self.timeline.now() if self.timeline else 0.0
-                await self.rewards.score_group(finished, evaluation=evaluation, rollout_id=rollout_id, args=args)
+                await self.rewards.score(finished, evaluation=evaluation, rollout_id=rollout_id, args=args)
                 if self.timeline:
                     self.timeline.scored(finished, started)
             for siblings in results:
@@ -197,23 +198,25 @@ class SampleRunner:
         args: Args,
         place: Place,
     ) -> list[Sample]:
+        asked = self.timeline.now() if self.timeline else 0.0
         async with place():
             if clock is not None:
                 clock.start()
             if (self.stopping and not context.evaluation) or sample.status in FINISHED:
                 return [sample]
-            timeline, before = self.timeline, sample.response_length
+            timeline, before, outside = self.timeline, sample.response_length, sample.non_generation_time
             started = timeline.now() if timeline else 0.0
             try:
                 siblings = await self._generate(sample, params, context, args)
                 generated = timeline.now() if timeline else 0.0
                 if not self.rewards.scores_groups:
-                    await self._score(siblings, context.evaluation, context.rollout_id, args)
+                    ev, rollout_id = context.evaluation, context.rollout_id
+                    await self.rewards.score(siblings, evaluation=ev, rollout_id=rollout_id, args=args)
             finally:
                 self.last_end = asyncio.get_running_loop().time()
             if timeline:
-                times = started, generated, timeline.now()
-                timeline.sample(siblings, times, before, rollout_id=context.rollout_id, ev=context.evaluation)
+                times = asked, started, generated, timeline.now()
+                timeline.sample(siblings, times, before, outside, rollout_id=context.rollout_id, ev=context.evaluation)
             return siblings
 
     def baseline_lack(self, group: Group) -> str | None:
@@ -310,12 +313,6 @@ class SampleRunner:
             return admission.take_text(sample, encode_rendered(self.tokenizer, sample.response))
         except Exception as error:  # fields of user code may hold anything
             return f"{type(error).__name__}: {error}"
-
-    async def _score(self, siblings: list[Sample], evaluation: bool, rollout_id: int | None, args: Args) -> None:
-        if len(siblings) == 1:
-            await self.rewards.score(siblings[0], evaluation=evaluation, rollout_id=rollout_id, args=args)
-        else:
-            await self.rewards.score_group(siblings, evaluation=evaluation, rollout_id=rollout_id, args=args)
 
     def _generator_of(self, sample: Sample) -> Generator:
         spec = sample.generate_function_path or sample.metadata.get("generate_function_path")

@@ -43,7 +43,7 @@ def shared_stats(values: Sequence[float], samples: Sequence[Sample], name: str) 
         name: Of the metric.
     """
     of = {id(sample): value for sample, value in zip(samples, values, strict=True)}
-    means = [statistics.fmean(of[id(s)] for s in siblings) for siblings in executions(samples)]
+    means = [mean([of[id(s)] for s in siblings]) for siblings in executions(samples)]
     found = stats(means, name)
     if found:
         found |= {f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
@@ -130,10 +130,12 @@ def rollout_metrics(args: Args, groups: Sequence[Group], weight_version: int) ->
         metrics["rollout/greedy_baseline_reward"] = statistics.fmean(baselines)
     for reward, count in _constant_groups(args, groups).items():
         metrics[f"rollout/zero_std/count_{reward}"] = float(count)
-    sampled = [[weight_version - v for v in s.token_weight_versions if v != NOT_SAMPLED] for s in samples]
+    others = [s.token_weight_versions.count(NOT_SAMPLED) for s in samples]
+    sampled = [len(s.token_weight_versions) - other for s, other in zip(samples, others)]
     if any(sampled):
-        tokens = math.fsum(w * len(ages) for w, ages in zip(weights, sampled))
-        metrics["rollout/staleness"] = math.fsum(w * sum(ages) for w, ages in zip(weights, sampled)) / tokens
+        versions = [sum(s.token_weight_versions) - NOT_SAMPLED * other for s, other in zip(samples, others)]
+        ages = math.fsum(w * (weight_version * n - v) for w, n, v in zip(weights, sampled, versions))
+        metrics["rollout/staleness"] = ages / math.fsum(w * n for w, n in zip(weights, sampled))
     turns = [(s.metadata["num_turns"], w) for w, s in zip(weights, samples) if "num_turns" in s.metadata]
     if turns:
         metrics["rollout/num_turns"] = weighted_mean(*zip(*turns))
@@ -198,7 +200,7 @@ def _number(args: Args, sample: Sample) -> float | None:
     """The sample's scalar reward; None when it has none (a mapping that `--custom-reward-post-process-path` reads)."""
     if sample.reward is None:
         return None
-    value = sample.get_reward_value(args)
+    value: Any = sample.get_reward_value(args)
     return None if isinstance(value, Mapping) else float(value)
 
 

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 from slime_core.errors import CheckpointError
 from slime_core.fan_out import executions
 from slime_core.rollout.fate import FINISHED, copy_of, prompts_of
-from slime_core.rollout.flights import Flight
-from slime_core.rollout.staleness import retries, version_span
+from slime_core.rollout.flights import Finished, Flight
 from slime_core.types import Group, Sample, SampleStatus
 
 OPEN_GROUPS_FILE = "open_groups.jsonl"
@@ -118,39 +116,6 @@ def from_line(line: Mapping[str, Any]) -> tuple[str, OpenGroup]:
 
 
 # -- what a pool holds --------------------------------------------------------------------------------
-
-
-@dataclass
-class Finished:
-    """A group that was generated and decided on."""
-
-    samples: Group
-    original: Group
-    """As it was drawn: other samples, where a generate function fanned out."""
-    began: int = 0
-    """Weight version served when its generation began."""
-    reason: str | None = None
-    """Why the filter dropped it."""
-
-    @cached_property
-    def span(self) -> tuple[int, int] | None:
-        """Oldest and newest version of its tokens."""
-        return version_span(self.samples, self.began)
-
-    @property
-    def retries(self) -> int:
-        """How often it has been regenerated for its age."""
-        return retries(self.original)
-
-    @property
-    def index(self) -> int:
-        """The `group_index`."""
-        return self.samples[0].group_index or 0
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """What orders groups for training: oldest version first, then as they were drawn."""
-        return (self.span[0] if self.span else self.began, self.index)
 
 
 def finished_to_open(group: Finished, state: str) -> OpenGroup:

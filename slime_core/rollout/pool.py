@@ -45,9 +45,8 @@ from slime_core.rollout.fate import (
     restarted,
 )
 from slime_core.rollout.finished import FinishedGroups
-from slime_core.rollout.flights import Bell, Flight, Flights
+from slime_core.rollout.flights import Bell, Finished, Flight, Flights
 from slime_core.rollout.generate import train_sampling_params
-from slime_core.rollout.open_groups import Finished
 from slime_core.types import Group, Sample, SampleStatus
 from slime_core.waits import waiting
 
@@ -80,12 +79,11 @@ class Pool:
             told: Called whenever groups have been decided on.
         """
         self.args, self.source, self.context = args, source, context
-        self.endless = version is not None
-        self.version = version or (lambda: 0)
         self._told = told
         self.bell = Bell()
         self.flights = Flights(self.bell)
         self.finished = FinishedGroups(args, source, context, version)
+        self.endless, self.version = self.finished.endless, self.finished.version
         self.ready: deque[Group] = deque()
         """Drawn groups that were finished before: in excess in an earlier rollout, or replayed by the buffer."""
         self.again: deque[Group] = deque()
@@ -224,7 +222,7 @@ class Pool:
             await self._some_ended()
             for flight in self.flights.take_ended():
                 self._held.push(flight.hold)
-                self.decide(Finished(flight.task.result(), flight.original, flight.began))
+                self.decide(flight.finished())
             if self.endless or len(self.finished.waiting) < self.finished.wanted:
                 self._held.close()
         self._held.push(self.context.runner.engine.hold())  # where all were finished before
@@ -317,11 +315,10 @@ class Pool:
     async def finish(self, patience: float | None = None) -> None:
         """The end of one rollout: what still runs is given back, with what came when there were enough."""
         for flight in await self.land(patience):
-            group = flight.result()
-            if group is None:
-                self.finished.surplus.append(restarted(flight.original))
+            if finished := flight.result():
+                self.finished.late(finished)
             else:
-                self.finished.late(Finished(group, flight.original))
+                self.finished.surplus.append(restarted(flight.original))
         for group in self.ready:
             self.finished.late(Finished(group, group))
         self.give_back(self.finished.surplus, "in excess")

@@ -24,7 +24,6 @@ from slime_core.rollout.open_groups import (
     ASIDE,
     IN_FLIGHT,
     WAITING,
-    Finished,
     OpenGroup,
     check_group_size,
     finished_to_open,
@@ -181,11 +180,13 @@ class GroupProducer:
         if pool.halted:
             return
         for flight in await self._land(patience):
-            group, drawn = flight.result(), flight.original
-            if group is not None and is_finished(group):
-                pool.decide(Finished(group, drawn, flight.began))
+            finished, drawn = flight.result(), flight.original
+            if finished is None:
+                pool.again.append(restarted(drawn))
+            elif is_finished(finished.samples):
+                pool.decide(finished)
             else:
-                pool.again.append(restarted(drawn) if group is None else given_back(self.args, drawn, group))
+                pool.again.append(given_back(self.args, drawn, finished.samples))
         pool.give_back(list(pool.again))
         pool.again.clear()
 

@@ -1,6 +1,6 @@
 """Stage 4: finished samples -> rewards.
 
-`rollout.generate` calls `score` per sample, or `score_group` once a group is complete (`--group-rm`). A reward
+`rollout.generate` calls `score` per sample, or once a group is complete (`--group-rm`). A reward
 function that raises, overruns `--rm-timeout`, ends its process or returns something that is no number makes its
 samples FAILED with the reason, and leaves a file to reproduce it (`reward_failures`); the run goes on. Which function
 scores a sample: its own `custom_rm_path`, else its row's or data set's `rm_type` in `metadata`, else the run's. An
@@ -143,12 +143,6 @@ class RewardStage:
         return self._cache[spec]
 
     async def score(
-        self, sample: Sample, *, evaluation: bool = False, rollout_id: int | None = None, args: Args | None = None
-    ) -> None:
-        """Set `sample.reward`. Aborted, failed and already rewarded samples are left alone; `args` as `scorer_of`."""
-        await self.score_group([sample], evaluation=evaluation, rollout_id=rollout_id, args=args)
-
-    async def score_group(
         self,
         samples: list[Sample],
         *,
@@ -156,7 +150,10 @@ class RewardStage:
         rollout_id: int | None = None,
         args: Args | None = None,
     ) -> None:
-        """Score the samples that need it, in one call per function where the function takes several."""
+        """Set `sample.reward`, in one call per function where the function takes several; `args` as `scorer_of`.
+
+        Aborted, failed and already rewarded samples are left alone.
+        """
         by_scorer: dict[int, tuple[Scorer, list[Sample]]] = {}
         for sample in samples:
             if sample.reward is not None or sample.status in (SampleStatus.ABORTED, SampleStatus.FAILED):

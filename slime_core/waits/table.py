@@ -8,13 +8,12 @@ wait at its deadline: it says when the wait's own mechanism ought to have.
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from asyncio import AbstractEventLoop
 from asyncio.events import _get_running_loop
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import TracebackType
+from threading import get_ident
 from typing import Any, TypeVar
 
 _table: dict[int, Wait] = {}
@@ -25,11 +24,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Wait:
-    """One row: what is waited for, since when, until when, and what happens then."""
+    """One row: `with waiting("what", deadline=seconds, then="what happens then"):` around anything that waits.
+
+    A plain `with`, in asynchronous code too. Waits nest: the inner one is the more exact. An instance is entered once.
+    """
 
     __slots__ = ("deadline", "loop", "queued", "reported", "since", "stop", "then", "thread", "waited", "what")
 
-    def __init__(self, what: str, deadline: float | None, then: str, stop: bool, queued: bool) -> None:
+    def __init__(
+        self, what: str, *, deadline: float | None, then: str, stop: bool = False, queued: bool = False
+    ) -> None:
+        """
+        Args:
+            what: What is waited for, with the numbers that tell it from its like.
+            deadline: Seconds until the wait's own mechanism ends it; None where it may take as long as it takes, and
+                `then` says why.
+            then: What happens at the deadline: retried, the sample fails, the run stops.
+            stop: The mechanism cannot be relied on (a call into C, say): the watchdog ends the process with a non-zero
+                exit status when the wait is still there after deadline and grace.
+            queued: It waits for a place first; `restart` says that it runs.
+        """
         self.what = what
         self.deadline = deadline
         """Seconds after `since`; None: as long as it takes."""
@@ -46,6 +60,14 @@ class Wait:
         """It has no place yet to run in."""
         self.waited = 0.0
         """Seconds that it waited for a place."""
+
+    def __enter__(self) -> Wait:
+        self.thread, self.loop, self.since = get_ident(), _get_running_loop(), time.monotonic()
+        _table[id(self)] = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _table.pop(id(self), None)
 
     def restart(self, deadline: float | None) -> None:
         """What was only queued for begins now, with its deadline."""
@@ -65,38 +87,7 @@ class Wait:
         return float("-inf") if self.deadline is None else self.age - self.deadline
 
 
-class waiting:
-    """`with waiting("what", deadline=seconds, then="what happens at the deadline"):` around anything that waits.
-
-    A plain `with`, in asynchronous code too. Waits nest: the inner one is the more exact. An instance is entered once.
-
-    Args:
-        what: What is waited for, with the numbers that tell it from its like.
-        deadline: Seconds until the wait's own mechanism ends it; None where it may take as long as it takes, and
-            `then` says why.
-        then: What happens at the deadline: retried, the sample fails, the run stops.
-        stop: The mechanism cannot be relied on (a call into C, say): the watchdog ends the process with a non-zero
-            exit status when the wait is still there after deadline and grace.
-        queued: It waits for a place first; `restart` says that it runs.
-    """
-
-    __slots__ = ("wait",)
-
-    def __init__(
-        self, what: str, *, deadline: float | None, then: str, stop: bool = False, queued: bool = False
-    ) -> None:
-        self.wait = Wait(what, deadline, then, stop, queued)
-
-    def __enter__(self) -> Wait:
-        wait = self.wait
-        wait.thread, wait.loop, wait.since = threading.get_ident(), _get_running_loop(), time.monotonic()
-        _table[id(wait)] = wait
-        return wait
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _table.pop(id(self.wait), None)
+waiting = Wait
 
 
 def named(what: str, *, then: str, deadline: str | float = "", stop: bool = False) -> Callable[[F], F]:

@@ -12,17 +12,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.plugins.resolve import resolve
-from slime_core.protocols import Args, Trainer, WeightTransport
+from slime_core.protocols import Args, Trainer
 from slime_core.waits import named
 from slime_core.weights.checksum import checksum_dtype, tensor_checksum
 from slime_core.weights.collective import SharedWeights
 from slime_core.weights.transports import transport_traits
+
+if TYPE_CHECKING:
+    from slime_core.protocols.weights import WeightTransport
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 
 from slime_core.errors import PluginSignatureError, WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
-from slime_core.protocols import Args, TransportTraits, WeightEngines, traits_of
+from slime_core.protocols import Args, TransportTraits, traits_of
+
+if TYPE_CHECKING:
+    from slime_core.protocols.weights import WeightEngines
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 

@@ -75,7 +75,7 @@ def test_two_clicks_to_this_token_this_log_prob_this_reward(browser: Any, url: s
     with page_of(browser) as page:
         page.goto(url)
         shows(page, "run")
-        page.locator("a[href*='#/sample']").first.click()
+        page.locator("td a[href*='#/sample?']").first.click()
         shows(page, "sample")
         page.locator(".tokens .s-sampled").nth(2).click()
         panel = page.locator(".panel")
@@ -143,13 +143,66 @@ def test_keys_walk_from_the_run_to_tokens_and_back(browser: Any, url: str) -> No
         shows(page, "group")
         page.keyboard.press("u")
         shows(page, "rollout")
+        rows = page.locator("tr.row", has=page.locator("td.start:not(:empty)"))
+        said = rows.first.locator("td.start").first.inner_text().split()[0]
         page.keyboard.press("/")
         page.keyboard.type("no answer has this")
         page.keyboard.press("Enter")
         page.get_by_text(re.compile(r"^0 of \d+ samples")).wait_for()
         page.keyboard.press("Escape")
+        page.locator("[data-search]").fill(said)
+        page.keyboard.press("Enter")
+        page.get_by_text(re.compile(r"^[1-9]\d* of \d+ samples")).wait_for()
+        assert page.locator("td.start mark").first.inner_text() == said
+        page.keyboard.press("Escape")
         page.keyboard.press("[")
         shows(page, "rollout")
+
+
+def test_another_reward_scores_the_group_and_again_when_its_file_changes(
+    browser: Any, url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def reward(args, sample):\n    return 7.25\n")
+    with page_of(browser) as page:
+        page.goto(url)
+        shows(page, "run")
+        page.locator("td a[href*='#/sample?']").first.click()
+        shows(page, "sample")
+        page.get_by_text("score again: what").click()
+        page.get_by_label("reward", exact=True).fill(str(file))
+        page.get_by_role("button", name="score again").click()
+        page.get_by_role("cell", name="7.25").first.wait_for(timeout=60_000)
+        page.get_by_label("again whenever the file changes").check()
+        file.write_text("def reward(args, sample):\n    raise ValueError('<b>not</b> this')\n")
+        page.get_by_text("<b>not</b> this").first.wait_for(timeout=60_000)
+
+
+@pytest.mark.slow
+def test_a_sample_is_generated_again_from_its_page(browser: Any, url: str) -> None:
+    with page_of(browser) as page:
+        page.goto(f"{url}/#/sample?run=.&rollout=0")
+        shows(page, "sample")
+        page.get_by_text("resample: generate it again").click()
+        page.locator(".tokens .s-sampled").nth(1).click()
+        assert page.locator("input[name=from]").input_value() == "1"
+        page.get_by_label("times").fill("2")
+        page.get_by_role("button", name="resample").click()
+        page.get_by_text("2:").wait_for(timeout=200_000)
+        assert page.locator(".card .tokens").count() == 2
+
+
+def test_a_timeline_has_engine_tools_rewards_trainer_and_waits_apart(browser: Any, tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "run", rollouts=1).write()
+    with in_thread(serve(run)) as url, page_of(browser) as page:
+        page.goto(f"{url}/#/timeline?run=.&rollout=0")
+        shows(page, "timeline")
+        rows = page.locator("tbody tr").all_inner_texts()
+        seconds = {row.split("\t")[0]: row.split("\t")[2] for row in rows}
+        assert seconds == {
+            "rollout": "6", "wait for a place": "0.2", "engine": "56.4", "tools": "6", "rewards": "16", "trainer": "3",
+            "sync": "0.1", "trainer waits": "6",
+        }  # fmt: skip
 
 
 def test_a_bar_of_the_histogram_filters_the_table(browser: Any, url: str) -> None:
@@ -240,7 +293,7 @@ def test_the_page_as_it_is_in_a_checkout_without_node(
         page.goto(url)
         shows(page, "run")
         page.locator(".chart svg.sketch").first.wait_for()
-        page.locator("a[href*='#/sample']").first.click()
+        page.locator("td a[href*='#/sample?']").first.click()
         shows(page, "sample")
         assert page.locator(".tokens .s-sampled").count() > 0
 
@@ -253,7 +306,8 @@ def test_a_report_is_read_without_a_server(browser: Any, run_dir: Path, tmp_path
         page.goto((tmp_path / "report.html").as_uri())
         shows(page, "run")
         page.locator(".chart .uplot").first.wait_for()
-        page.locator("tr.row a").first.click()
+        page.locator("tr.row a[href*='#/rollout?']").first.click()
         shows(page, "rollout")
-        page.locator("tr.row a").last.click()
+        assert page.locator("td.start").first.inner_text()
+        page.locator("tr.row a[href*='#/sample?']").last.click()
         page.locator("main[data-ready=sample] .tokens").wait_for()

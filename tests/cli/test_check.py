@@ -51,7 +51,7 @@ def test_a_sound_run_is_ready(slime: Slime, tiny: TinyRun, tmp_path: Path) -> No
 def test_plugins_have_a_say(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = "from slime_core import Finding, Level, hookimpl\n@hookimpl\ndef slime_check(settings):\n"
     told += "    return [Finding('acme', Level.ERROR, settings.command)]\n"
-    monkeypatch.setattr("slime_core.launch.preflight.preflight", lambda run: [])
+    monkeypatch.setattr("slime_command_check.preflight.preflight", lambda run: [])
     with forgotten():
         install(tmp_path, "acme-check", {"slime.plugins": {"acme": "acme_check"}}, acme_check=told)
         status, findings = _check(*tiny.argv(tmp_path / "run"))
@@ -111,6 +111,18 @@ def test_a_reward_that_is_no_good(case: str, tiny: TinyRun, tmp_path: Path) -> N
     assert "--custom-rm-path" in bad[0]["message"]
     assert status == (1 if level == "error" else 0)
     assert [f for f in findings if f["level"] == "ok" and "work in a fresh process" in f["message"]]
+
+
+def test_a_fresh_process_loads_no_torch_for_parts_of_ours(tiny: TinyRun, tmp_path: Path) -> None:
+    """They load there as they did in the run's own process, and torch takes longer than all checks together."""
+    reward = tmp_path / "rm.py"
+    probed = "'slime_testing_probes.probes' in ' '.join(sys.orig_argv)"
+    reward.write_text(
+        f"import sys\ndef reward(args, sample):\n    assert not ({probed} and 'torch' in sys.modules)\n    return 1.0\n"
+    )
+    status, findings = _check(*tiny.argv(custom_rm_path=reward, run_dir=tmp_path / "out"))
+    assert status == 0, findings
+    assert [f for f in findings if f["level"] == "ok" and str(reward) in f["message"]]
 
 
 @pytest.mark.slow

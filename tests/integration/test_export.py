@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,18 @@ def test_traces_for_opentelemetry(run: Run) -> None:
         assert export.to_otel(run) == "traces of 48 samples -> OpenTelemetry"
     roots = [span for span in memory.get_finished_spans() if span.name == "invoke_agent slime"]
     assert sum("rl.reward" in (span.attributes or {}) for span in roots) == 32
+
+
+def test_metrics_for_trackio(run: Run, slime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trackio", reason="make test-trackio has one")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # which it reads when it is imported
+    done = slime("export", run.path, "--format", "trackio")
+    assert f"metrics of 3 steps -> trackio, project slime, run {run.name}" in done.stdout
+    again = slime("export", run.path, "--format", "trackio", check=False)
+    assert f"has a run '{run.name}' of project slime already" in again.stderr
+    (path,) = tmp_path.glob("*.db")
+    with sqlite3.connect(path) as db:
+        rows = db.execute("SELECT step, metrics FROM metrics ORDER BY step").fetchall()
+    expected = run.series("rollout/raw_reward")
+    found = [(step, json.loads(values).get("rollout/raw_reward")) for step, values in rows]
+    assert [pair for pair in found if pair[1] is not None] == expected

@@ -112,4 +112,4 @@ def test_an_engine_that_stays_away_is_named_with_how_to_go_on(
     assert done.returncode != 0
     assert "abort_request" not in last
     assert f"http://127.0.0.1:{free_port} is gone" in last
-    assert "repeat the command with --load" in last
+    assert "the same command with --load" in last

@@ -63,8 +63,12 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
             marks=SLOW,
         ),
         pytest.param(
-            "full 2500",
-            {"save_interval": 3, "save_debug_train_data": "{run}/debug/{{rollout_id}}.jsonl"},
+            "full 10000",
+            {
+                "n_samples_per_prompt": 16,
+                "save_interval": 3,
+                "save_debug_train_data": "{run}/debug/{{rollout_id}}.jsonl",
+            },
             "{run}/debug/1.jsonl cannot be written: ",
             marks=SLOW,
         ),
@@ -92,6 +96,7 @@ def test_a_full_disk(
     commit = find(run)  # verified
     assert (commit is None) == ("save_interval" in flags)
     assert commit is None or commit.name == "rollout_0000000"
+    assert last.endswith(f"with --load {run} goes on from there" if commit else "with --overwrite starts again")
     left = [p.name for p in (run / "checkpoints").glob(".partial*")] if commit else []
     assert left == []  # what was begun does not take the space that is missing
     slime("train", *argv, "--load", run)

@@ -1,4 +1,4 @@
-"""What a reward in the run's own process starts in the background ends with the run, however that ends."""
+"""What a reward in the run's own process starts in the background ends with the run, and its output is bounded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime_core.procs.leftovers import OUTPUT
 from tests.conftest import SLIME, TinyRun
 
 REWARD = """
@@ -78,3 +79,35 @@ def test_what_a_reward_starts_ends_with_the_run(
         run.kill()
     assert run.wait(120) == (-signal.SIGKILL if killed else 0)
     assert psutil.wait_procs(below if killed else started(pids), timeout=60)[1] == []
+
+
+LOUD = """
+import os, subprocess, sys
+from slime_core import RewardTraits, declares
+
+MUCH = "import os\\nfor _ in range(40): os.write(1, bytes(1 << 20))"
+
+@declares(RewardTraits(execution="inline"))
+def inline(args, sample, **kwargs):
+    if not os.path.exists({done!r}):
+        subprocess.run([sys.executable, "-c", MUCH], check=True)
+        if os.fork() == 0:
+            print("printed by a fork", flush=True)
+            os._exit(0)
+        os.wait()
+        print("printed by the reward", flush=True)
+        open({done!r}, "x").close()
+    return 1.0
+"""
+
+
+def test_output_of_what_a_reward_starts_is_capped(tiny: TinyRun, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LOUD.format(done=str(tmp_path / "done")))
+    changes = {"num_rollout": 1, "custom_rm_path": f"{tmp_path / 'mine.py'}:inline", "eval_interval": None}
+    argv = tiny.argv(tmp_path / "run", **changes, eval_prompt_data=None)
+    run = subprocess.run([SLIME, "train", *argv], capture_output=True, timeout=120)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stderr.count(b"\0") == OUTPUT
+    assert run.stderr.count(b"what this run's processes print is left off") == 1
+    assert b"printed by a fork" not in run.stderr + run.stdout
+    assert run.stdout.index(b"printed by the reward") < run.stdout.index(b"rollout 1/1")

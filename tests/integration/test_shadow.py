@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_command_view.server import make_app
 from slime_runs import Run
 from slime_runs.shadows import rank_correlation, summary
+from starlette.testclient import TestClient
 
 from tests.conftest import TinyRun
 
@@ -103,3 +105,16 @@ def test_the_rank_correlation_is_spearmans() -> None:
     assert rank_correlation([0, 0, 1, 2], [5, 6, 7, 7]) == pytest.approx(4 / 4.5)
     assert rank_correlation([1, 1], [1, 2]) is None
     assert json.dumps(rank_correlation([1, 1], [1, 2])) == "null"
+
+
+def test_the_page_shows_what_they_differ_on(runs: tuple[Run, Run, str]) -> None:
+    _, run, _ = runs
+    view = TestClient(make_app(run.path), base_url="http://127.0.0.1")
+    found = view.get("api/shadows").json()
+    assert found["specs"] == summary(run)
+    columns = found["columns"]
+    assert columns["rollout"] == [1] * 16 + [0] * 16
+    first = {name: column[0] for name, column in columns.items()}
+    where = {"rollout": 1, "group": first["group_index"], "sample": first["sample_index"]}
+    sample = view.get("api/sample", params=where).json()
+    assert sample["shadow"] == {name: first[name] for name in ("rewards", "filters", "kept")}

@@ -132,6 +132,40 @@ def test_what_pages_ask_for_besides(view: View) -> None:
     assert view.ask("waits") == {"alive": False, "overdue": False, "processes": []}
 
 
+def places(columns: dict[str, list[Any]]) -> list[str]:
+    """How a page asks for the texts of rows."""
+    names = ("rollout", "data_set", "offset", "size", "place")
+    return [
+        f"{rollout}.{int(data_set is not None)}.{offset}.{size}.{place}"
+        for rollout, data_set, offset, size, place in zip(*(columns[name] for name in names))
+    ]
+
+
+def test_rows_of_a_table_say_what_the_model_wrote(made: tuple[Path, View]) -> None:
+    _, view = made
+    columns = view.ask("rollout", run="a", rollout=2)["columns"]
+    texts = view.ask("texts", run="a", at=places(columns))
+    assert len(texts) == 16
+    assert texts[4] == [f"question {columns['group_index'][4]}", f"answer {columns['sample_index'][4]} to 9"]
+    assert texts[0] == ["question 8", NASTY[0]]
+    assert texts[1][1].startswith(r"\x1b[2J")
+    assert len(texts[2][1]) < 200
+    (found,) = view.ask("texts", run="a", at=places(columns)[4:5], text="9")
+    assert found[0].startswith("question 9")
+    evaluated = view.ask("rollout", run="a", rollout=4, data_set="held")["columns"]
+    assert view.ask("texts", run="a", at=places(evaluated))[5] == ["question 5", "answer 5 to 5"]
+
+
+def test_texts_are_of_kept_samples_alone(made: tuple[Path, View]) -> None:
+    _, view = made
+    for gone in ("2.0.0.7.0", "2.0.-5.100.0", f"2.0.0.{10**18}.99", "999.0.0.100.0", f"2.0.{10**30}.1.0"):
+        assert view.ask("texts", run="a", at=[gone]) == [["", ""]]
+    for wrong in ("../config.yaml", "1.2.3", "a.b.c.d.e"):
+        answer = view.client.get("api/texts", params={"run": "a", "at": wrong})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"]
+
+
 def test_only_who_has_the_token_may_look(view: View) -> None:
     base = str(view.client.base_url)
     for headers in ({}, {"cookie": f"slime_view_{view.client.base_url.port}=wrong"}):

@@ -27,19 +27,22 @@ WORKER = textwrap.dedent("""
     assert sys.stdin.readline() == "meet\\n"
     peers = DataParallel("cpu", minutes)
 
-    if peers.rank:
-        Follower(peers, None, None).run()
-    else:
-        leader = Leader(peers, minutes if what != "silent" else 60.0)
-        try:
-            for _ in range(2):
-                threading.Event().wait(slow)
-                if what == "fails":
-                    raise ValueError("no engine came up")
-        except ValueError as error:
-            leader.end(error)
-            raise
-        leader.end()
+    try:
+        if peers.rank:
+            Follower(peers, None, None).run()
+        else:
+            leader = Leader(peers, minutes if what != "silent" else 60.0)
+            try:
+                for _ in range(2):
+                    threading.Event().wait(slow)
+                    if what == "fails":
+                        raise ValueError("no engine came up")
+            except ValueError as error:
+                leader.end(error)
+                raise
+            leader.end()
+    finally:
+        peers.close()  # as a run does: torch's threads may abort a process that ends with them
     print("both have been through", flush=True)
 """)
 

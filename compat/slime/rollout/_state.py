@@ -201,7 +201,7 @@ def _sample_runner(args: Any, tokenizer: Any, score_groups: bool) -> SampleRunne
 
         scores_groups = False  # a property in RewardStage
 
-        async def score_group(self, samples: list[Sample], **keywords: Any) -> None:
+        async def score(self, samples: list[Sample], **keywords: Any) -> None:
             """Nothing."""
 
     def generator(spec: str) -> GenerateCaller:

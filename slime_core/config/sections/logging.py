@@ -166,11 +166,20 @@ def _dumps(s: Settings) -> None:
         seen |= dict.fromkeys(paths, name)
 
 
+def _by_plugins(s: Settings) -> None:
+    """Hooks do what these ask for; without the distribution that has them nothing would."""
+    extras = {"use_tensorboard": "[tensorboard]", "use_wandb": "[wandb]"}
+    for name in (
+        (*extras, "shadow_rm_path", "shadow_filter_path", "log_samples", "profile") if installed(BUNDLE) is None else ()
+    ):
+        if s.is_given(name) and getattr(s.args, name) not in (None, False, [], "none"):
+            raise ConfigError(
+                f"{s.cite(name)}: what does that comes with pip install 'slime-rl{extras.get(name, '')}'."
+            )
+
+
 RULES: tuple[Rule, ...] = (
-    Refused(
-        lambda a: a.use_tensorboard and installed(BUNDLE) is None,
-        "{use_tensorboard}: what writes them comes with pip install 'slime-rl[tensorboard]'.",
-    ),
+    _by_plugins,
     Refused(
         lambda a: a.debug_train_only and a.load_debug_rollout_data is None and a.rollout_function_path is None,
         "{debug_train_only} needs --load-debug-rollout-data FILE, or a rollout function that needs no engine, such as"

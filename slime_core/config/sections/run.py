@@ -28,6 +28,8 @@ class RunArgs(Section):
     """Before the run, try every component in a fresh process and look at data, tokenizer, paths and disk space."""
     trace: Annotated[bool, Flag(off="--no-trace")] = True
     """Record when each sample and step began and ended, in trace.jsonl of the run directory, for slime plan --trace."""
+    profile: bool = False
+    """Say at the end where the time went, and write it for Perfetto, into profile/trace.json of the run directory."""
     plugin_dir: Annotated[list[str], Flag(append=True, paths=True, metavar="DIR", holds="path")] = Field(
         default_factory=list
     )
@@ -95,4 +97,5 @@ RULES: tuple[Rule, ...] = (
         "exclude each other: one says that all tokens come from the weights being trained, the other that some do not",
     ),
     _run_directory,
+    Refused(lambda a: a.profile and not a.trace, "{profile} is made of what {trace} leaves out; remove one."),
 )

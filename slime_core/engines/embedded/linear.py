@@ -1,12 +1,15 @@
 """A matrix product that picks the fastest CPU kernel for the number of rows.
 
-The model runner calls it for every projection. For float32, `F.linear` goes to MKL, which is best for a few rows;
-oneDNN with pre-packed weights is up to 2.5 times faster from about 8 rows on. The choice depends on sizes only,
-never on a measurement, so equal runs stay bitwise equal. `repack` must follow every change of the weight.
+The model runner calls it for every projection. For float32, `F.linear` goes to MKL, which is best for a few rows of a
+small matrix; oneDNN with pre-packed weights is up to 2.5 times faster from about 8 rows on. The choice depends on sizes
+only, never on a measurement, so equal runs stay bitwise equal. `repack` must follow every change of the weight. Of a
+large matrix the packed copy is kept alone: its `weight` is room that others use, too, with values of its own from a
+write or `unpack` until the next one's.
 """
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 
 import torch
@@ -14,17 +17,27 @@ import torch.nn.functional as F
 
 _MIN_WORK = {torch.float32: 1 << 19, torch.bfloat16: 0}
 """rows * in * out from which the packed kernel pays."""
+_MIN_ALONE = 1 << 18
+"""in * out from which it pays for a single row."""
+_MAX_TILED = 1 << 26
+"""in * out up to which it is tried how the packed copy lies."""
+_TILE = (64, 16)
+"""out * in of the pieces that oneDNN packs a matrix by; a piece lies transposed."""
 
 
 class Linear:
     """`x @ weight.T + bias`."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, alone: bool = False) -> None:
         self.weight = weight
         """[out, in]"""
         self.bias = bias
         """[out] or None"""
+        self.alone = alone
+        """Only the packed copy is kept."""
         self._packed: torch.Tensor | None = None
+        self._tiles: torch.Tensor | None = None
+        """[out / 64, in, 64] memory of the packed copy, where it is laid out so."""
         self._min_rows = 1
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,18 +54,58 @@ class Linear:
 
     def drop_packed(self) -> None:
         """Free the packed copy; `repack` makes it again."""
-        self._packed = None
+        self._packed = self._tiles = None
+
+    def unpack(self) -> None:
+        """Write what is served to `weight`."""
+        if self.alone and self._packed is not None:
+            self.weight.copy_(self._packed.to_dense())
 
     def repack(self) -> None:
         """Rebuild the packed copy from `weight`; a no-op where there is no packed kernel."""
         weight = self.weight
         if weight.device.type != "cpu" or weight.dtype not in _MIN_WORK or not packed_kernel_works(weight.dtype):
             return
-        self._min_rows = max(1, -(-_MIN_WORK[weight.dtype] // weight.numel()))
-        if weight.dtype == torch.float32:
-            self._min_rows = max(8, self._min_rows)
+        if not self.alone:
+            self._min_rows = max(1, -(-_MIN_WORK[weight.dtype] // weight.numel()))
+            if weight.dtype == torch.float32:
+                self._min_rows = max(8, self._min_rows)
+        if self._tiles is not None:
+            for tile, rows in zip(self._tiles, torch.split(weight, _TILE[0])):
+                tile.copy_(rows.t())
+            return
         self._packed = None  # freed first: the new copy then mostly gets its memory, whose pages are there already
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
+        if weight.dtype == torch.float32 and weight.numel() <= _MAX_TILED and lies_in_tiles(*weight.shape):
+            self._tiles = _tiles(self._packed, *weight.shape)
+
+
+def packs_alone(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Whether the packed kernel is the faster one for a matrix of `size` numbers however few rows there are."""
+    if device.type != "cpu" or dtype not in _MIN_WORK or not packed_kernel_works(dtype):
+        return False
+    return dtype == torch.bfloat16 or size >= _MIN_ALONE
+
+
+def _tiles(packed: torch.Tensor, out: int, size: int) -> torch.Tensor:
+    """The memory of a packed copy as [out / 64, in, 64].
+
+    Written there, new values take no new memory, and less time than oneDNN, which goes through it against the grain.
+    """
+    memory = (ctypes.c_char * (4 * out * size)).from_address(torch.ops.mkldnn.data_ptr(packed))
+    return torch.frombuffer(memory, dtype=torch.float32).view(-1, size, _TILE[0])
+
+
+@cache
+def lies_in_tiles(out: int, size: int) -> bool:
+    """Whether oneDNN packs a float32 matrix of this shape on this processor as `_tiles` says."""
+    if out % _TILE[0] or size % _TILE[1] or not hasattr(torch.ops.mkldnn, "data_ptr"):
+        return False
+    weight = torch.arange(out * size, dtype=torch.float32).view(out, size)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
+    if torch.ops.mkldnn._nbytes(packed) != 4 * weight.numel():
+        return False
+    return torch.equal(_tiles(packed, out, size), weight.view(-1, _TILE[0], size).transpose(1, 2))
 
 
 @cache

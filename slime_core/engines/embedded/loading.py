@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from slime_core.data.tokenizer import has_tokenizer, load_tokenizer
 from slime_core.distributions import BUNDLE, AllowList, entry_points
 from slime_core.engines.embedded.core import CoreOptions, EngineCore
 from slime_core.errors import ConfigError, EngineError
@@ -22,12 +23,11 @@ if TYPE_CHECKING:
 ServeFn: TypeAlias = "Callable[[EmbeddedEngine, str, int], Awaitable[tuple[str, int, Callable[[], Awaitable[None]]]]]"
 """(engine, host, port) -> host and port that answer, and how to stop."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 def load_core(args: Args) -> EngineCore:
     """Read config, tokenizer and weights of `args.hf_checkpoint`. Raises ConfigError or WeightSyncError."""
-    directory = require_checkpoint(args)
+    directory = Path(args.hf_checkpoint)
     if args.num_threads:
         torch.set_num_threads(args.num_threads)
     config = load_model_config(directory)
@@ -37,7 +37,7 @@ def load_core(args: Args) -> EngineCore:
             " only; type --rollout-engine sglang or --rollout-engine http"
         )
     device = choose_device(args.device)
-    tokenizer = load_tokenizer(directory)
+    tokenizer = load_tokenizer(directory) if has_tokenizer(directory) else None
     options = CoreOptions(
         max_running=args.engine_max_running_requests,
         max_tokens=args.engine_max_tokens,
@@ -62,39 +62,21 @@ def load_core(args: Args) -> EngineCore:
     )
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
 def choose_device(name: str) -> torch.device:
     """`--device`: "auto" takes CUDA when there is one. Raises ConfigError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}: torch sees no CUDA device here; use --device cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name!r}: {error}") from error
+    return torch.device(name)
 
 
 def choose_dtype(args: Args, device: torch.device) -> torch.dtype:
-    """`--dtype` or `--bf16`; "auto" is bfloat16 on CUDA and float32 on CPU. Raises ConfigError."""
+    """`--dtype` or `--bf16`; "auto" is bfloat16 on CUDA and float32 on CPU."""
     if args.dtype == "auto":
         half = args.bf16 or device.type == "cuda"
         return torch.bfloat16 if half else torch.float32
-    if args.dtype not in _DTYPES:
-        raise ConfigError(f"--dtype {args.dtype!r}; allowed: auto, {', '.join(_DTYPES)}")
     return _DTYPES[args.dtype]
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """The HF tokenizer of the directory, or None when it holds none."""
-    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
-        return None
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
 
 
 def eos_ids(directory: Path, config: ModelConfig, tokenizer: Any) -> set[int]:
@@ -107,13 +89,6 @@ def eos_ids(directory: Path, config: ModelConfig, tokenizer: Any) -> set[int]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     return {int(i) for i in found}
-
-
-def require_checkpoint(args: Args) -> Path:
-    """`args.hf_checkpoint` as a path. Raises ConfigError when it is unset."""
-    if not args.hf_checkpoint:
-        raise ConfigError("--hf-checkpoint is not set; give an HF-layout model directory")
-    return Path(args.hf_checkpoint)
 
 
 def http_server() -> ServeFn:

@@ -9,15 +9,18 @@ has as many rows as tokens chose it, and last bits differ with the batch; `--tru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from slime_core.engines.embedded.linear import Linear
+from slime_core.engines.embedded.linear import Linear, packs_alone
 from slime_core.errors import WeightSyncError
 from slime_core.models.config import ModelConfig, MoEConfig
+
+NewLinear = Callable[[int, int, bool], Linear]
+"""(rows, columns, with a bias) -> a projection with undefined contents."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class _Place:
     """View of the fused tensor, in HF's order of rows."""
     shape: tuple[int, ...]
     """HF shape."""
+    linear: Linear | None = None
+    """The projection whose weight it is in."""
     repeated: bool = False
     """The target holds the tensor once per head."""
 
@@ -46,24 +51,20 @@ def _unpaired(rows: torch.Tensor) -> torch.Tensor:
 class Layer:
     """The fused tensors of one decoder layer."""
 
-    def __init__(self, config: ModelConfig, number: int, device: torch.device, dtype: torch.dtype) -> None:
-        def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, device=device, dtype=dtype)
-
+    def __init__(self, config: ModelConfig, number: int, new: NewLinear, like: torch.Tensor) -> None:
         hidden, dim = config.hidden_size, config.head_dim
         heads = config.num_heads + 2 * config.num_kv_heads
-        self.input_norm = empty(hidden)
-        self.qkv = Linear(empty(heads * dim, hidden), empty(heads * dim) if config.qkv_bias else None)
+        self.input_norm, self.mlp_norm = like.new_empty(hidden), like.new_empty(hidden)
+        self.qkv = new(heads * dim, hidden, config.qkv_bias)
         heads = config.num_heads + config.num_kv_heads
         # float32, like the queries and keys it scales: a product of two dtypes takes a slow path.
-        self.qk_norm = torch.empty(heads, dim, device=device) if config.qk_norm else None
-        self.o = Linear(empty(hidden, config.num_heads * dim), empty(hidden) if config.o_bias else None)
-        self.mlp_norm = empty(hidden)
+        self.qk_norm = like.new_empty((heads, dim), dtype=torch.float32) if config.qk_norm else None
+        self.o = new(hidden, config.num_heads * dim, config.o_bias)
         moe = config.experts_of(number)
         self.mlp: FeedForward | Experts = (
-            FeedForward.empty(hidden, config.intermediate_size, bias=config.mlp_bias, device=device, dtype=dtype)
+            FeedForward(hidden, config.intermediate_size, config.mlp_bias, new)
             if moe is None
-            else Experts(hidden, moe, device, dtype)
+            else Experts(hidden, moe, new, like)
         )
 
     def places(self, config: ModelConfig) -> Iterator[tuple[str, _Place]]:
@@ -76,21 +77,22 @@ class Layer:
                 if tensor is not None:
                     rows = tensor.view(-1, dim, *tensor.shape[1:])[start : start + heads]
                     shape = (heads * dim, *tensor.shape[1:])
-                    yield f"self_attn.{name}_proj.{kind}", _Place(_unpaired(rows) if paired else rows, shape)
+                    owner = self.qkv if kind == "weight" else None
+                    yield f"self_attn.{name}_proj.{kind}", _Place(_unpaired(rows) if paired else rows, shape, owner)
             if self.qk_norm is not None and paired:
                 norm = self.qk_norm[start : start + heads]
                 yield f"self_attn.{name}_norm.weight", _Place(_unpaired(norm), (dim,), repeated=True)
-        for name, tensor in self.mlp.tensors():
-            yield f"mlp.{name}", _whole(tensor)
-        yield "self_attn.o_proj.weight", _whole(self.o.weight)
+        for name, tensor, owner in self.mlp.tensors():
+            yield f"mlp.{name}", _whole(tensor, owner)
+        yield "self_attn.o_proj.weight", _whole(self.o.weight, self.o)
         if self.o.bias is not None:
             yield "self_attn.o_proj.bias", _whole(self.o.bias)
         yield "input_layernorm.weight", _whole(self.input_norm)
         yield "post_attention_layernorm.weight", _whole(self.mlp_norm)
 
 
-def _whole(tensor: torch.Tensor) -> _Place:
-    return _Place(tensor, tuple(tensor.shape))
+def _whole(tensor: torch.Tensor, linear: Linear | None = None) -> _Place:
+    return _Place(tensor, tuple(tensor.shape), linear)
 
 
 class FusedWeights:
@@ -99,18 +101,32 @@ class FusedWeights:
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
-        self.layers = [Layer(config, i, device, dtype) for i in range(config.num_layers)]
+        self._room = self.embedding.new_empty(0)
+        """Where each weight that is kept packed alone lies until it is packed; as large as the largest."""
+        self.layers = [Layer(config, i, self._new_linear, self.embedding) for i in range(config.num_layers)]
         self.final_norm = torch.empty(config.hidden_size, device=device, dtype=dtype)
         head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
         self.lm_head = Linear(head, None)
         self._places = {
-            "model.embed_tokens.weight": _whole(self.embedding),
+            "model.embed_tokens.weight": _whole(self.embedding, self.lm_head if config.tie_word_embeddings else None),
             "model.norm.weight": _whole(self.final_norm),
         }
         if not config.tie_word_embeddings:
-            self._places["lm_head.weight"] = _whole(head)
+            self._places["lm_head.weight"] = _whole(head, self.lm_head)
         for i, layer in enumerate(self.layers):
             self._places |= {f"model.layers.{i}.{name}": place for name, place in layer.places(config)}
+        self._owners: dict[Linear | None, list[str]] = {}
+        """Projection -> the tensors of its weight; None has all others."""
+        for name, place in self._places.items():
+            self._owners.setdefault(place.linear, []).append(name)
+
+    def _new_linear(self, rows: int, columns: int, bias: bool) -> Linear:
+        like, size = self.embedding, rows * columns
+        alone = packs_alone(like.device, like.dtype, size)
+        if alone and size > self._room.numel():
+            self._room = like.new_empty(size)
+        weight = self._room[:size].view(rows, columns) if alone else like.new_empty((rows, columns))
+        return Linear(weight, like.new_empty(rows) if bias else None, alone=alone)
 
     @torch.inference_mode()
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], origin: str) -> None:
@@ -129,15 +145,11 @@ class FusedWeights:
             given.pop("lm_head.weight", None)
         given = {name: tensor for name, tensor in given.items() if not name.endswith("rotary_emb.inv_freq")}
         self._check(given, origin)
-        for name, tensor in given.items():
-            self._places[name].write(tensor)
-        for linear in self._linears():
-            linear.repack()
-
-    def _linears(self) -> Iterator[Linear]:
-        for layer in self.layers:
-            yield from (layer.qkv, layer.o, *layer.mlp.linears)
-        yield self.lm_head
+        for linear, names in self._owners.items():
+            for name in names:
+                self._places[name].write(given[name])
+            if linear is not None:
+                linear.repack()
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Views that together cover every fused tensor."""
@@ -146,11 +158,11 @@ class FusedWeights:
     @property
     def packed_bytes(self) -> int:
         """Bytes of packed copies beside the fused tensors."""
-        return sum(linear.packed_bytes for linear in self._linears())
+        return sum(linear.packed_bytes for linear in filter(None, self._owners))
 
     def drop_packed(self) -> None:
         """Free the packed copies until the next `update`."""
-        for linear in self._linears():
+        for linear in filter(None, self._owners):
             linear.drop_packed()
 
     def _check(self, given: dict[str, torch.Tensor], origin: str) -> None:
@@ -174,58 +186,44 @@ class FusedWeights:
     @torch.inference_mode()
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
         """HF names and tensors, in HF layout; some are copies."""
-        for name, place in self._places.items():
-            yield name, place.read().to(self.embedding.dtype)
+        for linear, names in self._owners.items():
+            if linear is not None:
+                linear.unpack()
+            for name in names:
+                tensor = self._places[name].read().to(self.embedding.dtype)
+                yield name, tensor.clone() if linear is not None and linear.alone else tensor
 
 
 class FeedForward:
     """`down(silu(gate(x)) * up(x))`; gate and up projections are one matrix."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
-        self.gate_up, self.down = gate_up, down
-        self.inner = down.weight.shape[1]
-
-    @classmethod
-    def empty(cls, hidden: int, inner: int, *, bias: bool, device: torch.device, dtype: torch.dtype) -> FeedForward:
-        """Contents undefined."""
-
-        def new(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, device=device, dtype=dtype)
-
-        gate_up = Linear(new(2 * inner, hidden), new(2 * inner) if bias else None)
-        return cls(gate_up, Linear(new(hidden, inner), new(hidden) if bias else None))
+    def __init__(self, hidden: int, inner: int, bias: bool, new: NewLinear) -> None:
+        self.gate_up, self.down = new(2 * inner, hidden, bias), new(hidden, inner, bias)
+        self.inner = inner
 
     def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; `routed` stays as it is."""
         both = self.gate_up(x)
         return self.down(F.silu(both[:, : self.inner]).mul_(both[:, self.inner :]))
 
-    @property
-    def linears(self) -> list[Linear]:
-        """To be repacked after a change."""
-        return [self.gate_up, self.down]
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """HF names below `mlp.` and views."""
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, Linear | None]]:
+        """HF names below `mlp.`, views, and the projections whose weights they are in."""
         for name, rows in (("gate", slice(0, self.inner)), ("up", slice(self.inner, None))):
-            yield f"{name}_proj.weight", self.gate_up.weight[rows]
+            yield f"{name}_proj.weight", self.gate_up.weight[rows], self.gate_up
             if self.gate_up.bias is not None:
-                yield f"{name}_proj.bias", self.gate_up.bias[rows]
-        yield "down_proj.weight", self.down.weight
+                yield f"{name}_proj.bias", self.gate_up.bias[rows], None
+        yield "down_proj.weight", self.down.weight, self.down
         if self.down.bias is not None:
-            yield "down_proj.bias", self.down.bias
+            yield "down_proj.bias", self.down.bias, None
 
 
 class Experts:
     """Router and experts: `models.feed_forward.MixtureOfExperts` without gradients."""
 
-    def __init__(self, hidden: int, moe: MoEConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, hidden: int, moe: MoEConfig, new: NewLinear, like: torch.Tensor) -> None:
         self.moe = moe
-        self.router = torch.empty(moe.num_experts, hidden, device=device, dtype=dtype)
-        self.experts = [
-            FeedForward.empty(hidden, moe.intermediate_size, bias=False, device=device, dtype=dtype)
-            for _ in range(moe.num_experts)
-        ]
+        self.router = like.new_empty(moe.num_experts, hidden)
+        self.experts = [FeedForward(hidden, moe.intermediate_size, False, new) for _ in range(moe.num_experts)]
 
     def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; the chosen experts go into `routed` [T, k]."""
@@ -245,13 +243,8 @@ class Experts:
         by_token = torch.empty_like(outputs).index_copy_(0, order, outputs).view(-1, k, x.shape[1])
         return (by_token * weights[:, :, None]).sum(1).to(x.dtype)
 
-    @property
-    def linears(self) -> list[Linear]:
-        """To be repacked after a change."""
-        return [linear for expert in self.experts for linear in expert.linears]
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """HF names below `mlp.` and views."""
-        yield "gate.weight", self.router
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, Linear | None]]:
+        """HF names below `mlp.`, views, and the projections whose weights they are in."""
+        yield "gate.weight", self.router, None
         for i, expert in enumerate(self.experts):
-            yield from ((f"experts.{i}.{name}", tensor) for name, tensor in expert.tensors())
+            yield from ((f"experts.{i}.{name}", tensor, owner) for name, tensor, owner in expert.tensors())

@@ -6,13 +6,18 @@ travel. A sample comes back as the attributes that changed, not whole.
 
 from __future__ import annotations
 
+import asyncio
 import pickle
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from slime_core.protocols import Args
 from slime_core.sample import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
+
+if TYPE_CHECKING:
+    from slime_core.plugins.workers.process import RewardProcess
 
 DEFAULTS = "_defaults"
 """Attribute of the run's settings: a callable that answers for what was not given (`config.schema.Defaults`)."""
@@ -32,6 +37,25 @@ class Component:
     def key(self) -> str:
         """Name of the loaded component within a worker."""
         return f"{self.spec}|{int(self.group)}|{self.options.hex()}"
+
+
+@dataclass
+class Call:
+    """One call of a reward, and what became of it."""
+
+    component: Component
+    samples: Sequence[Sample]
+    evaluation: bool
+    timeout: float | None
+    seed: int
+    begun: Callable[[], None]
+    future: asyncio.Future[list[Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    process: RewardProcess | None = None
+    """Which one runs it now."""
+    given_up: bool = False
+    """Nobody waits for it any more."""
+    outcome: list[Any] | BaseException | None = None
+    """Rewards, or what went wrong."""
 
 
 class WorkerArgs(SimpleNamespace):

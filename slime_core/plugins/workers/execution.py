@@ -24,6 +24,8 @@ from slime_core.protocols import RewardTraits, traits_of
 
 EXECUTIONS = ("inline", "thread", "process")
 """What the trait `execution` may be."""
+START_DEADLINE = 60.0
+"""Seconds a fresh interpreter gets to come up."""
 LOAD_DEADLINE = 600.0
 """Seconds importing and building a component may take; a local judge model may be large."""
 

@@ -21,15 +21,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.workers.calls import Component, pack_args
-from slime_core.plugins.workers.process import START_DEADLINE, Call, RewardProcess
-from slime_core.procs.worker import WorkerDied
+from slime_core.plugins.workers.calls import Call, Component, pack_args
+from slime_core.plugins.workers.execution import START_DEADLINE
 from slime_core.protocols import Args
 from slime_core.types import Sample
 from slime_core.waits import placed
+
+if TYPE_CHECKING:
+    from slime_core.plugins.workers.process import RewardProcess
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +208,7 @@ class WorkerPool:
             if not process.usable:
                 self._end(process)
             # Of the call that ran; after a signal that one is made again.
-            if left[0].process is not None and not (isinstance(error, WorkerDied) and error.killed):
+            if left[0].process is not None and not _was_killed(error):
                 left[0].outcome = error
                 done.append(left.popleft())
         _deliver(done)
@@ -240,13 +242,15 @@ class WorkerPool:
                 self._end(process)
                 process = None
             # Whoever killed it meant the process; the call gets one more, with the same random numbers.
-            killed = isinstance(call.outcome, WorkerDied) and call.outcome.killed
-            if not (again and killed) or call.given_up or self._closed:
+            if not (again and _was_killed(call.outcome)) or call.given_up or self._closed:
                 break
         return process, broken
 
     def _started(self) -> RewardProcess:
         """A process that answers and has tried to load what is known. Raises DeadlineExceeded, WorkerDied."""
+        from slime_core.plugins.workers.process import RewardProcess
+        from slime_core.procs.worker import WorkerDied
+
         assert self._packed is not None
         if self._closed:
             raise WorkerDied("the run has ended")
@@ -274,6 +278,13 @@ class WorkerPool:
             logger.warning("%s", error)
         with self._lock:
             self._processes.discard(process)
+
+
+def _was_killed(outcome: object) -> bool:
+    """Whether a signal ended the process that ran the call."""
+    from slime_core.procs.worker import WorkerDied
+
+    return isinstance(outcome, WorkerDied) and outcome.killed
 
 
 def _deliver(calls: Sequence[Call]) -> None:

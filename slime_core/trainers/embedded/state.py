@@ -27,9 +27,8 @@ from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import check_shapes
 from slime_core.models.hf_io import SHARD_BYTES, copy_assets, weight_files, write_config, write_weights
 from slime_core.trainers.embedded.optimizer import FlatAdamW
-from slime_core.trainers.embedded.rng_state import capture_rng, restore_rng, restored_states
 from slime_core.trainers.embedded.settings import TrainerSettings
-from slime_core.trainers.state_json import read_json, write_json
+from slime_core.trainers.state_files import capture_rng, read_json, restore_rng, restored_states, write_json
 
 FORMAT = 1
 FOLDER, STATE, OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"

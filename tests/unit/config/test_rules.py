@@ -167,10 +167,23 @@ def test_what_other_commands_do_not_need(load: Load) -> None:
     assert load(*rollout.split(), base=False, command="rollout").args.num_rollout == 1
 
 
-def test_a_tracker_of_the_bundle_is_not_asked_for_in_vain(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["--use-tensorboard"], r"\[tensorboard\]"),
+        (["--use-wandb"], r"\[wandb\]"),
+        (["--shadow-rm-path", "math"], ""),
+        (["--shadow-filter-path", "band"], ""),
+        (["--log-samples", "64"], ""),
+    ],
+)
+def test_what_plugins_of_the_bundle_do_is_not_asked_for_in_vain(
+    load: Load, monkeypatch: pytest.MonkeyPatch, words: list[str], extra: str
+) -> None:
     monkeypatch.setattr("slime_core.config.sections.logging.installed", lambda distribution: None)
-    with pytest.raises(ConfigError, match=r"--use-tensorboard .*pip install 'slime-rl\[tensorboard\]'"):
-        load("--use-tensorboard")
+    with pytest.raises(ConfigError, match=rf"{words[0]} .*pip install 'slime-rl{extra}'"):
+        load(*words)
+    load("--log-samples", "none", "--no-use-tensorboard")
 
 
 def test_the_context_bounds_the_response(load: Load) -> None:

@@ -105,3 +105,45 @@ def test_directories_without_a_tokenizer(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "none")
     with pytest.raises(ConfigError, match="no tokenizer there"):
         load_tokenizer(tmp_path)
+
+
+def metaspace(raw: dict[str, Any]) -> None:
+    part = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True}
+    raw["pre_tokenizer"] = raw["decoder"] = part
+
+
+def byte_level(raw: dict[str, Any]) -> None:
+    part = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    raw["pre_tokenizer"] = raw["decoder"] = part
+
+
+def lower_case(raw: dict[str, Any]) -> None:
+    raw["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}
+
+
+@pytest.mark.parametrize("kind", [metaspace, byte_level, lower_case])
+@pytest.mark.parametrize("said", ["PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2TokenizerFast", None])
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "qwen3_moe"])
+def test_a_tokenizer_is_the_one_that_transformers_chooses(
+    kind: Any, said: str | None, model: str, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    directory = tmp_path / "kind"
+    shutil.copytree(tokenizer_dir, directory)
+    for name, change in (
+        ("tokenizer.json", kind),
+        ("tokenizer_config.json", lambda raw: raw.update(tokenizer_class=said, extra_special_tokens=["<tool>"])),
+        ("config.json", lambda raw: raw.update(model_type=model)),
+    ):
+        raw = json.loads((directory / name).read_text()) if (directory / name).is_file() else {}
+        change(raw)
+        (directory / name).write_text(json.dumps(raw))
+    ours, theirs = load_tokenizer(directory), AutoTokenizer.from_pretrained(directory)
+    assert type(ours) is type(theirs)
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    for text in ("37 + 48 = ?", " Add <|end|>1\n", "<tool>7</tool>"):
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids)
+        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)

@@ -29,12 +29,14 @@ def answered(tokens: int, *, index: int = 0, prompt: int = 3, version: int = 1) 
 
 def write(timeline: Timeline, sample: Sample, **changes: Any) -> None:
     now = timeline.now()
-    timeline.sample([sample], (now - 2, now - 1, now), 0, **{"rollout_id": 0, "ev": False, **changes})
+    timeline.sample([sample], (now - 2.5, now - 2, now - 1, now), 0, 0.25, **{"rollout_id": 0, "ev": False, **changes})
 
 
 def test_a_sample_is_one_line(tmp_path: Path) -> None:
     timeline = Timeline(tmp_path / FILE)
-    write(timeline, answered(5, index=7))
+    used_tools = answered(5, index=7)
+    used_tools.non_generation_time = 1.0
+    write(timeline, used_tools)
     write(timeline, answered(4), ev=True)
     timeline.flush()
     first, second = read_lines(tmp_path / "trace.jsonl")
@@ -42,14 +44,16 @@ def test_a_sample_is_one_line(tmp_path: Path) -> None:
         "e": "sample", "r": 0, "g": 3, "i": 7, "p": 3, "k": 0, "n": 5, "turns": 1, "s": "completed", "v": 1,
     }  # fmt: skip
     assert first["t"][2] - first["t"][0] == pytest.approx(2, abs=1e-3)
-    assert "ev" not in first
+    assert (first["w"], first["o"]) == pytest.approx((0.5, 0.75), abs=1e-3)
+    assert second.keys() - first.keys() == {"ev"}
+    assert "o" not in second
     assert second["ev"] is True
 
 
 def test_siblings_and_tokens_from_before(tmp_path: Path) -> None:
     timeline = Timeline(tmp_path / FILE)
     now = timeline.now()
-    timeline.sample([answered(5), answered(6)], (now, now, now), 4, rollout_id=1, ev=False)
+    timeline.sample([answered(5), answered(6)], (now, now, now, now), 4, 0.0, rollout_id=1, ev=False)
     timeline.scored([answered(5)], now)
     timeline.flush()
     sample, scored = read_lines(tmp_path / "trace.jsonl")

@@ -86,9 +86,10 @@ class Engine:
             if self.timeline:
                 sample = SimpleNamespace(
                     response_length=tokens, tokens=[0] * (tokens + 10), token_weight_versions=[version],
-                    weight_versions=["1"], group_index=group, index=index, status="completed",
+                    weight_versions=["1"], group_index=group, index=index, status="completed", non_generation_time=0.0,
                 )  # fmt: skip
-                self.timeline.sample([sample], (started, generated, loop.time()), 0, rollout_id=rollout, ev=False)
+                times = started, started, generated, loop.time()
+                self.timeline.sample([sample], times, 0, 0.0, rollout_id=rollout, ev=False)
             return version
 
     async def group(self, rollout: int, number: int) -> list[int]:

@@ -25,10 +25,11 @@ class Scores:
     scores_groups = False
 
     async def score(
-        self, sample: Sample, *, evaluation: bool = False, rollout_id: int | None = None, args: Any = None
+        self, samples: list[Sample], *, evaluation: bool = False, rollout_id: int | None = None, args: Any = None
     ) -> None:
-        if sample.status == Sample.Status.COMPLETED:
-            sample.reward = 1.0
+        for sample in samples:
+            if sample.status == Sample.Status.COMPLETED:
+                sample.reward = 1.0
 
 
 class Generator:

@@ -168,14 +168,11 @@ class Rewards:
     def __init__(self) -> None:
         self.scored: list[tuple[int, str]] = []
 
-    async def score(self, sample, *, evaluation=False, rollout_id=None, args=None):
-        if sample.status == Sample.Status.COMPLETED:
-            self.scored.append((sample.index, sample.metadata["note"]))
-            sample.reward = 1.0
-
-    async def score_group(self, samples, *, evaluation=False, rollout_id=None, args=None):
+    async def score(self, samples, *, evaluation=False, rollout_id=None, args=None):
         for sample in samples:
-            await self.score(sample)
+            if sample.status == Sample.Status.COMPLETED:
+                self.scored.append((sample.index, sample.metadata["note"]))
+                sample.reward = 1.0
 
 
 def test_fan_out_and_continued_samples_are_seen_once_before_their_reward() -> None:

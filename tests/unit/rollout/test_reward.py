@@ -41,20 +41,20 @@ async def test_the_most_specific_reward_scores() -> None:
         _sample(metadata={"rm_type": "of_the_data_set"}),
         _sample(custom_rm_path="own", metadata={"rm_type": "of_the_data_set"}),
     ]
-    await stage.score_group(samples)
+    await stage.score(samples)
     assert [s.reward for s in samples] == [0.5, 2.0, 1.0]
 
 
 async def test_batched_rewards_get_one_call() -> None:
     scorer = Scorer(1.0, batched=True)
-    await RewardStage(ARGS, scorer, None).score_group([_sample(), _sample(), _sample()])
+    await RewardStage(ARGS, scorer, None).score([_sample(), _sample(), _sample()])
     assert scorer.calls == [3]
 
 
 async def test_rewarded_aborted_and_failed_samples_are_left_alone() -> None:
     scorer = Scorer(1.0)
     samples = [_sample(reward=0.25), Sample(status=Sample.Status.ABORTED), Sample(status=Sample.Status.FAILED)]
-    await RewardStage(ARGS, scorer, None).score_group(samples)
+    await RewardStage(ARGS, scorer, None).score(samples)
     assert scorer.calls == []
     assert [s.reward for s in samples] == [0.25, None, None]
 
@@ -62,7 +62,7 @@ async def test_rewarded_aborted_and_failed_samples_are_left_alone() -> None:
 async def test_an_unknown_reward_fails_its_sample_only() -> None:
     stage = RewardStage(ARGS, Scorer(1.0), {}.__getitem__)
     samples = [_sample(), _sample(custom_rm_path="nobody")]
-    await stage.score_group(samples)
+    await stage.score(samples)
     assert samples[0].reward == 1.0
     assert samples[1].status == Sample.Status.FAILED
     assert "nobody" in samples[1].metadata["failure"]["error"]
@@ -70,7 +70,7 @@ async def test_an_unknown_reward_fails_its_sample_only() -> None:
 
 async def test_no_reward_at_all_is_said() -> None:
     sample = _sample()
-    await RewardStage(ARGS, None, None).score(sample)
+    await RewardStage(ARGS, None, None).score([sample])
     assert "--custom-rm-path" in sample.metadata["failure"]["error"]
 
 
@@ -97,7 +97,7 @@ async def test_a_failed_score_leaves_what_it_takes_to_repeat_it(tmp_path: Path) 
     args = _run_args(tmp_path, handle=print, token_price=0.5)
     stage = RewardStage(args, Broken(error, {4}), None)
     samples = [_sample(index=3), Sample(index=4, response="x", status=Sample.Status.TRUNCATED)]
-    await stage.score_group(samples, rollout_id=7)
+    await stage.score(samples, rollout_id=7)
     assert samples[0].reward == 1.0
     failure = samples[1].metadata["failure"]
     path = tmp_path / "run" / "failures" / "reward-7-4.json"
@@ -120,7 +120,7 @@ async def test_a_failed_score_leaves_what_it_takes_to_repeat_it(tmp_path: Path) 
 async def test_a_group_that_fails_is_one_file_and_evaluation_has_its_own_names(tmp_path: Path) -> None:
     stage = RewardStage(_run_args(tmp_path), Broken(KeyError("k"), batched=True), None)
     group = [_sample(index=i, metadata={"source_name": "a b/c"}) for i in (8, 9)]
-    await stage.score_group(group, evaluation=True, rollout_id=2)
+    await stage.score(group, evaluation=True, rollout_id=2)
     (path,) = (tmp_path / "run" / "failures").iterdir()
     assert path.name == "reward-eval2-a_b_c-8.json"
     assert [s["index"] for s in json.loads(path.read_text())["samples"]] == [8, 9]
@@ -132,7 +132,7 @@ async def test_the_number_of_files_is_bounded_over_all_runs_of_a_directory(tmp_p
     for first in (0, 2):
         stage = RewardStage(_run_args(tmp_path), Broken(KeyError("k")), None)
         samples = [_sample(index=first + i) for i in range(4)]
-        await stage.score_group(samples, rollout_id=0)
+        await stage.score(samples, rollout_id=0)
         assert stage.failures.num_failed == 4
         assert all(s.status == Sample.Status.FAILED for s in samples)
     assert len(list((tmp_path / "run" / "failures").iterdir())) == 3
@@ -142,7 +142,7 @@ async def test_the_number_of_files_is_bounded_over_all_runs_of_a_directory(tmp_p
 async def test_a_disk_that_refuses_costs_the_file_only(tmp_path: Path, caplog) -> None:
     (tmp_path / "run").write_text("a file where the directory should be")
     sample = _sample(index=1)
-    await RewardStage(_run_args(tmp_path), Broken(KeyError("k")), None).score(sample)
+    await RewardStage(_run_args(tmp_path), Broken(KeyError("k")), None).score([sample])
     assert sample.status == Sample.Status.FAILED
     assert "saved" not in sample.metadata["failure"]
     assert "cannot save the failed score" in caplog.text

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from slime_runs.files import file_name, write_file
-from slime_runs.index import Filter, Index
+from slime_runs.index import Filter, Index, facts
 
 
 def _row(index: int, score: float | None, *, fate: str = "trained", data_set: str | None = None) -> dict[str, Any]:
@@ -20,6 +20,11 @@ def _row(index: int, score: float | None, *, fate: str = "trained", data_set: st
     }  # fmt: skip
 
 
+def _write(index: Index, path: Path, rows: list[Any]) -> None:
+    frames = write_file(path, [[orjson.dumps(row) for row in rows]])
+    index.add_file(path, zip(frames, [[facts(row) for row in rows]]))
+
+
 @pytest.fixture
 def index(tmp_path: Path) -> Index:
     found = Index.to_write(tmp_path)
@@ -29,7 +34,7 @@ def index(tmp_path: Path) -> Index:
     }
     for rollout, rows in rollouts.items():
         path = tmp_path / file_name(rollout)
-        found.add_file(path, list(zip(write_file(path, [[orjson.dumps(row) for row in rows]]), [rows])))
+        _write(found, path, rows)
     return found
 
 
@@ -54,7 +59,7 @@ def test_totals_are_of_what_was_trained_on(index: Index) -> None:
 def test_a_file_again_takes_the_place_of_what_was_known_of_it(index: Index, tmp_path: Path) -> None:
     rows = [_row(7, 0.25)]
     path = tmp_path / file_name(0)
-    index.add_file(path, list(zip(write_file(path, [[orjson.dumps(rows[0])]]), [rows])))
+    _write(index, path, rows)
     assert [(total.rollout, total.samples) for total in index.rollouts()] == [(0, 1), (1, 2)]
     index.drop(path.name)
     assert index.size() == 2
@@ -68,7 +73,7 @@ def test_filters_by_row_and_length(index: Index) -> None:
 def test_a_question_ends_in_time(tmp_path: Path) -> None:
     index, path = Index.to_write(tmp_path), tmp_path / file_name(0)
     rows = [_row(i, 0.5) for i in range(2000)]
-    index.add_file(path, list(zip(write_file(path, [[orjson.dumps(row) for row in rows]]), [rows])))
+    _write(index, path, rows)
     assert len(index.find(Filter(), within=60.0)) == 2000
     assert len(index.find(Filter(), within=0.0)) < 2000
     assert len(index.find(Filter())) == 2000

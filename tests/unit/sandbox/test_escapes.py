@@ -444,6 +444,24 @@ time.sleep(60)
     assert said.count("No space left") == 3 or said.count("killed: more than 8 MB on disk") == 3
 
 
+def test_directories_of_everybody_are_no_further_disk(mode: str) -> None:
+    """What a program makes there is counted with the rest, or cannot be made, and is gone with the sandbox."""
+    name = f"slime-test-{os.getpid()}-{time.monotonic_ns()}"
+    made = [Path(directory, name) for directory in ("/tmp", "/var/tmp", "/dev/shm")]
+    shared = Shared(SandboxLimits(disk_mb=8, file_mb=4), mode)
+    try:
+        for path in made:
+            said = shared.shell(
+                f"mkdir {path} && for i in $(seq 100); do head -c 3M /dev/zero > {path}/$i || exit; done"
+            )
+            assert re.search("more than 8 MB on disk|No space left|Permission denied", said)
+            assert not path.exists()
+        shared.shell("; ".join(f"mkdir {path}; echo x > {path}/one" for path in made))
+    finally:
+        shared.close()
+    assert not any(path.exists() for path in made)
+
+
 @pytest.mark.slow
 def test_a_cpu_bomb_that_nobody_waits_for() -> None:
     shared = Shared(SandboxLimits(cpu_seconds=1))

@@ -51,9 +51,9 @@ def run(argv: list[str]) -> int:
     if rest and not rest[0].startswith("-"):
         rest = ["--config", *rest]
     from slime_core.config.backends import BACKENDS
-    from slime_core.launch.findings import Finding, Level
-    from slime_core.launch.preflight import preflight, starting
+    from slime_core.launch.findings import Finding, Level, preflight
     from slime_core.launch.prepare import prepare
+    from slime_core.launch.resume import starting
     from slime_core.plugins.presets import load_settings
 
     if own.flags_only:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slime_testing_contracts import CommandContract
+from slime_testing_contracts import CommandContract, HookContract
 
 
 class TestCheck(CommandContract):
@@ -9,3 +9,7 @@ class TestCheck(CommandContract):
 
 class TestConfig(CommandContract):
     component = "config"
+
+
+class TestPreflight(HookContract):
+    component = "preflight"

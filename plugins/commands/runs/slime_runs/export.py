@@ -5,11 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.observability.timeline import FILE as TIMELINE
 from slime_runs.index import Filter
+from slime_runs.perfetto import Trace
 from slime_runs.run import Run, RunError, StoredSample
 
 _CARD = """---
@@ -146,10 +149,26 @@ def _text(message: dict[str, Any]) -> str:
     return content if isinstance(content, str) else json.dumps(content)
 
 
+def to_perfetto(run: Run, folder: Path) -> str:
+    """https://ui.perfetto.dev opens the file: stages, trainer processes and samples over time."""
+    if not (run.path / TIMELINE).is_file():
+        raise RunError(f"{run.path}: no {TIMELINE}; a run with --no-trace keeps none")
+    Trace(run.path / TIMELINE, folder / "trace.json").close()
+    return f"{run.path / TIMELINE} -> {folder / 'trace.json'}"
+
+
 def to_trackio(run: Run) -> str:
-    """The metrics as a run of the local data base."""
+    """The metrics as a run of the local data base. Raises RunError where it has one of that name."""
     trackio = _library("trackio")
     name, settings = run.name, {n: v for n, (v, _) in run.settings().items() if isinstance(v, (int, float))}
+    known = set[str]()
+    with suppress(ValueError):  # no project of that name yet
+        known = {each.name for each in trackio.Api().runs("slime")}
+    if name in known:
+        raise RunError(
+            f"trackio has a run {name!r} of project slime already, to which this would add every step once more;"
+            " delete it there, or set TRACKIO_DIR"
+        )
     target = trackio.init(project="slime", name=name, config=settings, embed=False)
     metrics = run.metrics()
     for line in metrics:

@@ -6,7 +6,8 @@ import argparse
 
 from slime_core.protocols import Command
 
-FORMATS = ("hf", "inspect", "otel", "trackio")
+FORMATS = ("hf", "inspect", "otel", "perfetto", "trackio")
+_TO_FOLDER = ("hf", "inspect", "perfetto")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -15,7 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("export", help=text, description=text)
     parser.add_argument("run", metavar="RUN", help="run directory; nothing is written into it")
     parser.add_argument("--format", required=True, choices=FORMATS, help="which tool's")
-    parser.add_argument("-o", "--output", metavar="DIR", help="new directory; for hf and inspect")
+    parser.add_argument("-o", "--output", metavar="DIR", help=f"new directory; for {', '.join(_TO_FOLDER)}")
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -25,13 +26,13 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_runs.run import Run
 
     found = Run(namespace.run)
-    if namespace.format in ("hf", "inspect") and not namespace.output:
+    if namespace.format in _TO_FOLDER and not namespace.output:
         raise ConfigError(f"slime export --format {namespace.format} needs -o DIR")
     if namespace.format in ("otel", "trackio") and namespace.output:
         raise ConfigError(f"slime export --format {namespace.format} sends, and writes no -o {namespace.output}")
     if namespace.output:
-        to_folder = export.to_hf if namespace.format == "hf" else export.to_inspect
-        print(to_folder(found, export.new_folder(namespace.output)))
+        to_folder = {"hf": export.to_hf, "inspect": export.to_inspect, "perfetto": export.to_perfetto}
+        print(to_folder[namespace.format](found, export.new_folder(namespace.output)))
     else:
         print((export.to_trackio if namespace.format == "trackio" else export.to_otel)(found))
     return 0

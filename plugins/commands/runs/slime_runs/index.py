@@ -22,6 +22,8 @@ _COLUMNS = (
     "file", "rollout", "data_set", "group_index", "sample_index", "place", "offset", "size", "score", "status", "fate",
     "prompt_tokens", "response_tokens", "trained_tokens", "oldest_version", "newest_version", "failure", "data_row",
 )  # fmt: skip
+_PLACE = ("file", "rollout", "place", "offset", "size")
+_FACTS = tuple(name for name in _COLUMNS if name not in _PLACE)
 _TOTALS = (
     "file", "rollout", "data_set", "samples", "scored", "score", "dropped", "failed", "truncated", "tokens"
 )  # fmt: skip
@@ -47,6 +49,8 @@ ORDERS = {
     "file": ("file, rowid", ""),
 }
 """Name -> order, and the condition on those that come first."""
+Facts = tuple[object, ...]
+"""What is known of a sample wherever it lies: `_FACTS`."""
 _CLOCK_STEPS = 2000
 """Steps of SQLite's machine between two looks at the clock."""
 
@@ -212,22 +216,22 @@ class Index:
             if not path.is_file():
                 self.drop(name)
             else:
-                self.add_file(path, list(read_frames(path)))
+                self.add_file(path, ((frame, [facts(row) for row in rows]) for frame, rows in read_frames(path)))
 
-    def add_file(self, path: Path, frames: Sequence[tuple[Frame, Sequence[Row]]], *, thinned: bool = False) -> None:
+    def add_file(self, path: Path, frames: Iterable[tuple[Frame, Sequence[Facts]]], *, thinned: bool = False) -> None:
         """Index a file's groups, in place of what was known of it."""
         found = parse_name(path.name)
         assert found is not None, "only files of samples are indexed"
         rows = [
-            _values(path.name, found[0], frame, place, row)
+            (path.name, found[0], place, *frame, *sample)
             for frame, group in frames
-            for place, row in enumerate(group)
+            for place, sample in enumerate(group)
         ]
         with self._db:
             self._drop(path.name)
             self._db.execute("INSERT INTO files VALUES (?, ?, ?)", (path.name, path.stat().st_size, thinned))
-            marks = ", ".join("?" * len(_COLUMNS))
-            self._db.executemany(f"INSERT INTO samples VALUES ({marks})", rows)
+            names, marks = ", ".join((*_PLACE, *_FACTS)), ", ".join("?" * len(_COLUMNS))
+            self._db.executemany(f"INSERT INTO samples ({names}) VALUES ({marks})", rows)
             self._db.execute(_ADD_UP, (path.name,))
 
     def drop(self, name: str) -> None:
@@ -326,15 +330,16 @@ def _sizes(folder: Path) -> dict[str, int]:
         return {}
 
 
-def _values(file: str, rollout: int, frame: Frame, place: int, row: Row) -> tuple[object, ...]:
+def facts(row: Row) -> Facts:
+    """Of a sample as a file has it."""
     kept = row.get("kept") or {}
     response, mask = row.get("response_length") or 0, row.get("loss_mask")
-    versions: Iterable[int] = [v for v in row.get("token_weight_versions") or () if v is not None and v != NOT_SAMPLED]
+    versions: set[int] = set(row.get("token_weight_versions") or ()) - {None, NOT_SAMPLED}
     failure = (row.get("metadata") or {}).get("failure")
     return (
-        file, rollout, kept.get("data_set"), row.get("group_index"), row.get("index"), place, *frame,
-        kept.get("score"), row.get("status"), kept.get("fate", "trained"), len(row.get("tokens") or ()) - response,
-        response, response if mask is None else sum(map(bool, mask)), min(versions, default=None),
+        kept.get("data_set"), row.get("group_index"), row.get("index"), kept.get("score"), row.get("status"),
+        kept.get("fate", "trained"), len(row.get("tokens") or ()) - response, response,
+        response if mask is None else len(mask) - mask.count(0), min(versions, default=None),
         max(versions, default=None), None if not failure else f"{failure.get('where')}: {failure.get('error')}",
         row.get("row"),
     )  # fmt: skip

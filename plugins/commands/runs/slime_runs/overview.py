@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_core.text import one_line
-from slime_runs import shadows
+from slime_runs import profile, shadows
 from slime_runs.index import Filter
 from slime_runs.run import Run, StoredSample
 from slime_runs.text import number, sparkline, table
@@ -54,7 +54,7 @@ def overview(run: Run) -> dict[str, Any]:
         "curves": {name: run_curve for name, metric in CURVES.items() if (run_curve := _curve(metrics, metric))},
         "evaluations": evaluations(metrics),
         "last_rollouts": rollouts,
-        "seconds": _seconds(metrics[-20:]),
+        "profile": profile.profile(run),
         "dropped": _dropped(metrics),
         "shadows": shadows.summary(run),
         "stored": stored,
@@ -75,15 +75,6 @@ def evaluations(metrics: list[dict[str, Any]]) -> dict[str, list[tuple[int, floa
         {n for line in metrics for n in line if n.startswith("eval/") and "/" not in n[5:] and "-" not in n[5:]}
     )
     return {name[5:]: _curve(metrics, name) for name in names}
-
-
-def _seconds(metrics: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean seconds per rollout of each stage, the longest first."""
-    total: Counter[str] = Counter()
-    for line in metrics:
-        total.update({n[5:-5]: v for n, v in line.items() if n.startswith("perf/") and n.endswith("_time")})
-    steps = max(sum("rollout/raw_reward" in line for line in metrics), 1)
-    return {name: seconds / steps for name, seconds in total.most_common()}
 
 
 def _dropped(metrics: list[dict[str, Any]]) -> dict[str, float]:
@@ -130,9 +121,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         text += ["", *table(rows)]
     if found["dropped"]:
         text += ["", "groups dropped: " + ", ".join(f"{n:.0f} {reason}" for reason, n in found["dropped"].items())]
-    if found["seconds"]:
-        longest = list(found["seconds"].items())[:5]
-        text += ["", "seconds per rollout: " + ", ".join(f"{name} {number(s)}" for name, s in longest)]
+    if spent := profile.lines(found["profile"]):
+        text += ["", *spent]
     for name in ("best", "worst"):
         if (sample := found[name]) is not None:
             text += [

@@ -35,6 +35,14 @@ def disagreements(run: Run) -> set[tuple[int, int]]:
     return {(n, index) for n in rollouts(run) for index, row in run.shadow(n).items() if differs(row)}
 
 
+def newest_disagreements(run: Run, count: int) -> list[tuple[int, Row]]:
+    """(rollout, row) of the newest `count` samples that a shadow differs on; looks at as many rollouts as `summary`."""
+    newest = (
+        (n, row) for n in reversed(rollouts(run)[-_NEWEST:]) for row in run.shadow(n).values() if differs(row)
+    )  # fmt: skip
+    return list(itertools.islice(newest, count))
+
+
 def in_words(row: Row, number: Any) -> str:
     """One line of a sample's shadows."""
     paid = [f"{spec} pays {number(value)}" for spec, value in row["rewards"].items()]

@@ -20,6 +20,7 @@ from slime_core import hookimpl
 from slime_core.data.dumps import to_json
 from slime_core.errors import SlimeError
 from slime_core.protocols import Args
+from slime_core.stored_sample import plain_values
 from slime_core.types import Group, Sample, SampleStatus
 from slime_runs.files import (
     FOLDER,
@@ -33,7 +34,7 @@ from slime_runs.files import (
     trained_name,
     write_file,
 )
-from slime_runs.index import Index
+from slime_runs.index import Facts, Index, facts
 
 logger = logging.getLogger(__name__)
 
@@ -153,8 +154,8 @@ class SampleStore:
         except SlimeError as error:  # what a user's function put into metadata
             self._stop(error)
             return
-        writer = self._writer
-        self._later(lambda: writer.write(name, frames, lines))
+        writer, found = self._writer, [[facts(row) for row in frame] for frame in frames]
+        self._later(lambda: writer.write(name, found, lines))
 
     def _later(self, write: Callable[[], Any]) -> None:
         if self._thread is None:
@@ -198,13 +199,13 @@ class _Writer:
         self._untrained: deque[int] = deque(maxlen=_MOST_AHEAD)
         """Rollouts whose trainer's side, perhaps of another process, is not there yet."""
 
-    def write(self, name: str, rows: list[list[Row]], lines: list[list[bytes]]) -> None:
+    def write(self, name: str, found: list[list[Facts]], lines: list[list[bytes]]) -> None:
         """One file, and its place in the index. Raises OSError, sqlite3.Error."""
         if self._index is None:
             self._index = Index.to_write(self._folder)
         path = self._folder / name
         frames = write_file(path, lines)
-        self._index.add_file(path, list(zip(frames, rows)))
+        self._index.add_file(path, zip(frames, found))
         self._measure(path)
         for rollout in list(self._untrained):
             if self._measure(self._folder / trained_name(rollout)):
@@ -236,7 +237,7 @@ class _Writer:
             path = self._folder / whole[0]
             groups = thinned([list(rows) for _, rows in read_frames(path)], _KEPT_OF_OLD, seed=0)
             frames = write_file(path, [[to_json(row, path.name) for row in group] for group in groups])
-            index.add_file(path, list(zip(frames, groups)), thinned=True)
+            index.add_file(path, zip(frames, ([facts(row) for row in group] for group in groups)), thinned=True)
             self._measure(path)
             self._thin_beside(path, {row["index"] for group in groups for row in group})
             return True
@@ -294,8 +295,8 @@ _TRAINER_COLUMNS = ("advantages", "log_probs", "ref_log_probs", "teacher_log_pro
 def _trained_row(row: Mapping[str, Any]) -> Row:
     """The trainer's columns; one number where all tokens have the same, which is so of most advantages."""
     found = {name: row[name] for name in _TRAINER_COLUMNS if name in row}
-    # Its ends differ in most columns that are not all of one number.
-    short = {name: v[0] if len(v) and v[0] == v[-1] and (v == v[0]).all() else v for name, v in found.items()}
+    # Bytes are compared at a tenth of what numpy takes for so few numbers.
+    short = {name: v[0] if len(v) and v.tobytes() == v[:1].tobytes() * len(v) else v for name, v in found.items()}
     return {"index": row["sample_indices"], **short}
 
 
@@ -311,8 +312,12 @@ def _frames(groups: Iterable[list[Row]]) -> list[list[Row]]:
 
 
 def _row(args: Args, sample: Sample, fate: str, data_set: str | None) -> Row:
-    plain = {name: value for name, value in sample.to_dict().items() if value is not None}
-    return {**plain, "kept": {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)}}
+    """Shares its lists with the sample, so it is to be written before anything else runs."""
+    given = {name: value for name, value in sample.__dict__.items() if value is not None}
+    return {
+        **plain_values(given, lambda value: value),
+        "kept": {"fate": fate, "data_set": data_set, "score": sample.finite_reward(args)},
+    }
 
 
 def _fate(sample: Sample, trained: set[int]) -> str:

@@ -7,6 +7,7 @@ replaced.
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,22 @@ class _Piece:
 
 
 class TraceIndex:
-    """Which rollouts each piece of a trace is about. Not for several threads at once."""
+    """Which rollouts each piece of a trace is about. Any thread may ask."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._pieces: list[_Piece] = []
         self._inode = 0
+        self._lock = threading.Lock()
 
     def events(self, rollout: int) -> list[dict[str, Any]]:
         """Those of a rollout, and of those that name none (pushes, saves) what began meanwhile or right after."""
-        if not self.path.is_file():
+        self.update()
+        if not (pieces := self._pieces):
             return []
-        self._update()
         found: list[dict[str, Any]] = []
         with self.path.open("rb") as file:
-            for piece in self._pieces:
+            for piece in pieces:
                 if rollout in piece.rollouts:
                     file.seek(piece.start)
                     found += parsed_lines(file.read(piece.size).splitlines())
@@ -51,7 +53,13 @@ class TraceIndex:
         nameless = [e for e in found if "r" not in e and e["e"] != "run" and start <= _start(e) <= end]
         return sorted([*own, *nameless], key=_start)
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """Read what was appended; of a long trace that nobody has asked of yet it takes a fifth of a second."""
+        with self._lock:
+            if self.path.is_file():
+                self._read_on()
+
+    def _read_on(self) -> None:
         state = self.path.stat()
         read = self._pieces[-1].start + self._pieces[-1].size if self._pieces else 0
         if state.st_ino != self._inode or state.st_size < read:

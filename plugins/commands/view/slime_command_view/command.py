@@ -1,7 +1,7 @@
 """`slime view RUN_OR_DIR`: runs in the browser, live or afterwards: curves, rollouts, each token with its log-probs.
 
-A page on this machine, behind a token; it reads the run directories and changes nothing in them. SIGTERM and ctrl-C
-end it cleanly.
+A page on this machine, behind a token; it reads the run directories and changes nothing in them. On this machine's own
+address it also generates samples again and scores them with another reward. SIGTERM and ctrl-C end it cleanly.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(namespace: argparse.Namespace) -> int:
     hosts = {name.strip().lower() for name in (namespace.allowed_hosts or "").split(",") if name.strip()}
     # A page that gives its own name to this machine's address does not have the token.
     access = Access(hosts=frozenset(hosts | ({"*"} if not is_local(namespace.host) else set())))
-    app = make_app(Path(namespace.path), access)
+    app = make_app(Path(namespace.path), access, acts=is_local(namespace.host))
     return asyncio.run(_serve(app, namespace.host, namespace.port, secrets.token_urlsafe(24), namespace.path))
 
 

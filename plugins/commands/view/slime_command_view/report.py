@@ -78,11 +78,17 @@ def _answers(run: WatchedRun, rollouts: int, samples: int) -> _Answers:
     answers.add("runs", {"runs": [{"run": "."}], "settings": {}})
     answers.add("run", page, run=".")
     answers.add("metrics", run_pages.metrics(run, named, -1), run=".", name=named, since=-1)
+    answers.add("shadows", run_pages.shadow(run, 0), run=".")
     for (rollout, data_set), entries in chosen.items():
         table = samples_page.rollout(run, rollout, data_set)
         here = {(entry.group_index, entry.sample_index) for entry in entries}
-        pairs = zip(table["columns"]["group_index"], table["columns"]["sample_index"])
+        pairs = list(zip(table["columns"]["group_index"], table["columns"]["sample_index"]))
         table["columns"]["stored"] = [pair in here for pair in pairs]
+        says = {
+            (e.group_index, e.sample_index): samples_page.start_of(one.row)
+            for e, one in zip(entries, run.stored(entries))
+        }
+        table["columns"]["text"] = [says.get(pair) for pair in pairs]
         answers.add("rollout", table, run=".", rollout=rollout, data_set=data_set)
         for entry in entries:
             _add_sample(answers, run, entry)

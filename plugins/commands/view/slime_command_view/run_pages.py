@@ -8,12 +8,13 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from slime_command_inspect.boards import Report, read_run
+from slime_runs import shadows
 from slime_runs.compare import compare
-from slime_runs.index import Entry, Filter, Total
+from slime_runs.index import Entry, Filter, Index, Total
 from slime_runs.overview import CURVES, evaluations
-from slime_runs.run import differences
+from slime_runs.run import Order, differences
 
-from slime_command_view.samples_page import table
+from slime_command_view.samples_page import columns
 from slime_command_view.watched import WatchedRun
 from slime_core.text import plain
 
@@ -22,6 +23,8 @@ _NEWEST = 200
 _MOST_BARS = 4000
 _MOST_SCORES = 30_000
 _MOST_VISITS = 50
+_MOST_DISAGREED = 500
+_ENDS, _NEAR = 3, 24
 
 
 def runs(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
@@ -72,6 +75,7 @@ def _curves(found: Sequence[WatchedRun]) -> dict[str, str]:
 
 def run_page(run: WatchedRun) -> dict[str, Any]:
     """One run: what it is, what it waits for, what was noticed, its rollouts and evaluations."""
+    run.read_ahead()
     index, metrics = run.index(), run.metrics()
     names = sorted({name for line in metrics for name in line if name != "step"})
     return {
@@ -88,9 +92,17 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
         "stored": {"samples": index.size(), "bytes": index.total_bytes()},
         "rollouts": _totals(index.rollouts()),
         "evaluated": _totals(index.evaluations()),
-        "best": table(run, Filter(data_set=""), order="best", limit=3)["columns"],
-        "worst": table(run, Filter(data_set=""), order="worst", limit=3)["columns"],
+        "best": columns(_ends(index, "best")),
+        "worst": columns(_ends(index, "worst")),
     }
+
+
+def _ends(index: Index, order: Order) -> list[Entry]:
+    """The first three in this order, of different prompts where it has several near its beginning."""
+    entries = index.find(Filter(data_set=""), order=order, limit=_NEAR)
+    first_of = {entry.group_index: entry for entry in reversed(entries)}.values()
+    chosen = [entry for entry in entries if entry in first_of]
+    return [*chosen, *(entry for entry in entries if entry not in chosen)][:_ENDS]
 
 
 def _totals(totals: Sequence[Total]) -> dict[str, list[Any]]:
@@ -151,11 +163,31 @@ def timeline(run: WatchedRun, number: int) -> dict[str, Any]:
                 "group": event.get("g"), "sample": event.get("i"), "times": [t - start for t in event["t"]],
                 "prompt": event.get("p"), "before": event.get("k"), "new": event.get("n"), "turns": event.get("turns"),
                 "status": event.get("s"), "version": event.get("v"), "evaluation": bool(event.get("ev")),
+                "waited": event.get("w", 0.0), "outside": event.get("o", 0.0),
             }
             for event in samples[:_MOST_BARS]
         ],
         "cut": len(samples) > _MOST_BARS,
     }  # fmt: skip
+
+
+def shadow(run: WatchedRun, most: int = _MOST_DISAGREED) -> dict[str, Any]:
+    """Shadow components beside the run's own: agreement, rank correlation, cost, and the newest disagreements."""
+    told = shadows.newest_disagreements(run, most)
+    entries: dict[tuple[int, int | None], Entry] = {}
+    for rollout in {rollout for rollout, _ in told}:
+        of_rollout = run.index().find(Filter(rollout=rollout, data_set=""))
+        entries |= {(rollout, entry.sample_index): entry for entry in of_rollout}
+    shown = [(entries[place], row) for n, row in told if (place := (n, row["index"])) in entries]
+    return {
+        "specs": shadows.summary(run),
+        "columns": {
+            **columns([entry for entry, _ in shown]),
+            "rewards": [row["rewards"] for _, row in shown],
+            "filters": [row["filters"] for _, row in shown],
+            "kept": [row["kept"] for _, row in shown],
+        },
+    }
 
 
 def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:

@@ -65,14 +65,22 @@ def sample(run: WatchedRun, wanted: Filter, nth: int, start: int | None) -> dict
         "prompt": [message(one) for one in found.messages],
         "label": label(found),
         "siblings": [one.sample_index for one in siblings] if entry.group_index is not None else [],
-        "tokens": _tokens(run, found, given or {}, start),
+        "tokens": tokens_of(run, found, given or {}, start),
         "metadata": plain(json.dumps(found.row.get("metadata"), indent=1, ensure_ascii=False), _LONGEST),
         "images": _images(found.row.get("multimodal_inputs")),
         "renderers": renderer_names(),
+        "kept_weights": _kept_weights(run),
     }
 
 
-def _tokens(run: WatchedRun, found: StoredSample, given: dict[str, Any], start: int | None) -> dict[str, Any]:
+def _kept_weights(run: WatchedRun) -> list[int]:
+    """After how many rollouts the weights are still there."""
+    commits = (run.path / "checkpoints").glob("rollout_*/model*.safetensors")
+    return sorted({0, *(int(path.parent.name.removeprefix("rollout_")) + 1 for path in commits)})
+
+
+def tokens_of(run: WatchedRun, found: StoredSample, given: dict[str, Any], start: int | None) -> dict[str, Any]:
+    """A slice of the sample's tokens with what engine and trainer (`given`) know of each."""
     one = found.sample
     total, prompt = len(one.tokens), len(one.tokens) - one.response_length
     start = max(0, min(total - 1, prompt - SLICE // 2 if start is None else start))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from slime_runs.files import FOLDER, Frame, Row, file_name, read_frame
 from slime_runs.index import Entry, Filter
 from slime_runs.run import Order, StoredSample
 
@@ -25,8 +26,10 @@ _SHOWN = 20_000
 """Characters of an answer beside its siblings."""
 _COLUMNS = (
     "rollout", "data_set", "group_index", "sample_index", "score", "status", "fate", "prompt_tokens", "response_tokens",
-    "trained_tokens", "oldest_version", "newest_version", "failure", "data_row",
+    "trained_tokens", "oldest_version", "newest_version", "failure", "data_row", "offset", "size", "place",
 )  # fmt: skip
+_START = 160
+"""Characters of a prompt and of an answer in a table."""
 
 
 def table(
@@ -36,10 +39,11 @@ def table(
     start = time.monotonic()
     entries = run.index().find(wanted, order=order, limit=limit, within=within)
     late = within is not None and time.monotonic() - start >= within
-    return {"columns": _columns(entries), "count": len(entries), "cut": late or len(entries) == limit}
+    return {"columns": columns(entries), "count": len(entries), "cut": late or len(entries) == limit}
 
 
-def _columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:
+def columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:
+    """What the index knows of samples."""
     found: dict[str, list[Any]] = {name: [getattr(entry, name) for entry in entries] for name in _COLUMNS}
     found["failure"] = [plain(text, 300) if text else None for text in found["failure"]]
     return found
@@ -67,6 +71,49 @@ def rollout(run: WatchedRun, number: int, data_set: str) -> dict[str, Any]:
         "filters": {name: value for name, value in _step(run, number).items() if "/dynamic_filter/" in name},
         "incidents": [i for i in run.incidents() if i.get("rollout_id") == number],
     }
+
+
+def texts(run: WatchedRun, places: Sequence[str], text: str = "") -> list[list[str] | None]:
+    """[prompt, answer] of each place in short, around `text` where they have it; None of those that took too long.
+
+    A place is "rollout.evaluation.offset.size.place" of a row of a table, the second 1 for an evaluation. What lies
+    there no longer is of no text. Raises ValueError for what is no place.
+    """
+    until = time.monotonic() + WITHIN
+    frame: tuple[str, Frame] | None = None
+    rows: list[Row] = []
+    found: list[list[str] | None] = []
+    for one in places:
+        rollout, evaluation, offset, size, place = map(int, one.split("."))
+        here = file_name(rollout, evaluation=bool(evaluation)), Frame(offset, size)
+        if here != frame:
+            if found and time.monotonic() > until:
+                return [*found, *[None] * (len(places) - len(found))]
+            frame, rows = here, _rows_of(run, *here)
+        found.append(start_of(rows[place], text) if 0 <= place < len(rows) else ["", ""])
+    return found
+
+
+def _rows_of(run: WatchedRun, name: str, frame: Frame) -> list[Row]:
+    try:
+        return read_frame(run.path / FOLDER / name, frame)
+    except (OSError, ValueError, MemoryError, OverflowError):  # the run has replaced the file
+        return []
+
+
+def start_of(row: Row, text: str = "") -> list[str]:
+    """A sample's newest message and answer in short, around `text` where they have it."""
+    prompt = row.get("prompt")
+    if not isinstance(prompt, str):
+        prompt = message(prompt[-1])["text"] if prompt else ""
+    return [_around(prompt, text), _around(str(row.get("response") or ""), text)]
+
+
+def _around(whole: str, text: str) -> str:
+    at = whole.lower().find(text.lower()) if text else -1
+    first = max(0, at - _START // 3)
+    part = " ".join(whole[first : first + _START].split())
+    return "…" * (first > 0) + plain(part) + "…" * (first + _START < len(whole))
 
 
 def _step(run: WatchedRun, rollout_id: int) -> Mapping[str, Any]:
@@ -107,14 +154,23 @@ def group(run: WatchedRun, number: int, data_set: str, index: int) -> dict[str, 
 def answer(run: WatchedRun, found: StoredSample, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """A sample without its tokens."""
     return {
-        **{name: column[0] for name, column in _columns([found.entry]).items()},
+        **{name: column[0] for name, column in columns([found.entry]).items()},
         "text": plain(found.text, _SHOWN),
-        "reward": _parts(found.row.get("reward")),
+        "reward": parts_of(found.row.get("reward")),
         "advantage": _mean((given or {}).get("advantages")),
         "paid_by": paid_by(run, found),
         "outside_s": found.row.get("non_generation_time"),
+        "shadow": _shadow(run, found.entry),
         "turns": len(found.row.get("weight_versions") or ()),
     }
+
+
+def _shadow(run: WatchedRun, entry: Entry) -> dict[str, Any] | None:
+    """What shadow components made of a sample."""
+    if entry.data_set is not None or entry.sample_index is None:
+        return None
+    row = run.shadow(entry.rollout).get(entry.sample_index)
+    return row and {name: row[name] for name in ("rewards", "filters", "kept")}
 
 
 def _given(run: WatchedRun, stored: Iterable[StoredSample]) -> dict[int, dict[str, Any]]:
@@ -161,7 +217,8 @@ def _in_parts(content: Any) -> str:
     )
 
 
-def _parts(reward: Any) -> Any:
+def parts_of(reward: Any) -> Any:
+    """A reward, or its parts by name."""
     if isinstance(reward, Mapping):
         return {plain(str(name), 80): _plain(value) for name, value in reward.items()}
     return _plain(reward)

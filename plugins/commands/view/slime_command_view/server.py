@@ -1,9 +1,10 @@
-"""The pages and their JSON over HTTP, read-only.
+"""The pages and their JSON over HTTP; nothing here writes into a run.
 
     GET /            the page; its scripts ask for the rest
     GET /static/...  scripts and styles: `built/`, which `make view-assets` makes, or else the sources in `page/`
     GET /api/...     JSON of `run_pages`, `samples_page`, `sample_page`
     GET /rendered    what a renderer makes of a sample
+    POST /api/...    what `actions` does
 
 A run is named by its path below the directory that was given ("." is that directory).
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,15 +22,17 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from slime_command_serve.http.application import application
+from slime_command_serve.http.bodies import JsonRoute
 from slime_command_serve.http.errors import Refused, sglang_shape
 from slime_command_serve.http.guard import Access
 from slime_command_serve.http.streams import json_response
 from slime_command_serve.http.threads import DeadlineThreads
 from slime_runs.index import Filter
-from slime_runs.run import RunError, find_runs
+from slime_runs.run import RunError, StoredSample, find_runs
 
 from slime_command_view import run_pages, sample_page, samples_page
 from slime_command_view.access import RENDERED_POLICY
+from slime_command_view.actions import Actions, Place, ResampleBody, ScoreBody
 from slime_command_view.renderers import RendererError, render
 from slime_command_view.watched import WatchedRun
 
@@ -36,6 +40,7 @@ HERE = Path(__file__).parent
 _LOOK_AGAIN = 2.0
 """Seconds until new runs are looked for again."""
 _MOST_COMPARED = 12
+_MOST_TEXTS = 200
 Order = Literal["rollout", "best", "worst"]
 
 
@@ -70,8 +75,8 @@ def static_folder() -> Path:
     return built if (built / "main.js").is_file() else HERE / "page"
 
 
-def make_app(top: Path, access: Access | None = None) -> FastAPI:
-    """The application, without its token. Raises RunError where there is no run."""
+def make_app(top: Path, access: Access | None = None, *, acts: bool = True) -> FastAPI:
+    """The application, without its token; with `acts` it starts processes for who asks. Raises RunError."""
     found = Runs(top)
     app = application(access)
 
@@ -80,7 +85,11 @@ def make_app(top: Path, access: Access | None = None) -> FastAPI:
         return json_response(sglang_shape(404, str(error)), 404)
 
     _add_run_routes(app, found)
+    _add_over_time_routes(app, found)
+    threads = DeadlineThreads()
     _add_sample_routes(app, found)
+    _add_rendered(app, found, threads)
+    _add_actions(app, found, threads, acts)
 
     @app.get("/", response_class=HTMLResponse)
     def page() -> FileResponse:
@@ -127,9 +136,15 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
     def metrics(name: Annotated[list[str], Query()], run: str = ".", since: int = -1) -> Response:
         return _asked(found, run, lambda it: run_pages.metrics(it, name, since))
 
+
+def _add_over_time_routes(app: FastAPI, found: Runs) -> None:
     @app.get("/api/timeline")
     def timeline(rollout: int, run: str = ".") -> Response:
         return _asked(found, run, lambda it: run_pages.timeline(it, rollout))
+
+    @app.get("/api/shadows")
+    def shadows(run: str = ".") -> Response:
+        return _asked(found, run, run_pages.shadow)
 
     @app.get("/api/evaluation")
     def evaluation(data_set: str, run: str = ".") -> Response:
@@ -141,8 +156,6 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
 
 
 def _add_sample_routes(app: FastAPI, found: Runs) -> None:
-    threads = DeadlineThreads()
-
     @app.get("/api/rollout")
     def rollout(rollout: int, run: str = ".", data_set: str = "") -> Response:
         return _asked(found, run, lambda it: samples_page.rollout(it, rollout, data_set))
@@ -160,6 +173,15 @@ def _add_sample_routes(app: FastAPI, found: Runs) -> None:
         within = samples_page.WITHIN
         return _asked(found, run, lambda it: samples_page.table(it, wanted, order=order, limit=limit, within=within))
 
+    @app.get("/api/texts")
+    def texts(at: Annotated[list[str], Query()], run: str = ".", text: str = "") -> Response:
+        if len(at) > _MOST_TEXTS:
+            raise Refused(400, f"{len(at)} texts; at most {_MOST_TEXTS} at a time")
+        try:
+            return _asked(found, run, lambda it: samples_page.texts(it, at, text))
+        except ValueError as error:
+            raise Refused(400, f"at: {error}") from error
+
     @app.get("/api/search")
     def search(rollout: int, text: str, run: str = ".", data_set: str = "") -> Response:
         return _asked(found, run, lambda it: samples_page.search(it, rollout, data_set, text))
@@ -176,6 +198,8 @@ def _add_sample_routes(app: FastAPI, found: Runs) -> None:
         wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample)
         return _asked(found, run, lambda it: sample_page.sample(it, wanted, nth, start))
 
+
+def _add_rendered(app: FastAPI, found: Runs, threads: DeadlineThreads) -> None:
     @app.get("/rendered")
     async def rendered(
         by: str, rollout: int, sample: int | None = None, group: int | None = None, run: str = ".", data_set: str = "",
@@ -195,3 +219,34 @@ def _add_sample_routes(app: FastAPI, found: Runs) -> None:
             raise Refused(500, str(error)) from error
         headers = {"content-security-policy": RENDERED_POLICY}
         return HTMLResponse(f"<!doctype html><meta charset=utf-8>{body}", headers=headers)
+
+
+def _add_actions(app: FastAPI, found: Runs, threads: DeadlineThreads, acts: bool) -> None:
+    actions = Actions(threads)
+    app.router.route_class = JsonRoute
+
+    async def stored(place: Place, *, group: bool) -> list[StoredSample]:
+        """The sample, with `group` its siblings too. Raises Refused, RunError."""
+        if not acts:
+            raise Refused(403, "what starts processes is served on this machine's own address alone: leave out --host")
+        wanted = Filter(
+            rollout=place.rollout, data_set=place.data_set, group_index=place.group, sample_index=place.sample
+        )
+
+        def work() -> list[StoredSample]:
+            run = found[place.run]
+            with run.lock:
+                one = sample_page.find_sample(run, wanted, place.nth)
+                whole = group and one.entry.group_index is not None
+                return list(run.stored(run.index().find(replace(wanted, sample_index=None)))) if whole else [one]
+
+        return await threads.call("reading the sample", work)
+
+    @app.post("/api/resample")
+    async def resample(request: Request, body: ResampleBody) -> Response:
+        (one,) = await stored(body, group=False)
+        return json_response(await actions.resample(request, found[body.run], one, body))
+
+    @app.post("/api/score")
+    async def score(request: Request, body: ScoreBody) -> Response:
+        return json_response(await actions.score(request, found[body.run], await stored(body, group=True), body))

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 from slime_runs import Run
-from slime_runs.files import FOLDER, INDEX, parsed_lines
+from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
 from slime_runs.index import Index
 from slime_runs.ledger import LedgerIndex
 from slime_runs.trace import TraceIndex
@@ -27,6 +27,8 @@ class WatchedRun(Run):
         self._metrics = _Tail(self.path / "metrics.jsonl")
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
         self._index: tuple[Any, Index | None] = (None, None)
+        self._shadows: dict[int, tuple[Any, dict[int, Row]]] = {}
+        self._ahead = False
         self._steps: list[dict[str, Any]] = []
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -58,6 +60,18 @@ class WatchedRun(Run):
         assert self._index[1] is not None, "just opened"
         return self._index[1]
 
+    def shadow(self, rollout: int) -> dict[int, Row]:
+        """As `Run.shadow`."""
+        now = stamp(self.path / FOLDER / shadow_name(rollout))
+        if now is None:
+            return {}
+        if self._shadows.get(rollout, (None, {}))[0] != now:
+            self._shadows.pop(rollout, None)
+            self._shadows[rollout] = (now, super().shadow(rollout))
+            if len(self._shadows) > _SHADOWS:
+                del self._shadows[next(iter(self._shadows))]
+        return self._shadows[rollout][1]
+
     @cached_property
     def timeline(self) -> TraceIndex:
         """What `trace.jsonl` has, by rollout."""
@@ -68,12 +82,20 @@ class WatchedRun(Run):
         """What became of its groups."""
         return LedgerIndex(self.path)
 
+    def read_ahead(self) -> None:
+        """Begin to read the trace, which a page is likely to be asked for next."""
+        if not self._ahead:
+            self._ahead = True
+            threading.Thread(target=self.timeline.update, name="slime-view-trace", daemon=True).start()
+
     def stamp(self) -> str:
         """Differs when there is something new to see."""
         names = ("metrics.jsonl", "incidents.jsonl", "events.jsonl", "summary.json", "stalls", FOLDER)
         return orjson.dumps([self.state(), *(stamp(self.path / name) for name in names)]).decode()
 
 
+_SHADOWS = 60
+"""Rollouts whose shadows are kept."""
 _COMPARED = 200
 """Bytes by which a file is known again."""
 

@@ -42,7 +42,7 @@ COMEBACK_S = 60.0
 UPDATE_WAIT_S = 1800.0
 """Longest wait for a weight update that is under way."""
 _POLL_S = 0.05
-_GO_ON = "Start it again, and repeat the command with --load to go on from the last commit"
+_GO_ON = "Start it again"
 
 
 class WeightsNotKept(WeightSyncError):

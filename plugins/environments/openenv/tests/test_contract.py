@@ -11,7 +11,7 @@ from aiohttp import WSMsgType, web
 from slime_testing_contracts import EnvironmentContract
 
 from slime_core.errors import EnvironmentTimeoutError, PluginError
-from slime_core.protocols import Turn
+from slime_core.protocols.environment import Turn
 
 
 class Server:

@@ -14,7 +14,8 @@ from slime_core.data.control_tokens import quoted, quoted_messages
 from slime_core.data.tokenizer import encode_rendered, encode_text, render_prompt
 from slime_core.data.turns import rendered_spans, turn_delta
 from slime_core.errors import DataError
-from slime_core.protocols import Args, Observation
+from slime_core.protocols import Args
+from slime_core.protocols.environment import Observation
 from slime_core.provenance import Source, Span, Spans
 from slime_core.types import Sample
 

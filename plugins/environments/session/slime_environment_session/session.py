@@ -21,7 +21,8 @@ from slime_core.plugins.boundary import raised_at
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec, resolve
 from slime_core.plugins.signatures import declared, is_async
-from slime_core.protocols import Args, Observation, Reward, Step, Turn
+from slime_core.protocols import Args, Reward
+from slime_core.protocols.environment import Observation, Step, Turn
 from slime_core.types import Sample
 from slime_core.waits import loop_turn, within
 from slime_environment_session.places import LoopPlace, Place, ProcessPlace, ThreadPlace

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from statistics import stdev
 
 import torch
 
@@ -23,7 +22,7 @@ def normalised(it: Trained) -> Iterator[Incident]:
     if args.advantage_estimator not in _CENTRED or not args.rewards_normalization or by_others:
         return
     against = compared = 0
-    for group, positions in it.groups().items():
+    for group, positions in it.groups.items():
         if len({batch.rollout_ids[p] for p in positions}) < 2:
             continue
         shaped = [batch.rewards[p] for p in positions]
@@ -37,7 +36,7 @@ def normalised(it: Trained) -> Iterator[Incident]:
             )
         plain = all(batch.sibling_counts[p] == 1 for p in positions) and not it.withholds
         if args.advantage_estimator in _SCALED and args.grpo_std_normalization and plain:
-            spread = stdev(shaped)
+            spread = math.dist(shaped, [math.fsum(shaped) / len(shaped)] * len(shaped)) / math.sqrt(len(shaped) - 1)
             if spread > 0.02 and abs(spread - 1.0) > 0.02:
                 yield Incident(
                     "advantages_deviate_by_one",
@@ -64,16 +63,20 @@ def advantages_of_rewards(it: Trained) -> Iterator[Incident]:
     added = args.kl_coef or args.use_opd or args.normalize_advantages or args.rollout_data_postprocess_path
     if args.advantage_estimator not in _SCALED or added:
         return
-    for position, (advantages, mask) in enumerate(zip(it.tensors.advantages, it.tensors.loss_masks)):
-        off = float(((advantages - local.rewards[position]).abs() * mask).max()) if len(mask) else 0.0
-        if off > 1e-3 * max(1.0, abs(local.rewards[position])):
-            yield Incident(
-                "advantage_of_its_sample",
-                "advantages are not those of their samples' rewards: rows are in another order, the sign is turned, or"
-                " they are scaled, discounted or clipped on the way",
-                f"sample {local.sample_indices[position]}: reward {local.rewards[position]:.4g}, off by {off:.4g}",
-            )
-            return
+    masks = it.tensors.loss_masks
+    positions = torch.repeat_interleave(torch.arange(len(masks)), torch.tensor([len(mask) for mask in masks]))
+    advantages, mask = torch.cat(it.tensors.advantages), torch.cat(masks)
+    rewards = torch.tensor(local.rewards, dtype=advantages.dtype)[positions].to(advantages.device)
+    off = (advantages - rewards).abs() * mask
+    for token in (off > 1e-3 * rewards.abs().clamp(min=1.0)).nonzero().flatten().tolist()[:1]:
+        position = int(positions[token])
+        yield Incident(
+            "advantage_of_its_sample",
+            "advantages are not those of their samples' rewards: rows are in another order, the sign is turned, or"
+            " they are scaled, discounted or clipped on the way",
+            f"sample {local.sample_indices[position]}: reward {local.rewards[position]:.4g}, off by"
+            f" {float(off[token]):.4g}",
+        )
 
 
 class Signal:
@@ -84,10 +87,8 @@ class Signal:
 
     def incidents(self, it: Trained) -> Iterator[Incident]:
         """No gradient in any sample, or rewards that tell prompts apart and never answers, for some rollouts."""
-        masks = it.tensors.loss_masks
-        carrying = sum(bool(torch.any((a != 0) & (m > 0))) for a, m in zip(it.tensors.advantages, masks))
-        self._flat = 0 if carrying else self._flat + 1
-        groups = [{it.batch.raw_rewards[p] for p in members} for members in it.groups().values() if len(members) > 1]
+        self._flat = 0 if it.carries else self._flat + 1
+        groups = [{it.batch.raw_rewards[p] for p in members} for members in it.groups.values() if len(members) > 1]
         values = set().union(*groups) if groups else set()
         same = len(values) > 1 and all(len(rewards) == 1 for rewards in groups)
         self._same = self._same + 1 if same else 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator
 
 import torch
 
 from slime_hook_invariants.incident import Incident
-from slime_hook_invariants.trained import Trained
+from slime_hook_invariants.trained import Trained, sums
 
 _SURROGATE = ("grpo", "gspo", "rloo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _RATIO = 0.01
@@ -33,8 +34,8 @@ def ratio_one(it: Trained) -> Iterator[Incident]:
     old = it.tensors.old_log_probs
     parts = [(old[p], new, it.tensors.loss_masks[p]) for p, new in first.log_probs.items() if old and len(old[p])]
     if parts:
-        distance = sum(float(((a - b).abs() * m).sum()) for a, b, m in parts)
-        distance /= max(sum(float(m.sum()) for _, _, m in parts), 1.0)
+        before, now, mask = map(torch.cat, zip(*parts))
+        distance = float(((before - now).abs() * mask).sum() / mask.sum().clamp(min=1))
         if distance > _RATIO:
             yield Incident(
                 "passes_agree",
@@ -73,18 +74,17 @@ def loss_of_the_batch(it: Trained) -> Iterator[Incident]:
     alone = getattr(it.trainer, "world_size", 1) == 1
     if not it.plain or not alone or args.advantage_estimator not in _SURROGATE or "pg_loss" not in first.metrics:
         return
-    total = size = 0.0
-    tokens = 0
-    for p in first.log_probs:
-        mask = it.tensors.loss_masks[p]
-        value, magnitude = (
-            float((it.tensors.advantages[p] * mask).sum()),
-            float((it.tensors.advantages[p].abs() * mask).sum()),
-        )
-        share = 1.0 if args.calculate_per_token_loss else 1.0 / max(local.rollout_mask_sums[p], 1)
-        total, size, tokens = total + value * share, size + magnitude * share, tokens + int(mask.sum())
-    count = tokens if args.calculate_per_token_loss else len({local.rollout_ids[p] for p in first.log_probs})
-    expected, size = -total / max(count, 1), size / max(count, 1)
+    masks = [it.tensors.loss_masks[p] for p in first.log_probs]
+    if not masks:
+        return
+    mask, advantages = torch.cat(masks), torch.cat([it.tensors.advantages[p] for p in first.log_probs])
+    by_token = args.calculate_per_token_loss
+    shares = [1.0 if by_token else 1.0 / max(local.rollout_mask_sums[p], 1) for p in first.log_probs]
+    count = int(mask.sum()) if by_token else len({local.rollout_ids[p] for p in first.log_probs})
+    expected, size = (
+        math.fsum(s * share for s, share in zip(sums(values * mask, masks), shares)) / max(count, 1)
+        for values in (-advantages, advantages.abs())
+    )
     if abs(first.metrics["pg_loss"] - expected) > 1e-4 + 0.01 * size:
         yield Incident(
             "loss_of_the_batch",
@@ -138,9 +138,7 @@ class Weights:
         return known and len(still) < len(now)
 
     def _found(self, it: Trained, *, some: bool, all_still: bool) -> Iterator[Incident]:
-        carrying = it.tensors.advantages is not None and any(
-            bool(((a != 0) & (m > 0)).any()) for a, m in zip(it.tensors.advantages, it.tensors.loss_masks)
-        )
+        carrying = it.tensors.advantages is not None and it.carries
         if carrying and not some and it.args.loss_type == "policy_loss" and it.plain:
             yield Incident(
                 "gradient_there",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from slime_hook_invariants.incident import Incident
-from slime_hook_invariants.trained import Trained
+from slime_hook_invariants.trained import Trained, sums
 
 _MOST = 0.9
 _ROWS = 4
@@ -23,7 +24,7 @@ def mask_of_the_sampled(it: Trained) -> Iterator[Incident]:
     foreign = ended = unended = begun = unbegun = last = unlast = 0
     for position, mask in enumerate(batch.loss_masks):
         sampled = it.sampled(position)
-        foreign += sum(m and not s for m, s in zip(mask, sampled))
+        foreign += 0 if all(sampled) else sum(m and not s for m, s in zip(mask, sampled))
         if not any(mask) or not sampled or it.withholds:
             continue
         begun += sampled[0]
@@ -76,19 +77,20 @@ class Gaps:
         """It is that of rounding, and stays so."""
         if it.tensors.rollout_log_probs is None:
             return
-        total = count = 0.0
-        by_group: dict[int, float] = {}
-        for position, own in it.known.items():
-            mask = it.tensors.loss_masks[position]
-            if not it.fresh(position) or not bool(mask.any()):
-                continue
-            gap = ((own - it.tensors.rollout_log_probs[position]).abs() * mask).sum()
-            total, count = total + float(gap), count + float(mask.sum())
-            group = it.local.group_indices[position]
-            by_group[group] = max(by_group.get(group, 0.0), float(gap / mask.sum()))
-        if not count:
+        positions = [position for position in it.known if it.fresh(position)]
+        if not positions:
             return
-        mean, least = total / count, self._least
+        own, masks = [it.known[p] for p in positions], [it.tensors.loss_masks[p] for p in positions]
+        served, mask = torch.cat([it.tensors.rollout_log_probs[p] for p in positions]), torch.cat(masks)
+        gaps, counts = sums((torch.cat(own) - served).abs() * mask, masks), sums(mask, masks)
+        by_group: dict[int, float] = {}
+        for position, gap, count in zip(positions, gaps, counts):
+            if count:
+                group = it.local.group_indices[position]
+                by_group[group] = max(by_group.get(group, 0.0), gap / count)
+        if not by_group:
+            return
+        mean, least = math.fsum(gaps) / math.fsum(counts), self._least
         self._least = mean if least is None else min(mean, least)
         worst = max(by_group, key=by_group.__getitem__)
         numbers = f"{mean:.3g} nats a token in the mean, {by_group[worst]:.3g} in a sample of group {worst}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Trained:
         """Tokens that were sampled are withheld from training on purpose."""
         return bool(self.args.mask_offpolicy_in_partial_rollout) or self.args.staleness_policy == "mask"
 
+    @cached_property
     def groups(self) -> dict[int, list[int]]:
         """Group -> positions in the batch of its samples that are trained on."""
         found: dict[int, list[int]] = defaultdict(list)
@@ -62,9 +64,23 @@ class Trained:
         versions = self.batch.token_weight_versions
         if versions is None:
             return [True] * self.batch.response_lengths[position]
-        return [version != NOT_SAMPLED for version in versions[position]]
+        of = versions[position]
+        return [version != NOT_SAMPLED for version in of] if NOT_SAMPLED in of else [True] * len(of)
 
     def fresh(self, position: int) -> bool:
         """The weights that are trained wrote all that was sampled of a local sample."""
         versions = self.local.token_weight_versions
         return versions is None or set(versions[position]) <= {NOT_SAMPLED, self.local.weight_version}
+
+    @property
+    def carries(self) -> bool:
+        """Some token that is trained has an advantage."""
+        tensors = self.tensors
+        return bool(((torch.cat(tensors.advantages) != 0) & (torch.cat(tensors.loss_masks) > 0)).any())
+
+
+def sums(values: torch.Tensor, rows: Sequence[torch.Tensor]) -> list[float]:
+    """[rows] of values, laid end to end as the rows are, the sum over each: one pass for all samples."""
+    lengths = torch.tensor([len(row) for row in rows], device=values.device)
+    found: list[float] = torch.segment_reduce(values.float(), "sum", lengths=lengths, initial=0).tolist()
+    return found

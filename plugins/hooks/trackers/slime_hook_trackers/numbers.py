@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime_core import Args, Sample
+from slime_core.config.secrets import hidden_values, learn
 from slime_core.provenance import Source
 
 _PRIVATE = ("system_prompt", "plugins", "custom_config_path")
-"""Settings that trackers are not told: keys (by their names), prompts, and what plugins are given."""
+"""Settings that trackers are not told: prompts, and what plugins are given."""
 
 
 class Tracked(NamedTuple):
@@ -100,10 +101,11 @@ def traced(sample: Sample, reward: float | None, *, with_text: bool = False) -> 
 
 
 def settings_of(args: Args) -> dict[str, Any]:
-    """Numbers, switches and words of the settings: no keys, addresses or prompts."""
+    """Numbers, switches and words of the settings, without secrets, addresses and prompts."""
     found = {}
     for name, value in vars(args).items():
         plain = isinstance(value, (bool, int, float)) or (isinstance(value, str) and "://" not in value)
-        if plain and not name.startswith("_") and not name.endswith("_key") and name not in _PRIVATE:
-            found[name] = value
+        if plain and not name.startswith("_") and name not in _PRIVATE:
+            learn(name, value)  # a program that made its settings itself has told of none
+            found[name] = hidden_values(value)
     return found

@@ -14,15 +14,14 @@ They go to the process's tracer provider where the program has set one, else by 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from slime_core.errors import ConfigError
 from slime_core.observability.timeline import FILE
 from slime_hook_trackers.numbers import Rollout, Traced, Tracked
+from slime_hook_trackers.tail import Tail
 
 
 class OpenTelemetry:
@@ -32,8 +31,7 @@ class OpenTelemetry:
         self._provider, self._own = provider()
         self._tracer = self._provider.get_tracer("slime")
         self._model = Path(str(run.args.hf_checkpoint)).name
-        self._path, self._began = run.run_dir / FILE, run.began
-        self._offset = 0
+        self._timeline, self._began = Tail(run.run_dir / FILE), run.began
         self._samples: dict[tuple[int, int | None], Traced] = {}
 
     def rollout(self, found: Rollout) -> None:
@@ -42,7 +40,7 @@ class OpenTelemetry:
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """The samples that were finished since the last time."""
-        for event in self._events():
+        for event in self._timeline.new():
             if event["e"] == "sample" and event["t"][0] >= self._began:  # an earlier part of the run has told of others
                 traced = self._samples.get((event["r"], event["i"])) if not event.get("ev") else None
                 sample_spans(self._tracer, event, traced, self._model)
@@ -52,17 +50,6 @@ class OpenTelemetry:
         self.metrics(0, {})
         if self._own:
             self._provider.shutdown()
-
-    def _events(self) -> Iterator[dict[str, Any]]:
-        if not self._path.is_file():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                yield orjson.loads(line)
 
 
 def check(*, trace_kept: bool = True) -> None:

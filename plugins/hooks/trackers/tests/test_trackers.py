@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from slime_hook_trackers import Options, Trackers
 from slime_hook_trackers.numbers import Tracked, settings_of
+from slime_hook_trackers.tail import Tail
 from slime_hook_trackers.worker import Worker
 
 from slime_core import Sample, SampleStatus
@@ -251,7 +252,21 @@ def test_a_tracker_that_fails_costs_its_numbers(caplog: pytest.LogCaptureFixture
     assert "messages are lost to it" in caplog.text
 
 
-def test_no_key_address_or_prompt_is_among_the_settings() -> None:
-    found = settings_of(Args(wandb_key=SECRET, system_prompt=PROMPT, wandb_host="http://me:pw@host", lr=0.5))
-    assert found["lr"] == 0.5
-    assert not {"wandb_key", "system_prompt", "wandb_host"} & found.keys()
+def test_no_secret_address_or_prompt_is_among_the_settings_and_a_name_with_key_in_it_is_none() -> None:
+    found = settings_of(
+        Args(wandb_key=SECRET, system_prompt=PROMPT, wandb_host="http://me:pw@host", lr=0.5, label_key="answer")
+    )
+    assert (found["lr"], found["label_key"], found["wandb_key"]) == (0.5, "answer", "<not kept>")
+    assert not {"system_prompt", "wandb_host"} & found.keys()
+    assert not {SECRET, PROMPT} & set(map(str, found.values()))
+
+
+def test_a_timeline_is_read_on_past_what_a_kill_tore_and_not_past_what_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    tail = Tail(path)
+    assert list(tail.new()) == []
+    path.write_bytes(b'\n{"e": "run"}\n{"e": "sam\n{"e": "run"}\n{"e":')
+    assert list(tail.new()) == [{"e": "run"}, {"e": "run"}]
+    with path.open("ab") as file:
+        file.write(b' "push"}\n')
+    assert list(tail.new()) == [{"e": "push"}]

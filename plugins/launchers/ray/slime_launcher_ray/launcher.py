@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from slime_core.config import Settings
+from slime_core.launch.findings import run_preflight
 from slime_core.launch.lock import sole_writer
-from slime_core.launch.preflight import run_preflight
 from slime_core.launch.prepare import prepare
 from slime_core.observability.run_dir import check_run_dir, run_dir_of
 from slime_core.waits import published

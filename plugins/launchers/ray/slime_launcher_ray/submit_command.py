@@ -96,8 +96,9 @@ def _checked(command: str, rest: list[str], *, check: bool) -> Settings:
     if args.launcher == "auto":
         settings.derive("launcher", "ray", "slime submit")
     if check:
-        from slime_core.launch.preflight import run_preflight, starting
+        from slime_core.launch.findings import run_preflight
         from slime_core.launch.prepare import prepare
+        from slime_core.launch.resume import starting
 
         prepared = prepare(settings, make=False)
         for finding in starting(prepared):

@@ -12,7 +12,7 @@ import pytest
 from slime_environment_session.session import EnvironmentSession
 
 from slime_core.errors import PluginError
-from slime_core.protocols import Step, Turn
+from slime_core.protocols.environment import Step, Turn
 from slime_core.types import Sample
 from slime_testing_contracts.base import Contract
 

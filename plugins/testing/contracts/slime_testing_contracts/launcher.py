@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_core.launch.launchers import load
-from slime_core.protocols import Launcher
+from slime_core.protocols.launcher import Launcher
 from slime_testing_contracts.base import Contract
 
 

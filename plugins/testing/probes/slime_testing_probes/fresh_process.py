@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slime_core.distributions import is_own
 from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.workers.calls import pack_args
 from slime_core.procs.guarded import Guarded, signal_of
 from slime_core.types import Sample
+from slime_testing_probes.probes import ON_ROWS
 
 LOAD_DEADLINE = 300.0
 """Seconds that importing one component in a fresh process may take; from a cold network disk it takes minutes."""
@@ -37,7 +39,10 @@ class FreshProcess:
     def __init__(self, run: Prepared) -> None:
         self._run = run
         first = {(a.kind, a.spec): a for a in reversed(run.resolver.used)}
-        self._asked: list[Resolved] = list(reversed(first.values()))
+        # Of our own, only what answers to the data has news: the rest loads as it did here, and most of it needs torch.
+        self._asked: list[Resolved] = [
+            a for a in reversed(first.values()) if a.kind in ON_ROWS or not is_own(a.ref.distribution)
+        ]
         self._skip: set[int] = set()
         self._sample: Sample | None = None
         self._folder = tempfile.TemporaryDirectory()

@@ -204,6 +204,8 @@ PROBES: Mapping[str, Callable[[Bench, Resolved], None]] = {
 }
 """Kinds whose components are called. The others only load: calling them starts a model, writes to a logger, or needs
 what exists in a run alone."""
+ON_ROWS = PROBES.keys() - {"estimators", "advantages"}
+"""Kinds that are called with a row of the data; estimators get made-up numbers."""
 
 
 def _may_work(error: Exception) -> bool:

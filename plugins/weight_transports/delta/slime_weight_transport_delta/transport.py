@@ -16,7 +16,8 @@ import torch
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.models.hf_io import read_weights
-from slime_core.protocols import Args, RolloutEngine, TransportTraits, WeightEngines
+from slime_core.protocols import Args, RolloutEngine, TransportTraits
+from slime_core.protocols.weights import WeightEngines
 from slime_weight_transport_delta.apply import apply
 from slime_weight_transport_delta.writer import DeltaWriter, stored_dtypes
 

@@ -114,10 +114,7 @@ async def test_a_step_that_raises_fails_the_callers(make_model: MakeModel, monke
 async def test_settings_that_cannot_work_say_so(make_model: MakeModel, tmp_path: Path) -> None:
     directory, _ = make_model()
     for args, word in (
-        ({"hf_checkpoint": None}, "--hf-checkpoint"),
         ({"hf_checkpoint": str(tmp_path)}, "config.json"),
-        ({"hf_checkpoint": str(directory), "dtype": "float8"}, "--dtype"),
-        ({"hf_checkpoint": str(directory), "device": "nothing"}, "--device"),
         ({"hf_checkpoint": str(directory), "engine_max_tokens": 5}, "--engine-max-tokens"),
     ):
         with pytest.raises(ConfigError, match=word):

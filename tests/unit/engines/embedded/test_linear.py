@@ -4,14 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from slime_core.engines.embedded.linear import Linear
+from slime_core.engines.embedded.linear import Linear, lies_in_tiles, packed_kernel_works
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 64, 200])
 @pytest.mark.parametrize("bias", [False, True])
-def test_every_kernel_gives_the_product_of_the_present_weight(rows: int, bias: bool) -> None:
+@pytest.mark.parametrize("out", [96, 128])
+def test_every_kernel_gives_the_product_of_the_present_weight(rows: int, bias: bool, out: int) -> None:
     torch.manual_seed(rows)
-    weight, offset = torch.randn(96, 256), torch.randn(96) if bias else None
+    weight, offset = torch.randn(out, 256), torch.randn(out) if bias else None
     linear = Linear(weight, offset)
     x = torch.randn(rows, 256)
     for _ in range(2):
@@ -19,3 +20,32 @@ def test_every_kernel_gives_the_product_of_the_present_weight(rows: int, bias: b
         expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
         torch.testing.assert_close(linear(x).double(), expected, atol=1e-4, rtol=1e-5)
         weight.normal_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(96, 256), (512, 512)])
+@pytest.mark.skipif(not packed_kernel_works(torch.float32), reason="torch has no packed product here")
+def test_a_packed_copy_alone_serves_and_is_read_back(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """What lies in `weight` meanwhile is another projection's."""
+    weight, x = torch.empty(shape, dtype=dtype), torch.randn(1, shape[1]).to(dtype)
+    linear = Linear(weight, None, alone=True)
+    for _ in range(3):
+        given = torch.randn(shape).to(dtype)
+        weight.copy_(given)
+        linear.repack()
+        weight.fill_(float("nan"))
+        torch.testing.assert_close(linear(x), F.linear(x, given), rtol=1e-2, atol=1e-3)
+        linear.unpack()
+        assert torch.equal(weight, given)
+
+
+def test_written_into_the_packed_copy_is_what_onednn_packs() -> None:
+    if not (packed_kernel_works(torch.float32) and lies_in_tiles(128, 64)):
+        pytest.skip("oneDNN packs otherwise on this processor")
+    linear, x = Linear(torch.randn(128, 64), None), torch.randn(200, 64)
+    linear.repack()
+    linear.weight.normal_()
+    linear.repack()
+    fresh = Linear(linear.weight, None)
+    fresh.repack()
+    assert torch.equal(linear(x), fresh(x))

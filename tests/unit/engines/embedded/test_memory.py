@@ -10,6 +10,7 @@ import pytest
 
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.models.hf_io import read_weights
+from slime_core.weights.checksum import tensor_checksum
 from tests.unit.engines.embedded.test_core import make_core, prompts, run
 
 MakeModel = Callable[..., tuple[Path, Any]]
@@ -80,3 +81,15 @@ def test_only_an_idle_engine_gives_its_memory_up(make_model: MakeModel) -> None:
     with pytest.raises(EngineError, match="1 requests are in the engine"):
         core.release_memory()
     assert not core.memory.released
+
+
+def test_a_large_matrix_is_held_once(make_model: MakeModel) -> None:
+    """And not anew with every update; its packed copy is what is served, checked and replaced."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+    directory, _ = make_model(hidden_size=512, intermediate_size=768, num_hidden_layers=6, **heads)
+    core = make_core(directory)
+    weights = dict(read_weights(directory))
+    assert core.memory.nbytes()["weights"] < 1.3 * sum(tensor.nbytes for tensor in weights.values())
+    trained = {name: tensor + 0.01 for name, tensor in weights.items()}
+    core.update_weights(trained.items(), 1, "test")
+    assert core.weight_checksums() == {name: tensor_checksum(trained[name]) for name in core.weight_checksums()}

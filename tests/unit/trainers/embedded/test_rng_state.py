@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from slime_core.trainers.embedded.rng_state import capture_rng, restore_rng
+from slime_core.trainers.state_files import capture_rng, restore_rng
 
 
 def draw() -> list[float]:

@@ -26,7 +26,15 @@ export async function ask(what, parameters = {}) {
     if (name in answers) return answers[name];
     throw new Error("this report has no such page; slime view shows the whole run");
   }
-  const response = await fetch(`api/${what}?${query(parameters)}`);
+  return read(await fetch(`api/${what}?${query(parameters)}`));
+}
+
+// What does something: the server starts a process for it.
+export async function tell(what, wish) {
+  return read(await fetch(`api/${what}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(wish) }));
+}
+
+async function read(response) {
   const body = await response.json().catch(() => null);
   if (!response.ok) throw new Error(body?.error?.message ?? `the server answered ${response.status}`);
   return body;

@@ -5,6 +5,7 @@ import { h, number, svg } from "./dom.js";
 const plot = await import("uplot").then((module) => module.default, () => null);
 const COLOURS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
 const HEIGHT = 170;
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
 
 // Exponential moving average that does not lean towards its first value.
 export function smoothed(values, weight) {
@@ -65,7 +66,7 @@ function drawn(it, width) {
       legend: { show: false },
       scales: { x: { time: false } },
       cursor: { sync: { key: "step" }, drag: { x: true, y: false } },
-      axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => number(tick, 3)) }],
+      axes: [{ ...axis, incrs: WHOLE }, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => number(tick, 3)) }],
       series: [{ label: "rollouts" }, ...series],
       hooks: { draw: [(self) => drawMarks(self, it.marks ?? [])] },
     },

@@ -9,12 +9,14 @@ import { h } from "./dom.js";
 import { comparePage, runsPage } from "./runs.js";
 import { runPage } from "./run.js";
 import { groupPage, rolloutPage, samplesPage } from "./samples.js";
+import { shadowsPage } from "./shadows.js";
 import { samplePage } from "./sample.js";
 import { evaluationPage, promptPage, timelinePage } from "./over_time.js";
 
 const PAGES = {
   runs: runsPage, compare: comparePage, run: runPage, rollout: rolloutPage, samples: samplesPage, group: groupPage,
   sample: samplePage, timeline: timelinePage, evaluation: evaluationPage, prompt: promptPage,
+  shadows: shadowsPage,
 };
 const LIVE = new Set(["run", "evaluation"]);
 const PERIOD = 2000;

@@ -7,18 +7,50 @@ import { event } from "./samples.js";
 
 const LANE = 5;
 const ROW = 18;
+const BINS = 240;
 const SHOWN = 300;
+const WORDS = { train: "trainer", push: "sync", scored: "group rewards" };
+
+// What a sample was in, in order: [kind, from, to]. Tools stand behind the engine; what the trace knows is their sum.
+function partsOf(one) {
+  const [began, generated, scored] = one.times;
+  const tools = Math.max(began, generated - one.outside);
+  return [["wait", began - one.waited, began], ["engine", began, tools], ["tools", tools, generated], ["reward", generated, scored]].filter(([, from, to]) => to > from);
+}
 
 // Intervals -> a lane for each, as few lanes as there are at a time.
 function lanes(samples) {
   const free = [];
   return samples.map((one) => {
-    const from = one.times[0];
+    const from = one.times[0] - one.waited;
     let lane = free.findIndex((until) => until <= from);
     if (lane < 0) lane = free.push(0) - 1;
     free[lane] = one.times[one.times.length - 1];
     return lane;
   });
+}
+
+// How many of the intervals there are in each of BINS bins of [low, high].
+function busy(intervals, low, high) {
+  const size = (high - low) / BINS || 1;
+  const found = new Array(BINS).fill(0);
+  for (const [from, to] of intervals) {
+    for (let bin = Math.max(0, Math.floor((from - low) / size)); bin < BINS && low + bin * size < to; bin += 1) {
+      found[bin] += (Math.min(to, low + (bin + 1) * size) - Math.max(from, low + bin * size)) / size;
+    }
+  }
+  return found;
+}
+
+// What is left of [low, high] without the intervals.
+function gaps(intervals, low, high) {
+  let at = low;
+  const found = [];
+  for (const [from, to] of intervals.toSorted((a, b) => a[0] - b[0])) {
+    if (from > at) found.push([at, from]);
+    at = Math.max(at, to);
+  }
+  return at < high ? [...found, [at, high]] : found;
 }
 
 export async function timelinePage(asked) {
@@ -29,42 +61,55 @@ export async function timelinePage(asked) {
   const turn = (by) => (location.hash = link("timeline", { run, rollout: Math.max(0, rollout + by) }));
   if (found.start === null) return { title, crumbs, turn, view: h("p.dim", "the trace has nothing of this rollout (--no-trace, or more samples than it keeps)") };
   const samples = found.samples.toSorted((a, b) => a.times[0] - b.times[0]);
-  const lane = lanes(samples);
-  const kinds = [...new Set(found.stages.map((stage) => stage.what))];
+  const parts = samples.map(partsOf);
+  const of = (kind) => parts.flatMap((some) => some.filter(([name]) => name === kind).map(([, from, to]) => [from, to]));
+  const stages = Map.groupBy(found.stages, (stage) => stage.what);
+  const low = Math.min(0, ...samples.map((one) => one.times[0] - one.waited));
   const until = Math.max(...found.stages.map((stage) => stage.to), ...samples.map((one) => one.times.at(-1)));
-  const [width, left] = [1100, 90];
-  const x = (seconds) => left + (seconds / until) * (width - left - 10);
-  const tall = kinds.length * ROW + 14;
+  const worked = ["train", "push", "save"].flatMap((what) => (stages.get(what) ?? []).map((stage) => [stage.from, stage.to]));
+  const rows = [
+    ...["rollout", "eval"].filter((what) => stages.has(what)).map((what) => ({ name: what, kind: `stage of-${what}`, spans: stages.get(what).map((stage) => [stage.from, stage.to]) })),
+    ...["wait", "engine", "tools", "reward"].map((kind) => ({ name: { wait: "wait for a place", reward: "rewards" }[kind] ?? kind, kind, spans: of(kind), counted: true })),
+    ...[...stages].filter(([what]) => what !== "rollout" && what !== "eval").map(([what, some]) => ({ name: WORDS[what] ?? what, kind: `stage of-${what}`, spans: some.map((stage) => [stage.from, stage.to]) })),
+    { name: "trainer waits", kind: "wait", spans: worked.length ? gaps(worked, low, until) : [] },
+  ].filter((row) => row.spans.length);
+  const [width, left] = [1100, 110];
+  const x = (seconds) => left + ((seconds - low) / (until - low || 1)) * (width - left - 10);
+  const lane = lanes(samples);
+  const tall = rows.length * ROW + 14;
   const height = tall + (lane.reduce((a, b) => Math.max(a, b), 0) + 1) * LANE + 24;
   const bar = (from, to, y, high, kind, text) => {
-    const made = svg("rect", { x: x(from).toFixed(2), y, width: Math.max(0.7, x(to) - x(from)).toFixed(2), height: high, class: kind });
+    const made = svg("rect", { x: x(from).toFixed(2), y: y.toFixed(2), width: Math.max(0.7, x(to) - x(from)).toFixed(2), height: high.toFixed(2), class: kind });
     made.append(svg("title", {}, text));
     return made;
   };
   const seconds = (value) => `${number(value, 3)} s`;
+  const total = (row) => row.spans.reduce((sum, [from, to]) => sum + to - from, 0);
+  const size = (until - low) / BINS;
+  const drawn = (row, i) => {
+    const [y, full] = [i * ROW + 2, ROW - 4];
+    if (!row.counted) return row.spans.map(([from, to]) => bar(from, to, y, full, row.kind, `${row.name}: ${seconds(to - from)}, from ${seconds(from)}`));
+    const counts = busy(row.spans, low, until);
+    const most = Math.max(...counts);
+    return counts.flatMap((count, bin) => (count ? [bar(low + bin * size, low + (bin + 1) * size, y + full * (1 - count / most), full * (count / most), row.kind, `${row.name}: ${number(count, 3)} at a time, at most ${number(most, 3)}`)] : []));
+  };
   const picture = svg(
     "svg",
     { viewBox: `0 0 ${width} ${height}`, class: "gantt", width: "100%" },
-    ...kinds.map((kind, i) => svg("text", { x: 2, y: i * ROW + 12 }, kind)),
-    ...found.stages.map((stage) => bar(stage.from, stage.to, kinds.indexOf(stage.what) * ROW + 2, ROW - 5, `stage of-${stage.what}`, `${stage.what}: ${seconds(stage.to - stage.from)}, from ${seconds(stage.from)}`)),
-    svg("text", { x: 2, y: tall + 8 }, "samples"),
+    ...rows.flatMap((row, i) => [svg("text", { x: 2, y: i * ROW + 13 }, row.name), ...drawn(row, i)]),
+    svg("text", { x: 2, y: tall + 8 }, "each sample"),
     ...samples.flatMap((one, i) => {
-      const [from, generated, scored] = one.times;
       const what = `group ${one.group}, sample ${one.sample}: ${one.prompt} + ${one.new} tokens, ${one.turns} turns, ${one.status}`;
-      const y = tall + lane[i] * LANE;
-      return [
-        bar(from, generated, y, LANE - 1, "engine", `${what}; engine and tools ${seconds(generated - from)}`),
-        bar(generated, scored, y, LANE - 1, "reward", `${what}; reward ${seconds(scored - generated)}`),
-      ];
+      return parts[i].map(([kind, from, to]) => bar(from, to, tall + lane[i] * LANE, LANE - 1, kind, `${what}; ${kind} ${seconds(to - from)}`));
     }),
-    ...[0, 0.25, 0.5, 0.75, 1].map((part) => svg("text", { x: x(part * until) - (part === 1 ? 40 : 0), y: height - 4 }, seconds(part * until))),
+    ...[0, 0.25, 0.5, 0.75, 1].map((part) => svg("text", { x: x(low + part * (until - low)) - (part === 1 ? 40 : 0), y: height - 4 }, seconds(low + part * (until - low)))),
   );
-  const total = (kind) => found.stages.filter((stage) => stage.what === kind).reduce((sum, stage) => sum + stage.to - stage.from, 0);
-  const waits = samples.map((one) => one.times[0]);
+  const facts = rows.map((row) => [row.name, row.counted ? `${row.spans.length} samples` : "", total(row), row.counted ? total(row) / row.spans.length : null, Math.max(...row.spans.map(([from, to]) => to - from))]);
   const view = h(
     "div",
-    h("p", kinds.map((kind) => `${kind} ${seconds(total(kind))}; `), `${samples.length} samples${found.cut ? " (the first of more)" : ""}`),
-    samples.length ? h("p.dim", `blue: engine and tools; orange: reward. The last sample began ${seconds(waits.at(-1))} and the slowest ended ${seconds(Math.max(...samples.map((one) => one.times.at(-1))))} after the beginning.`) : null,
+    h("p", `${samples.length} samples${found.cut ? " (the first of more)" : ""} in ${seconds(until - low)}. `, h("span.legend", rows.filter((row) => row.counted).map((row) => h(`span.g-${row.kind}`, row.name)))),
+    h("details.box", { open: true }, h("summary", "seconds"), table(["", "", "in all", "each", "longest"], facts)),
+    samples.some((one) => one.outside) ? h("p.dim", "Of a sample's tools the trace has the seconds, not when: they are drawn behind its engine.") : null,
     picture,
   );
   return { title, crumbs, view, turn };

@@ -4,6 +4,7 @@ import { ask, isReport, link } from "./api.js";
 import { chart } from "./chart.js";
 import { bytes, h, json, number, rowsOf, table } from "./dom.js";
 import { state } from "./runs.js";
+import { chooser } from "./samples.js";
 
 // What one looks for in a whole run -> what is asked for.
 export const WHOLE = {
@@ -58,7 +59,7 @@ export async function runPage(asked) {
   const head = h("div", facts(found, run));
   const below = h("div", parts(found, run));
   const view = h("div", head, h("div.controls", h("label", "smoothing ", smoothing), isReport ? null : more), charts, below);
-  const rows = () => [...view.querySelectorAll("tr.row")];
+  const rows = () => [...view.querySelectorAll("tr.row[data-address^='#/rollout']")];
   let at = -1;
   return {
     title: run === "." ? found.path : run,
@@ -103,12 +104,13 @@ function facts(found, run) {
 
 function samples(found, run) {
   if (!found.stored.samples) return h("p.dim", "no samples are kept (yet, or by --log-samples none)");
-  const some = (title, columns) => [
-    ` ${title}: `,
-    rowsOf(columns).flatMap((row) => [h("a", { href: sampleLink(run, row) }, `rollout ${row.rollout}, sample ${row.sample_index}`), ` reward ${number(row.score)}; `]),
-  ];
+  const list = chooser(run, true, [["", (row) => h("td.dim", row.end)]]);
+  const of = (end) => rowsOf(found[end]).map((row) => ({ ...row, end, stored: true }));
+  const shadows = found.settings.some(([name, value]) => name.startsWith("shadow_") && value?.length);
+  const beside = shadows ? [" | ", h("a", { href: link("shadows", { run }) }, "shadow rewards and filters")] : "";
   const all = isReport ? "" : ["all of the run: ", Object.keys(WHOLE).map((what) => [h("a", { href: link("samples", { run, what }) }, what), " "])];
-  return h("p", h("span.dim", `${number(found.stored.samples)} samples kept, ${bytes(found.stored.bytes)}. `), some("Best", found.best), some("Worst", found.worst), all);
+  list.show([...of("best"), ...of("worst")], [`${number(found.stored.samples)} samples kept, ${bytes(found.stored.bytes)}; `, all, beside]);
+  return list.view;
 }
 
 function waiting(waits, word) {

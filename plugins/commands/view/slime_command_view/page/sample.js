@@ -1,9 +1,11 @@
 // One sample: each token with who wrote it, mask, log-probs of engine and trainer, their ratio, advantage, weights.
 
+import { again } from "./again.js";
 import { ask, isReport, link, query } from "./api.js";
 import { h, number, table } from "./dom.js";
 import { runCrumb } from "./run.js";
 import { paidBy, reward } from "./samples.js";
+import { verdicts } from "./shadows.js";
 
 const kept = { by: "source" };
 const FOLDED = 1;
@@ -87,6 +89,8 @@ export async function samplePage(asked) {
   const panel = h("div.panel");
   const view = tokenView(tokens, choose);
   const sources = tokens.spans.flatMap(([source, length, withheld]) => Array(length).fill([source, withheld]));
+  const buttons = isReport ? null : again(where, found, tokenView);
+  const from = buttons?.querySelector("input[name=from]");
   let at = 0;
 
   function choose(i) {
@@ -111,10 +115,11 @@ export async function samplePage(asked) {
       ["weights", number(one.version)],
       ...["reference", "teacher", "value", "return", "entropy"].filter((name) => one[name] !== null).map((name) => [name, number(one[name], 6)]),
     ];
+    if (from) from.value = Math.max(0, Math.min(found.response_tokens - 1, tokens.start + at - tokens.prompt));
     panel.replaceChildren(
       h("b", "this token"), h("dl.facts", lines.map(([name, value]) => [h("dt", name), h("dd", value)])),
       h("b", "this sample"),
-      h("dl.facts", [["reward", reward(found.reward)], ["advantage", number(found.advantage)], ["label", found.label ?? "-"], ["paid by", paidBy(found.paid_by)]].map(([name, value]) => [h("dt", name), h("dd", value)])),
+      h("dl.facts", [["reward", reward(found.reward)], ["advantage", number(found.advantage)], ["label", found.label ?? "-"], ["paid by", paidBy(found.paid_by)], ...(found.shadow ? verdicts(found.shadow, found.score).map(([spec, cell]) => [`shadow ${spec.split("/").at(-1)}`, cell]) : [])].map(([name, value]) => [h("dt", name), h("dd", value)])),
     );
   }
 
@@ -146,7 +151,7 @@ export async function samplePage(asked) {
       ? h("p", `tokens ${tokens.start} to ${tokens.start + tokens.ids.length} of ${tokens.total} `, tokens.start > 0 ? h("a", { href: slice(tokens.start - 10000) }, "before") : null, " ", tokens.start + tokens.ids.length < tokens.total ? h("a", { href: slice(tokens.start + 10000) }, "after") : null)
       : null,
     tokens.texts === null && tokens.ids.length ? h("p.dim", "the tokenizer of the run is not here, so tokens are shown as their ids") : null,
-    h("div.sample", h("div", tokens.ids.length ? view.holder : conversation(found), tokens.text === null || !tokens.ids.length ? null : h("div.text", tokens.text)), panel),
+    h("div.sample", h("div", tokens.ids.length ? view.holder : conversation(found), tokens.text === null || !tokens.ids.length ? null : h("div.text", tokens.text), buttons), panel),
     found.images.map((source) => h("img", { src: source, alt: "of the prompt" })),
     isReport ? null : found.renderers.map((name) => h("details.box", { open: true }, h("summary", `rendered by ${name}`), h("iframe", { sandbox: "", title: name, src: `rendered?${query({ ...where, by: name })}` }))),
     h("details.box", h("summary", "messages"), conversation(found)),

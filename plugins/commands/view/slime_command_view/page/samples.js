@@ -5,18 +5,21 @@ import { histogram } from "./chart.js";
 import { h, json, number, rowsOf, table } from "./dom.js";
 import { WHOLE, runCrumb, sampleLink } from "./run.js";
 
-const PAGE = 200;
+const PAGE = 100;
+const NUMBERS = new Set(["rollout", "group", "sample", "reward", "tokens"]);
 
-// Rows that can be chosen by j and k and opened by Enter; `show(rows)` fills it.
-function chooser(run, withRollout) {
+// Rows that can be chosen by j and k and opened by Enter; `show(rows, words, text)` fills it. What they say comes when they
+// are drawn, around `text` where it was searched for; `extra` are columns besides: [title, (row) -> cell].
+export function chooser(run, withRollout, extra = []) {
   const body = h("tbody");
   const more = h("button", { onclick: () => fill(PAGE) }, "more");
   const count = h("p.dim");
-  let [rows, drawn, at] = [[], 0, -1];
-  const head = [...(withRollout ? ["rollout"] : []), "group", "sample", "reward", "status", "fate", "tokens", "trained", "weights", ""];
-  const view = h("div", count, h("table", h("thead", h("tr", head.map((word) => h("th", word)))), body), more);
+  let [rows, drawn, at, sought] = [[], 0, -1, ""];
+  const head = [...(withRollout ? ["rollout"] : []), "group", "sample", "reward", ...extra.map(([title]) => title), "prompt", "answer", "tokens", "weights", "became", ""];
+  const view = h("div", count, h("table.wide", h("thead", h("tr", head.map((word) => h(NUMBERS.has(word) ? "th.num" : "th", word)))), body), more);
 
   function line(row) {
+    row.says = [h("td.start"), h("td.start")];
     if (row.stored === false) return h("tr.dim", cells(row, (text) => text));
     const address = sampleLink(run, row);
     const group = link("group", { run, rollout: row.rollout, data_set: row.data_set, group: row.group_index });
@@ -29,32 +32,48 @@ function chooser(run, withRollout) {
   }
 
   function cells(row, linked) {
+    const trained = row.trained_tokens === row.response_tokens || row.fate !== "trained" ? "" : `, ${row.trained_tokens} trained`;
     return [
       withRollout ? h("td.num", row.rollout) : null,
       h("td.num", linked(row.group_index ?? "-", "group_index")),
       h("td.num", linked(row.sample_index ?? "-", "sample_index")),
       h("td.num", number(row.score)),
-      h("td", row.status),
-      h("td", row.fate),
-      h("td.num", `${row.prompt_tokens} + ${row.response_tokens}`),
-      h("td.num", number(row.trained_tokens)),
+      extra.map(([, made]) => made(row)),
+      row.says,
+      h("td.num", `${row.prompt_tokens} + ${row.response_tokens}${trained}`),
       h("td", row.oldest_version === row.newest_version ? number(row.newest_version) : `${row.oldest_version}-${row.newest_version}`),
+      h("td", `${row.fate}${row.status === "completed" ? "" : `, ${row.status}`}`),
       h("td", row.failure ?? row.reason ?? ""),
     ];
   }
 
   function fill(some) {
-    body.append(...rows.slice(drawn, drawn + some).map(line));
+    const added = rows.slice(drawn, drawn + some);
+    body.append(...added.map(line));
     drawn = Math.min(rows.length, drawn + some);
     more.hidden = drawn === rows.length;
+    says(added, rows, sought);
+  }
+
+  async function says(added, of, text) {
+    if (isReport) return added.forEach((row) => write(row, row.text ?? ["", ""]));
+    for (let left = added; left.length && of === rows; ) {
+      const at = left.slice(0, PAGE).map((row) => [row.rollout, row.data_set ? 1 : 0, row.offset, row.size, row.place].join("."));
+      const found = await ask("texts", { run, at, text });
+      left = left.filter((row, i) => !found[i] || (write(row, found[i]), false));
+    }
+  }
+
+  function write(row, found) {
+    found.forEach((text, i) => row.says[i].replaceChildren(...marked(text, sought)));
   }
 
   return {
     view,
-    show(wanted, words) {
-      [rows, drawn, at] = [wanted, 0, -1];
+    show(wanted, words, text = "") {
+      [rows, drawn, at, sought] = [wanted, 0, -1, text];
       body.replaceChildren();
-      count.replaceChildren(words);
+      count.replaceChildren(...[words].flat(Infinity));
       fill(PAGE);
     },
     move(step) {
@@ -68,13 +87,19 @@ function chooser(run, withRollout) {
   };
 }
 
+// A text with what was searched for marked in it.
+function marked(text, sought) {
+  const at = sought ? text.toLowerCase().indexOf(sought.toLowerCase()) : -1;
+  return at < 0 ? [text] : [text.slice(0, at), h("mark", text.slice(at, at + sought.length)), text.slice(at + sought.length)];
+}
+
 const inside = (value, range) => !range || (value !== null && value >= range.low && (value < range.high || (range.last && value <= range.high)));
 
 export async function rolloutPage(asked) {
   const [run, rollout, data_set] = [asked.run ?? ".", Number(asked.rollout), asked.data_set ?? ""];
   const found = await ask("rollout", { run, rollout, data_set });
   const rows = rowsOf(found.columns).map((row) => ({ ...row, reason: found.dropped_for[row.group_index] }));
-  const wanted = { reward: null, length: null, status: "", fate: "", ids: null, part: false };
+  const wanted = { reward: null, length: null, status: "", fate: "", text: "", ids: null, part: false };
   const list = chooser(run, false);
 
   function filter() {
@@ -83,7 +108,7 @@ export async function rolloutPage(asked) {
         inside(row.score, wanted.reward) && inside(row.response_tokens, wanted.length) && (!wanted.status || row.status === wanted.status) &&
         (!wanted.fate || row.fate === wanted.fate) && (!wanted.ids || wanted.ids.has(`${row.group_index}/${row.sample_index}`)),
     );
-    list.show(passed, `${passed.length} of ${rows.length} samples${found.cut ? " (the first of more)" : ""}${wanted.part ? "; the search took too long and saw a part of them" : ""}`);
+    list.show(passed, `${passed.length} of ${rows.length} samples${found.cut ? " (the first of more)" : ""}${wanted.part ? "; the search took too long and saw a part of them" : ""}`, wanted.text);
   }
 
   const choose = (name) => {
@@ -99,6 +124,7 @@ export async function rolloutPage(asked) {
     onchange: async (event) => {
       const text = event.target.value;
       const answer = text ? await ask("search", { run, rollout, data_set, text }) : null;
+      wanted.text = text;
       wanted.ids = answer && new Set(answer.found.map(([group, sample]) => `${group}/${sample}`));
       wanted.part = answer?.cut ?? false;
       filter();

@@ -29,8 +29,6 @@ from slime_sandbox_local.inside.rights import Confinement, confine
 TIMED_OUT = -1
 _LOOK_BUSY, _LOOK_IDLE = 0.1, 1.0
 """Seconds between looks at memory."""
-_LOOK_AT_DISK, _SHARE = 0.02, 5
-"""The same at the disk, and how many times the processor time of a look, where that is more."""
 _MARK = 3
 """Descriptor on which a process that stays says that a call is done, with a line."""
 _LONGEST_MARK = 65_536
@@ -63,13 +61,22 @@ class Job:
 
 
 class Server:
-    """Everything of the first process."""
+    """Everything of the first process.
+
+    Args:
+        control: To the caller.
+        confinement: Of programs.
+        environment: Of programs.
+        work: Their working directory.
+        strewing: Whose files elsewhere count, too (`disk.strewn`).
+    """
 
     def __init__(
-        self, control: socket.socket, confinement: Confinement, environment: dict[str, str], work: str
-    ) -> None:
+        self, control: socket.socket, confinement: Confinement, environment: dict[str, str], work: str,
+        strewing: int | None = None,
+    ) -> None:  # fmt: skip
         self.control, self.confinement, self.environment, self.work = control, confinement, environment, work
-        self.limits = confinement.limits
+        self.limits, self.strewing = confinement.limits, strewing
         self.selector = selectors.DefaultSelector()
         self.jobs: dict[int, Job] = {}
         """By process id."""
@@ -274,11 +281,10 @@ class Server:
 
     def _over(self, job: Job, status: int) -> None:
         self._drain_rest(job)
-        for name, descriptor in job.pipes.items():
+        for descriptor in job.pipes.values():
             with contextlib.suppress(KeyError):
                 self.selector.unregister(descriptor)
             os.close(descriptor)
-            del name
         code = TIMED_OUT if job.timed_out else status if status >= 0 else 128 - status
         self._reply(job, code, ended=True)
 
@@ -307,11 +313,14 @@ class Server:
         if time.monotonic() < self.look_at_disk or not self.jobs:
             return
         before, most = time.process_time(), self.limits["disk_mb"] << 20
-        if disk.written(self.work, self.seen, most) > most:
+        strewn = disk.strewn(self.strewing)
+        left = most - disk.written([self.work, *strewn], {*self.seen, *self.jobs}, most)
+        if left < 0:
             self._end_all(f"more than {self.limits['disk_mb']} MB on disk; its files are removed")
-            disk.remove(self.work)
+            disk.remove(self.work, *strewn)
             disk.make(self.work, self.confinement.user)
-        self.look_at_disk = time.monotonic() + max(_LOOK_AT_DISK, _SHARE * (time.process_time() - before))
+        took = time.process_time() - before
+        self.look_at_disk = time.monotonic() + disk.until_next(max(left, 0), took)
 
     def _end_all(self, note: str) -> None:
         for job in self.jobs.values():

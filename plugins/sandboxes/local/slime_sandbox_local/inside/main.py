@@ -109,7 +109,10 @@ def _first(
         confinement = _confinement(settings, missing, work, *who)
         if temporary:
             disk.make(work, confinement.user)
-        server = Server(control, confinement, {**settings["env"], "HOME": work, "TMPDIR": _tmp(work)}, work)
+        # Nobody else is this user, and Landlock does not keep it from directories of everybody.
+        strewing = confinement.user if temporary and who[0] == 0 and "landlock" in missing else None
+        environment = {**settings["env"], "HOME": work, "TMPDIR": _tmp(work)}
+        server = Server(control, confinement, environment, work, strewing)
         if "network namespace" not in missing and "user namespace" not in missing and not limits["network"]:
             forward.raise_loopback()
             if carrier is not None:
@@ -125,6 +128,7 @@ def _first(
     server.serve()
     if temporary:
         processes.end_all()
+        disk.remove(temporary, *disk.strewn(strewing))
     os._exit(0)
 
 

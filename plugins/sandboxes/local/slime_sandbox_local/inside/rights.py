@@ -62,9 +62,10 @@ def confine(given: Confinement) -> None:
 
 def _limit(given: Confinement) -> None:
     limits = given.limits
+    file_mb = min(limits["file_mb"], limits["disk_mb"])
     values = {
         "RLIMIT_AS": limits["memory_mb"] * _MEGA, "RLIMIT_CPU": max(1, int(limits["cpu_seconds"])),
-        "RLIMIT_FSIZE": limits["file_mb"] * _MEGA, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": limits["open_files"],
+        "RLIMIT_FSIZE": file_mb * _MEGA, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": limits["open_files"],
         "RLIMIT_STACK": min(limits["stack_mb"], limits["memory_mb"] // 2) * _MEGA, "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0, "RLIMIT_SIGPENDING": 256, "RLIMIT_NPROC": limits["processes"] + given.processes_before,
     }  # fmt: skip

@@ -108,7 +108,7 @@ _CHECKPOINT = "slime decides how checkpoints are written, and finds out what it 
 _LOGGING = "slime reports by itself"
 _LOOP = "the loop is slime's"
 
-_PROFILER = "there is no profiler; the trace of --trace says when what began and ended"
+_PROFILER = "--profile says where the time went, of a whole run"
 _DATA = "samples come from --prompt-data, each in a row of its own"
 _RESTARTS = "slime watches and ends its processes by itself"
 _BATCHES = "set --global-batch-size and --max-tokens-per-gpu or --micro-batch-size"
@@ -140,7 +140,7 @@ _OF_THE_LOOP: Mapping[str, Named] = {
         _LOGGING,
     ),
     **_each(
-        "profile profile-step-start:int=10 profile-step-end:int=12 use-pytorch-profiler profile-ranks:int*"
+        "profile-step-start:int=10 profile-step-end:int=12 use-pytorch-profiler profile-ranks:int*"
         " memory-snapshot-path:str",
         _PROFILER,
     ),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from slime_core.trainers.embedded.rng_state import capture_rng, restore_rng
+from slime_core.trainers.state_files import capture_rng, restore_rng
 
 _MEGATRON = "megatron"
 

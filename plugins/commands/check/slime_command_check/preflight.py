@@ -1,41 +1,37 @@
 """Everything about a run that can be found wrong before a model is loaded or a process started, in a few seconds.
 
-`slime check` prints the findings; `slime train` runs the same checks first and goes on when there is no error. By the
-time it is called, settings are valid and every component has been resolved here; meanwhile the plugin `probes` calls
-each once in another interpreter (hook `slime_preflight`).
+The hook `slime_preflight` of this plugin answers with the findings: `slime check` prints them, `slime train` goes on
+when there is no error. By the time it is called, settings are valid and every component has been resolved here;
+meanwhile `slime_testing_probes` calls each once in another interpreter.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import shutil
 import timeit
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from slime_testing_probes.fresh_process import FreshProcess
 
 from slime_core.config.sections.rollout import context_of
 from slime_core.data.dataset import has_row, open_rows
-from slime_core.data.dumps import check_saved
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer, render_messages
-from slime_core.errors import ConfigError, DataError, SlimeError
-from slime_core.launch.findings import Finding, Level, Probe
+from slime_core.errors import SlimeError
+from slime_core.launch.findings import Finding, Level
 from slime_core.launch.prepare import Prepared
-from slime_core.launch.resume import first_rollout, goes_on, named_commit
+from slime_core.launch.resume import first_rollout, named_commit
 from slime_core.models.config import vocab_size_of
 from slime_core.models.hf_io import weight_files
-from slime_core.observability.run_dir import check_run_dir, run_dir_of
+from slime_core.observability.run_dir import run_dir_of
 from slime_core.types import Sample
-from slime_core.waits import waiting
-
-logger = logging.getLogger(__name__)
 
 ROWS_READ = 64
 """Rows of each data set that are read, spread evenly."""
@@ -46,44 +42,11 @@ _SLOW_PRODUCTS = 3.0
 
 def preflight(run: Prepared) -> list[Finding]:
     """All findings, in the order of the checks; nothing is written and no model is loaded."""
-    with ExitStack() as left:
-        probes: list[Probe] = run.hooks.slime_preflight(run=run)
-        for probe in probes:
-            left.callback(probe.close)
+    with closing(FreshProcess(run)) as fresh:
         sample, findings = _data(run)
-        for probe in probes:
-            probe.begin(sample)
+        fresh.begin(sample)
         findings += [*_batch(run), *_length(run), *_precision(run), *_paths(run), *_disk(run)]
-        return [*(found for probe in probes for found in probe.findings()), *findings]
-
-
-def starting(run: Prepared) -> Iterator[Finding]:
-    """What `slime train` finds by itself before its preflight: a place in use, nothing to resume from or to read."""
-    args = run.args
-    if run.settings.command not in ("train", "sft"):
-        return
-    try:
-        commit = None if args.debug_rollout_only else named_commit(args)
-        resume = not args.debug_rollout_only and goes_on(run.settings, commit)
-        check_run_dir(run_dir_of(args), args.save, resume=resume, overwrite=args.overwrite)
-        if not args.debug_rollout_only and args.load_debug_rollout_data:
-            check_saved(args, first_rollout(args, commit))
-    except SlimeError as error:
-        yield Finding("start", Level.ERROR, str(error))
-
-
-def run_preflight(run: Prepared) -> None:
-    """Log warnings. Raises ConfigError with every error found, or DataError where only data is wrong."""
-    with waiting("the checks before the run", deadline=None, then="each has a deadline of its own"):
-        findings = preflight(run)
-    for finding in findings:
-        if finding.level == Level.WARNING:
-            logger.warning("%s: %s", finding.subject, finding.message)
-    errors = [f for f in findings if f.level == Level.ERROR]
-    if errors:
-        lines = [f"{f.subject}: {f.message}" for f in errors]
-        kind = DataError if all(f.subject == "data" for f in errors) else ConfigError
-        raise kind("\n".join([*lines, "(`slime check` prints the whole report; --no-preflight goes on)"]))
+        return [*fresh.findings(), *findings]
 
 
 # -- data, tokenizer ---------------------------------------------------------------------------------------
@@ -248,7 +211,7 @@ def _length(run: Prepared) -> Iterator[Finding]:
     try:
         done = first_rollout(args, named_commit(args))
     except SlimeError:
-        return  # `starting` says so
+        return  # `launch.resume.starting` says so
     if done >= args.num_rollout:
         text = f"{run.settings.cite('num_rollout')}: {done} are done, so nothing is left; a larger one goes on"
         yield Finding("length", Level.WARNING, text)

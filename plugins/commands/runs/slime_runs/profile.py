@@ -1,0 +1,156 @@
+"""Where a run's time went, of its timeline and metrics: for `slime show`, and at the end of `slime train --profile`.
+
+Spans of the loop follow each other in a synchronous run and add up to it; with `--async` generation goes on beside
+them, and the row of the rollout is what the trainer waited for. What is further in are parts of the row above it, or
+overlap with it. Of a run that was killed and resumed, the time between its parts is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slime_runs.run import Run
+from slime_runs.text import table
+
+Spans = list[tuple[float, float]]
+STAGES = {"rollout": "rollouts", "train": "training", "push": "weights", "eval": "evaluation", "save": "checkpoints"}
+"""Event of the timeline -> row."""
+_MOST = 0.5
+"""Share of the time that is too much for what a setting decides."""
+_FEWEST = 5
+"""Rollouts, below which an evaluation or a commit at the end is most of a run."""
+_FULL_PASS = 4096
+"""Tokens of the trainer's passes where nothing says otherwise."""
+
+
+def profile(run: Run) -> dict[str, Any]:
+    """Seconds by stage, as JSON values; "seconds" is 0 where there is no timeline."""
+    parts, spans, passes, events = _read(run)
+    total = sum(end - start for start, end in parts)
+    seconds = {name: sum(end - start for start, end in spans[name]) for name in STAGES if spans[name]}
+    generated, scored = _union(spans["generated"]), _union(spans["generated"] + spans["scored"])
+    metrics = run.metrics()
+    found = {
+        "seconds": total,
+        "parts": len(parts),
+        "rollouts": len({event["r"] for event in events}),
+        "stages": seconds,
+        "generating": generated,
+        "scoring_alone": scored - generated,
+        "engine_held": sum(line.get("perf/engine_held_time", 0.0) for line in metrics),
+        "passes": passes,
+        "async": bool(run.settings().get("async_training", (False, ""))[0]),
+    }
+    return {**found, "advice": _advice(run, found, metrics, events)}
+
+
+def _read(run: Run) -> tuple[Spans, dict[str, Spans], dict[str, float], list[dict[str, Any]]]:
+    """Beginning and end of each part of the run; spans by event; seconds of rank 0's passes; events of rollouts."""
+    parts: Spans = []
+    spans: dict[str, Spans] = defaultdict(list)
+    passes: Counter[str] = Counter()
+    rollouts = []
+    for event in run.trace():
+        times = event["t"]
+        if event["e"] == "run":
+            parts.append((times, times))
+            continue
+        if event["e"] == "sample" and not event.get("ev"):
+            spans["generated"].append((times[0], times[1]))
+            spans["scored"].append((times[1], times[2]))
+        elif "rank" in event:
+            passes[event["e"]] += (times[1] - times[0]) * (event["rank"] == 0)
+        else:
+            spans[event["e"]].append((times[0], times[-1]))
+        if event["e"] == "rollout":
+            rollouts.append(event)
+        if parts:
+            parts[-1] = parts[-1][0], max(parts[-1][1], times[-1])
+    return parts, spans, dict(passes), rollouts
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that at least one of them covers."""
+    total, until = 0.0, 0.0
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def _advice(
+    run: Run, found: Mapping[str, Any], metrics: list[dict[str, Any]], rollouts: list[dict[str, Any]]
+) -> list[str]:
+    """What took more than half of the time and a setting decides, in words; nothing of a run too short to say."""
+    total, settings, stages = found["seconds"], run.settings(), found["stages"]
+    if found["rollouts"] < _FEWEST or not total:
+        return []
+
+    def setting(name: str) -> str:
+        value, origin = settings.get(name, (None, ""))
+        return f"--{name.replace('_', '-')} {value} ({origin})"
+
+    said = []
+    for stage, name, way in (
+        ("save", "save_interval", "a larger one saves less often"),
+        ("eval", "eval_interval", "a larger one evaluates less often"),
+        ("push", "update_weights_interval", "a larger one hands weights over less often"),
+    ):
+        share = stages.get(stage, 0.0) / total
+        if share > _MOST and not found["async"]:
+            said.append(f"{STAGES[stage]} took {share:.0%} of the time: {setting(name)}; {way}")
+    if found["engine_held"] / total > _MOST:
+        share = found["engine_held"] / total
+        said.append(
+            f"the engine waited {share:.0%} of the time for rewards or tools; --no-deterministic-mode has it go on"
+        )
+    said += _of_passes(stages.get("train", 0.0) / total, settings, setting("micro_batch_size"), rollouts)
+    drawn = sum(event.get("groups_drawn", 0) for event in rollouts)
+    dropped = sum(v for line in metrics for n, v in line.items() if n.startswith("rollout/dynamic_filter/drop_"))
+    share = stages.get("rollout", 0.0) / total * (dropped / drawn if drawn else 0.0)
+    if share > _MOST and not found["async"]:
+        said.append(f"groups that were dropped took {share:.0%} of the time: {setting('dynamic_sampling_filter_path')}")
+    return said
+
+
+def _of_passes(
+    share: float, settings: Mapping[str, tuple[Any, str]], cited: str, rollouts: list[dict[str, Any]]
+) -> list[str]:
+    size, origin = settings.get("micro_batch_size", (None, "default"))
+    samples, tokens = (sum(event.get(name, 0) for event in rollouts) for name in ("samples", "tokens"))
+    given = size is not None and origin != "default" and not settings.get("use_dynamic_batch_size", (False, ""))[0]
+    if share <= _MOST or not given or not samples:
+        return []
+    each = tokens / samples * size
+    if each * 8 > _FULL_PASS:
+        return []
+    return [
+        f"training took {share:.0%} of the time, in passes of {each:.0f} tokens: {cited}; without it they have up to"
+        f" {_FULL_PASS}, and take less time for each token"
+    ]
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """`profile` as a table, and what there is to say of it."""
+    total, rollouts = found["seconds"], max(found["rollouts"], 1)
+    if not total:
+        return []
+
+    def row(name: str, seconds: float) -> tuple[str, ...]:
+        return name, f"{seconds:.2f} s", f"{seconds / total:.0%}", f"{seconds / rollouts:.3f} s"
+
+    rows: list[tuple[str, ...]] = [("where the time went", f"{total:.2f} s", "", "per rollout")]
+    for stage, name in STAGES.items():
+        if stage in found["stages"]:
+            waits = stage == "rollout" and found["async"]
+            rows.append(row("waiting for rollouts" if waits else name, found["stages"][stage]))
+        if stage == "rollout":
+            inside = {"generating": "generating", "scoring_alone": "only scoring", "engine_held": "engine held"}
+            rows += [row(f"  {text}", found[key]) for key, text in inside.items() if found[key] > total / 1000]
+        if stage == "train":
+            rows += [row(f"  {key}", seconds) for key, seconds in found["passes"].items()]
+    if not found["async"]:
+        rows.append(row("else", max(0.0, total - sum(found["stages"].values()))))
+    return [*table(rows), *found["advice"]]

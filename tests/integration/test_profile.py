@@ -1,0 +1,128 @@
+"""`slime train --profile`: where the time went is said, and written for Perfetto, in every mode and of a killed run."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_runs import Run
+from slime_runs.profile import profile
+
+from tests.conftest import TinyRun
+from tests.until import until
+
+MODES: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "one-step": {"async": True},
+    "full": {"async": True, "async_mode": "full"},
+    "ranks": {"actor_num_gpus_per_node": 2, "device": "cpu"},
+}
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """Of a trace; a killed run's has no end, which readers of the format do without."""
+    text = path.read_text()
+    found: list[dict[str, Any]] = json.loads(text if text.endswith("]\n") else text.rstrip().rstrip(",") + "]")
+    return found
+
+
+def overlapping(spans: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Neighbours on one lane of which the second begins before the first ends."""
+    lanes: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for span in sorted(spans, key=lambda span: float(span["ts"])):
+        lanes.setdefault((span["pid"], span["tid"]), []).append(span)
+    return [
+        (a["name"], b["name"])
+        for lane in lanes.values()
+        for a, b in itertools.pairwise(lane)
+        if a["ts"] + a["dur"] > b["ts"] + 2
+    ]
+
+
+@pytest.mark.parametrize("mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in list(MODES)[1:])])
+def test_a_run_says_where_its_time_went(mode: str, tiny: TinyRun, slime_ranks: Any, tmp_path: Path) -> None:
+    done = slime_ranks("train", *tiny.argv(tmp_path, run_dir=tmp_path, num_rollout=2, profile=True, **MODES[mode]))
+    said = done.stdout[done.stdout.index("where the time went") :]
+    for row in ("rollouts", "training", "actor_train", "weights", "evaluation", "checkpoints"):
+        assert row in said
+    spans = [event for event in events(tmp_path / "profile" / "trace.json") if event["ph"] == "X"]
+    names = {span["name"] for span in spans if span["pid"] == 1}
+    assert {"rollout 0", "rollout 1", "train 0", "train 1", "push", "eval 1", "save 1"} <= names
+    passes = {(span["args"]["rank"], span["args"]["r"]) for span in spans if span["name"] == "actor_train"}
+    assert passes == {(rank, r) for rank in range(2 if mode == "ranks" else 1) for r in (0, 1)}
+    sampled = {span["args"]["i"] for span in spans if span["name"].startswith("sample ")}
+    assert sampled >= set(range(32))
+    assert overlapping([span for span in spans if span["pid"] != 1]) == []
+    found = profile(Run(tmp_path))
+    assert 0 < found["passes"]["actor_train"] <= found["stages"]["train"] <= found["seconds"]
+    if mode == "sync":
+        assert sum(found["stages"].values()) <= found["seconds"]
+        assert found["generating"] <= found["stages"]["rollout"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_what_it_had_and_a_resumed_one_has_both_parts(
+    tiny: TinyRun, slime: Any, tmp_path: Path
+) -> None:
+    argv = tiny.argv(tmp_path, run_dir=tmp_path, num_rollout=200, profile=True, eval_interval=None)
+    trace = tmp_path / "profile" / "trace.json"
+    run = subprocess.Popen(
+        [sys.executable, "-m", "slime_core", "train", *argv], start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        asyncio.run(until(lambda: trace.is_file() and '"train 1"' in trace.read_text(), "the second rollout"))
+    finally:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+    assert {"train 0", "train 1"} <= {event["name"] for event in events(trace)}
+    assert profile(Run(tmp_path))["parts"] == 1
+    commits = len(list((tmp_path / "checkpoints").glob("rollout_*")))
+    assert commits
+    again = tiny.argv(tmp_path, run_dir=tmp_path, num_rollout=4, profile=True, eval_interval=None, load=tmp_path)
+    last = max(int(path.name.removeprefix("rollout_")) for path in (tmp_path / "checkpoints").glob("rollout_*"))
+    slime("train", *again, *(["--num-rollout", str(last + 2)]))
+    assert {"train 0", f"train {last + 1}"} <= {event["name"] for event in events(trace)}
+    assert profile(Run(tmp_path))["parts"] == 2
+
+
+def made_run(path: Path, config: str, *, train: float, save: float) -> Run:
+    """Eight rollouts of two seconds, two of them generation, with these seconds of training and saving."""
+    path.mkdir()
+    (path / "config.yaml").write_text(config)
+    lines: list[dict[str, Any]] = [{"e": "run", "t": 0.0, "start": 0, "settings": {}}]
+    now = 0.0
+    for r in range(8):
+        for event, seconds in (("rollout", 2.0), ("train", train), ("save", save)):
+            facts = {"samples": 16, "tokens": 16 * 40, "groups_drawn": 4} if event == "rollout" else {}
+            lines.append({"e": event, "t": [now, now + seconds], "r": r, **facts})
+            now += seconds
+    (path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Run(path)
+
+
+def test_what_a_setting_wastes_is_said_where_numbers_support_it(tmp_path: Path) -> None:
+    small = "micro_batch_size: 1  # flag\nsave_interval: 1  # flag\n"
+    (said,) = profile(made_run(tmp_path / "a", small, train=8.0, save=0.1))["advice"]
+    assert said == (
+        "training took 79% of the time, in passes of 40 tokens: --micro-batch-size 1 (flag); without it they have up to"
+        " 4096, and take less time for each token"
+    )
+    (said,) = profile(made_run(tmp_path / "b", small, train=1.0, save=9.0))["advice"]
+    assert said == "checkpoints took 75% of the time: --save-interval 1 (flag); a larger one saves less often"
+    large = "micro_batch_size: 64  # flag\nsave_interval: 1  # flag\n"
+    assert profile(made_run(tmp_path / "c", large, train=8.0, save=1.0))["advice"] == []
+    assert profile(made_run(tmp_path / "d", "micro_batch_size: 1  # default\n", train=8.0, save=1.0))["advice"] == []
+
+
+def test_a_run_without_a_timeline_is_not_profiled(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
+    done = slime("train", *tiny.argv(tmp_path, profile=True, no_trace=True), check=False)
+    assert done.returncode == 2
+    assert "--profile (flag) is made of what --no-trace (flag) leaves out; remove one" in done.stderr
