@@ -141,7 +141,7 @@ oracle: install
 # benchmarks/README.md says what each one needs and prints; ratios also go into the table outputs/benchmarks.md.
 benchmarks: install
 	mkdir -p outputs && rm -f outputs/benchmarks.md
-	for script in overhead rollout_overhead startup engine trainer trainers; do \
+	for script in overhead rollout_overhead startup engine trainer trainers weight_sync; do \
 	    BENCH_TABLE=outputs/benchmarks.md $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 
 clean:

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from _harness import Parser, spread, table
+from _harness import Parser, ratio, spread, table
 from _measure import wait_for
 from slime_command_init.tiny_model import write_random_model
 
@@ -130,6 +130,7 @@ async def rows(name: str, millions: float, options: Any) -> list[tuple[str, ...]
             for number, (transport, update) in enumerate(transports(engine, folder / "model", folder).items()):
                 copies, updates = await measure(weights, update, options.repeat, 1 + 1000 * number)
                 copy, pushed = statistics.median(copies), statistics.median(updates)
+                ratio(f"weight update, {name}, {transport}, {count / 1e6:.1f}M, copy / update", updates, copies)
                 found.append((
                     name, transport, f"{count / 1e6:.1f}M", f"{nbytes / 2**20:.0f}", f"{copy:.4f}", f"{pushed:.4f}",
                     spread(updates), f"{nbytes / pushed / 1e9:.2f}", f"{pushed / copy:.1f}",

@@ -40,7 +40,7 @@ _STATUSES = tuple(SampleStatus)
 _IDENTITY = ("index", "group_index", "rollout_id", "row")
 _TRAINED_ON = (
     *_IDENTITY, "sampled_after", "weight_versions", "token_weight_versions", "rollout_log_probs", "loss_mask", "spans",
-    "response_length", "tokens",
+    "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "response_length", "tokens",
 )  # fmt: skip
 _trained_on = operator.attrgetter(*_TRAINED_ON)
 DECLARE = "; where that is meant, say so: @declares(EditTraits(edits_samples=True)), or traits = ... in its class"

@@ -20,6 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slime_core import provenance
@@ -28,6 +29,7 @@ from slime_core.call_counters import SpecInfo as SpecInfo
 from slime_core.multimodal import image_ref, image_url, images_of
 from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
 from slime_core.routed_experts import routed_experts_after_call
+from slime_core.secrets import hidden
 from slime_core.stored_sample import copied, field_values, plain_values
 
 if TYPE_CHECKING:
@@ -96,10 +98,10 @@ class Sample:
     rollout_log_probs: list[float] | None = None
     """[response_length] log-probability under the sampling policy, in nats; 0.0 where not sampled."""
     rollout_top_p_token_ids: list[int] | None = None
-    """Ids that top-p sampling chose among, the response tokens' behind each other. User code's: nothing here fills or
-    reads them, they stay aligned, with none for what is appended."""
+    """Ids that each response token was sampled among, token after token: what top-p, top-k or min-p left. From engines
+    with `--use-sampling-mask`, which trains by them."""
     rollout_top_p_token_offsets: list[int] | None = None
-    """[response_length + 1] offsets into `rollout_top_p_token_ids`."""
+    """[response_length + 1] offsets into `rollout_top_p_token_ids`; no ids: sampled among all, or not at all."""
     rollout_routed_experts: Any = None
     """[len(tokens) - 1, layers, top_k] experts the engine routed to (MoE routing replay): a `RoutedExperts`, or what
     `numpy.asarray` makes such an array of; -1 where they are not known."""
@@ -205,7 +207,7 @@ class Sample:
                 None, or zeros.
             trainable: True for tokens the policy sampled; False for tool output and template tokens.
             meta_info: The engine's answer (`finish_reason`, `weight_version`, `token_weight_versions`,
-                `routed_experts`, ...).
+                `routed_experts`, `output_token_sampling_mask`, ...).
             text: Text to append to `response`.
             update_terminal_info: False leaves `status` and the per-call counters alone (stream chunks).
             source: Who wrote them (`provenance.Source`): SAMPLED when `trainable`, otherwise TOOL unless told.
@@ -218,6 +220,7 @@ class Sample:
         new_log_probs, versions = self._checked_extension(list(tokens), log_probs, trainable, meta_info)
         total = len(self.tokens) + len(tokens)
         routed = routed_experts_after_call(self.rollout_routed_experts, meta_info if trainable else {}, total, args)
+        kept = self._kept_after_call(tokens, trainable, meta_info.get("output_token_sampling_mask"))
         if not self.response_length:  # a prompt of the caller's own is what the response comes after
             self.sampled_after = provenance.digest(self.tokens)
             if self.spans is not None and provenance.num_tokens(self.spans) != len(self.tokens):
@@ -236,13 +239,29 @@ class Sample:
         if self.token_weight_versions or not begun:
             self.token_weight_versions.extend(versions)
         self.rollout_routed_experts = routed
-        if self.rollout_top_p_token_offsets is not None:
-            self.rollout_top_p_token_offsets.extend([self.rollout_top_p_token_offsets[-1]] * len(tokens))
+        self.rollout_top_p_token_ids, self.rollout_top_p_token_offsets = kept
         if text is not None:
             self.response += text
         if update_terminal_info and meta_info:
             self.take_meta_info(meta_info, len(tokens))
         self.validate()
+
+    def _kept_after_call(
+        self, tokens: Sequence[int], trainable: bool, rows: Sequence[Sequence[int]] | None
+    ) -> tuple[list[int] | None, list[int] | None]:
+        """`rollout_top_p_*` after `tokens`, sampled among `rows`; none where that is not known of all sampled ones."""
+        ids, offsets = self.rollout_top_p_token_ids or [], self.rollout_top_p_token_offsets
+        if not trainable or not tokens:
+            rows = [()] * len(tokens)
+        elif offsets is None and rows is not None and not any(self.loss_mask or [1] * self.response_length):
+            offsets = [0] * (self.response_length + 1)
+        if offsets is None or rows is None:
+            return None, None
+        if len(rows) != len(tokens) or any(row and token not in row for token, row in zip(tokens, rows)):
+            raise ValueError(
+                f"{self._name()}: output_token_sampling_mask does not have the {len(tokens)} sampled tokens"
+            )
+        return [*ids, *chain.from_iterable(rows)], [*offsets[:-1], *accumulate(map(len, rows), initial=offsets[-1])]
 
     def known_spans(self) -> Spans:
         """A copy of `spans`, completed from the other fields where nobody told more than the prompt's.
@@ -341,9 +360,12 @@ class Sample:
         versions = self.token_weight_versions
         if versions and len(versions) != length:
             raise ValueError(f"{self._name()}: token_weight_versions has {len(versions)} entries for {length} tokens")
-        offsets = self.rollout_top_p_token_offsets
-        if offsets is not None and len(offsets) != length + 1:
-            raise ValueError(f"{self._name()}: rollout_top_p_token_offsets needs {length + 1} entries")
+        ids, offsets = self.rollout_top_p_token_ids or (), self.rollout_top_p_token_offsets
+        if offsets is not None and (len(offsets) != length + 1 or offsets[-1] != len(ids)):
+            raise ValueError(
+                f"{self._name()}: rollout_top_p_token_offsets needs {length + 1} entries, up to the number of"
+                " rollout_top_p_token_ids"
+            )
         routed = self.rollout_routed_experts
         if routed is not None and len(routed) != len(self.tokens) - 1:
             raise ValueError(
@@ -368,7 +390,7 @@ class Sample:
             self.reset_for_retry()
         self.status, self.reward = SampleStatus.FAILED, None
         kind = type(error).__name__ if isinstance(error, BaseException) else "error"
-        reason = f"{kind}: {error}"
+        reason = hidden(f"{kind}: {error}")
         if len(reason) > _LONGEST_REASON:
             reason = f"{reason[:_LONGEST_REASON]}... ({len(reason)} characters)"
         self.metadata = {**self.metadata, "failure": {"where": where, "error": reason}}

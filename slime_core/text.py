@@ -1,11 +1,16 @@
 """Text of models, tools and data on a terminal: what would move the cursor, ring or reorder is spelled out.
 
-Every command that prints such text, and slime's own warnings and errors, go through `plain`.
+Every command that prints such text, and slime's own warnings and errors, go through `plain`; what it prints for
+programs (`--json`) through `json_text`.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
 _HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
 """Control, format (bidi among them), private, surrogate, separators of lines."""
@@ -22,6 +27,19 @@ def plain(text: str, limit: int | None = None) -> str:
 def one_line(text: str, limit: int) -> str:
     """As `plain`, on one line."""
     return plain(" ".join(text.split()), limit)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """ASCII JSON that every reader takes: NaN and infinities are null, and what JSON has no form for is its text."""
+    return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _spelled(character: str) -> str:

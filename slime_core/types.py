@@ -68,13 +68,15 @@ class GenerationOutput:
 
     token_ids: list[int]
     log_probs: list[float]
-    """Of the temperature-scaled distribution, in nats (SGLang's convention)."""
+    """Of the temperature-scaled distribution, in nats (SGLang's convention); with `--use-sampling-mask` over the tokens
+    that were sampled among."""
     text: str
     meta_info: dict[str, Any]
     """SGLang's: `finish_reason` {"type": "stop" | "length" | "abort", ...}, `prompt_tokens`, `completion_tokens`,
     `cached_tokens`, `weight_version`, `id`; ours adds `token_weight_versions`, one int per token. With routing replay
     `routed_experts`: SGLang's base64, or what `RoutedExperts.of` reads, for all tokens of prompt and answer but the
-    last."""
+    last. With `--use-sampling-mask` `output_token_sampling_mask`: for each token the ids it was sampled among, none
+    where nothing was cut."""
 
 
 _NO_COLUMNS = ("extras", "rollout_id", "weight_version")
@@ -107,6 +109,11 @@ class TrainBatch:
     """Samples with the same rollout id that have a token to train on, at least 1, repeated per sample. Left out, they
     are counted."""
     rollout_log_probs: list[list[float]] | None = None
+    rollout_top_p_token_ids: list[list[int]] | None = None
+    """[n] ids that each sample's response tokens were sampled among, token after token; with `--use-sampling-mask`,
+    when log-probs and entropy of all policies are those of the softmax over them (`ops.SamplingMask`)."""
+    rollout_top_p_token_offsets: list[list[int]] | None = None
+    """[n][response_length + 1] where each token's ids begin; a token without any was sampled among all."""
     teacher_log_probs: list[list[float]] | None = None
     source_names: list[str | None] | None = None
     train_metadata: list[dict[str, Any] | None] | None = None

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slime_core import __version__
-from slime_core.config.secrets import learn_flags, shown
 from slime_core.errors import ConfigError, PluginError, SlimeError
+from slime_core.secrets import learn_flags, shown
 
 if TYPE_CHECKING:
     from slime_core.cli.termination import Termination

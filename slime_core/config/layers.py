@@ -19,11 +19,11 @@ from slime_core.config.flags import ParsedFlags
 from slime_core.config.foreign import ForeignFlags, find_foreign
 from slime_core.config.origins import DEFAULT, FLAG, Entry, Origin
 from slime_core.config.schema import Args
-from slime_core.config.secrets import learn
 from slime_core.config.settings import CUSTOM_KEY, left_out
 from slime_core.config.spec import flag_specs, respelled, switched_off
 from slime_core.config.yaml_file import Item, read_scalar, read_yaml, rebase_marked
 from slime_core.errors import ConfigError, did_you_mean
+from slime_core.secrets import learn
 
 _OTHER_ENV = (
     "SLIME_PLUGINS",

@@ -19,12 +19,12 @@ from slime_core.config.origins import Entry, Origin
 from slime_core.config.role_settings import check_role_settings
 from slime_core.config.rules import apply_rules
 from slime_core.config.schema import Args, Defaults
-from slime_core.config.secrets import learn_environment, learn_flags, refuse_marks
 from slime_core.config.settings import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
 from slime_core.errors import ConfigError
+from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from slime_core.config.origins import Origin
 from slime_core.config.schema import Args
-from slime_core.config.secrets import hidden, hidden_values
 from slime_core.config.spec import flag_specs
 from slime_core.config.yaml_file import dump_value
+from slime_core.secrets import hidden, hidden_values
 
 CUSTOM_KEY = "custom"
 """YAML key whose entries become attributes of `args`."""

@@ -8,10 +8,12 @@ text.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_core.data.control_tokens import spelled
 from slime_core.errors import ConfigError, DataError
 from slime_core.multimodal import TrainInputs, image_ref, open_image
 
@@ -129,6 +131,14 @@ class ImagePrompts:
             raise DataError(f"image {len(refs)}: {error}") from error
         return {"type": "image"}
 
+    def _spelling(self, text: str) -> Any:
+        """The processor; one whose tokenizer spells, where the text has control tokens that are none."""
+        if len(spelled(self._processor.tokenizer, text)) == 1:
+            return self._processor
+        spelling = copy.copy(self._processor)
+        spelling.tokenizer = _Spelled(self._processor.tokenizer)
+        return spelling
+
     def encode(self, text: str, refs: Sequence[str]) -> tuple[list[int], TrainInputs]:
         """Ids of the rendered prompt with every image's tokens in it, and what the model takes besides them.
 
@@ -137,11 +147,26 @@ class ImagePrompts:
         """
         try:
             images = [open_image(ref) for ref in refs]
-            found = self._processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
+            found = self._spelling(text)(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
             inputs = TrainInputs.of({k: v for k, v in found.items() if k not in _NO_TRAIN_INPUTS})
         except (ValueError, TypeError, IndexError) as error:
             raise DataError(f"the processor refuses the prompt and its {len(refs)} images: {error}") from error
         return [int(token) for token in found["input_ids"][0]], inputs
+
+
+class _Spelled:
+    """A tokenizer to which the control tokens of messages are text, in what the processor has put images into."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, texts: Sequence[str], return_tensors: Any = None, **options: Any) -> Any:
+        """Lists, of which the processor makes tensors."""
+        found = [self._tokenizer(spelled(self._tokenizer, text), **options) for text in texts]
+        return {key: [[n for piece in of_text[key] for n in piece] for of_text in found] for key in found[0]}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 def check_kinds(columns: Mapping[str, Any]) -> None:

@@ -204,6 +204,7 @@ def _closing(tokenizer: Any, sampled_ids: Sequence[int]) -> str:
 # -- who wrote which characters --------------------------------------------------------------------------
 
 _MARK = "messagenumber{}placeholder"
+_MANY = 100
 _Place = tuple[int, int, Source]
 """Characters [begin, end) of a text."""
 _Render = Callable[[Sequence[Message], bool], str]
@@ -215,14 +216,19 @@ def _places(text: str, messages: Sequence[Message], render: _Render) -> list[_Pl
 
     A message whose words occur once is there. Else the same messages are rendered with marks for words, which tells
     the template's text between them. From a message on that cannot be found either (a template that writes its words
-    as JSON), all but the generation prompt is that message's.
+    as JSON), all but the generation prompt is that message's. Of many messages the marks come first, since a search
+    through the text for each takes its square.
     """
+    if len(messages) > _MANY and len(framed := _framed_places(text, messages, render)) == len(messages):
+        return framed
     places: list[_Place] = []
     position = 0
     for message in messages:
         words = _words(message)
-        words = words if words in text else words.strip()
         at = text.find(words, position)
+        if at < 0:
+            words = words.strip()
+            at = text.find(words, position)
         if at < 0 or (words and text.find(words, at + 1) >= 0):
             return _framed_places(text, messages, render)
         places.append((at, at + len(words), source_of(str(message.get("role")))))
@@ -278,12 +284,8 @@ def _encoded(tokenizer: Any, text: str, places: Sequence[_Place]) -> tuple[list[
         longest = max(places, key=lambda place: place[1] - place[0], default=(0, 0, Source.TEMPLATE))
         return ids, [longest[2]] * len(ids), []
     ids, offsets, pieces = [], [], spelled(tokenizer, text)
-    if len(pieces) > 1:  # what is spelled is longer than what stands for it
-
-        def written(at: int) -> int:
-            return len("".join(spelled(tokenizer, text[:at])))
-
-        places = [(written(begin), written(end), source) for begin, end, source in places]
+    if len(pieces) > 1:
+        places = _spelled_places(tokenizer, text, places)
     length = 0
     for piece in pieces:
         encoding = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)
@@ -298,6 +300,19 @@ def _encoded(tokenizer: Any, text: str, places: Sequence[_Place]) -> tuple[list[
         inside = at < len(filled) and filled[at][0] < end
         sources.append(filled[at][2] if inside else Source.TEMPLATE)
     return ids, sources, [end for _, end in offsets]
+
+
+def _spelled_places(tokenizer: Any, text: str, places: Sequence[_Place]) -> list[_Place]:
+    """The places in the spelled text, which is longer than what stands for it."""
+    found: list[_Place] = []
+    at = length = 0
+    for begin, end, source in places:
+        length += sum(map(len, spelled(tokenizer, text[at:begin])))
+        start = length
+        length += sum(map(len, spelled(tokenizer, text[begin:end])))
+        found.append((start, length, source))
+        at = end
+    return found
 
 
 def _already_sampled(tokenizer: Any, ids: Sequence[int], sampled_ids: Sequence[int], num_end: int) -> int:

@@ -144,7 +144,7 @@ def resolve_components(
                 f"{settings.cite('use_opd')}: --loss-type {r.args.loss_type!r} uses no advantages, which distillation"
                 " changes; it works with policy_loss"
             )
-        _check_same_bits(settings, parts)
+        _check_pairs(settings, parts)
     elif settings.command != "eval" and settings.is_given("advantage_estimator"):
         # Nothing is trained, but the samples may need its greedy baseline when they are trained on later.
         parts.estimator = _estimator(r)
@@ -260,24 +260,37 @@ def _resolve_dataset(dataset: Any, generator: GenerateCaller, r: Resolver) -> Ge
     return generator
 
 
-def _check_same_bits(settings: Settings, parts: Components) -> None:
-    """`--true-on-policy-mode` is for pairs that declare it, and for losses on the trainer's own log-probs."""
-    if not settings.args.true_on_policy_mode:
-        return
-    if parts.loss.needs_logits or parts.loss.needs_advantages is False:
-        raise ConfigError(
-            f"{settings.cite('true_on_policy_mode')}: --loss-type {settings.args.loss_type!r} is not computed from the"
-            " log-probs that are compared with the engine's; it works with policy_loss"
-        )
-    for name, part, same in (
-        ("rollout_engine", parts.engine, traits_of(parts.engine, EngineTraits).true_on_policy),
-        ("train_backend", parts.trainer, traits_of(parts.trainer, TrainerTraits).true_on_policy),
-    ):
-        if part is not None and not same:
+_PAIRS = (
+    ("true_on_policy_mode", "true_on_policy", "true_on_policy", "does not compute the same bits in every batch"),
+    (
+        "use_sampling_mask",
+        "returns_sampling_mask",
+        "sampling_mask",
+        "does not tell or use what tokens are sampled among",
+    ),
+)
+"""Settings that need a trait of the engine and one of the trainer, and what is wrong where one lacks it."""
+
+
+def _check_pairs(settings: Settings, parts: Components) -> None:
+    """`_PAIRS` are for engines and trainers that declare it, and for losses on the trainer's own log-probs."""
+    for setting, of_engine, of_trainer, wrong in _PAIRS:
+        if not getattr(settings.args, setting):
+            continue
+        if parts.loss.needs_logits or parts.loss.needs_advantages is False:
             raise ConfigError(
-                f"{settings.cite('true_on_policy_mode')}: {settings.cite(name)} does not compute the same bits in every"
-                f" batch (its traits do not say `true_on_policy`); choose another --{name.replace('_', '-')}"
+                f"{settings.cite(setting)}: --loss-type {settings.args.loss_type!r} is not computed from the log-probs"
+                " that are compared with the engine's; it works with policy_loss"
             )
+        for name, part, traits, trait in (
+            ("rollout_engine", parts.engine, traits_of(parts.engine, EngineTraits), of_engine),
+            ("train_backend", parts.trainer, traits_of(parts.trainer, TrainerTraits), of_trainer),
+        ):
+            if part is not None and not getattr(traits, trait):
+                raise ConfigError(
+                    f"{settings.cite(setting)}: {settings.cite(name)} {wrong} (its traits do not say `{trait}`); choose"
+                    f" another --{name.replace('_', '-')}"
+                )
 
 
 def _check_requirements(settings: Settings, estimator: Any) -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import errors
-from slime_core.config.secrets import shown
 from slime_core.errors import SlimeError, TrainError
 from slime_core.procs.guarded import Guarded, signal_of
+from slime_core.secrets import shown
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch's elastic agent."""

@@ -25,6 +25,7 @@ from slime_core.models.feed_forward import MixtureOfExperts
 from slime_core.models.lean_autograd import rotate
 from slime_core.models.rope import rope_cos_sin
 from slime_core.models.routing import Routing
+from slime_core.ops.logprobs import SamplingMask
 
 TILE = 32
 """Rows of every row-wise computation."""
@@ -163,22 +164,36 @@ class BatchInvariantForward:
         return by_tile(lambda tile: (functional.linear(tile, weight),), hidden)[0]
 
     def token_log_probs(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, *, with_entropy: bool = False
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        *,
+        with_entropy: bool = False,
+        mask: SamplingMask | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probs [T] of `targets` [T] after `hidden` [T, hidden], and the entropy [T] in nats if asked for."""
         weight = self.decoder.head_weight
         scales = hidden.new_full((hidden.shape[0], 1), temperature)
 
-        def score(tile: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def score(
+            tile: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+        ) -> tuple[torch.Tensor, ...]:
+            logits = functional.linear(tile, weight)
             # A padding row has scale 0, and its 0 / 0 is dropped with it; 1 keeps its gradient finite.
-            scores = _scaled_log_softmax(functional.linear(tile, weight), scale + (scale == 0))
+            scores = _scaled_log_softmax(logits if bias is None else logits + bias, scale + (scale == 0))
             chosen = scores.gather(1, ids[:, None]).squeeze(1)
-            return (chosen, -(scores.exp() * scores).sum(-1)) if with_entropy else (chosen,)
+            finite = scores.clamp(min=torch.finfo(scores.dtype).min)  # 0 * -inf would be no number
+            return (chosen, -(scores.exp() * finite).sum(-1)) if with_entropy else (chosen,)
 
         if not hidden.shape[0]:
             empty = hidden.sum(-1)
             return empty, empty if with_entropy else None
-        found = by_tile(score, hidden, targets, scales)
+        biases = []
+        if mask is not None:
+            zeros = hidden.new_zeros(hidden.shape[0], weight.shape[0])
+            biases.append(mask.apply_(zeros, targets, slice(0, hidden.shape[0])))
+        found = by_tile(score, hidden, targets, scales, *biases)
         return found[0], found[1] if with_entropy else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_core.ops.corrections import interpolated_log_probs, mismatch_metrics, off_policy_sequences
 from slime_core.ops.groups import group_members, group_normalize
 from slime_core.ops.kl import kl_estimate
-from slime_core.ops.logprobs import log_probs_from_logits, response_log_probs, token_log_probs
+from slime_core.ops.logprobs import SamplingMask, log_probs_from_logits, response_log_probs, token_log_probs
 from slime_core.ops.masking import (
     expand_to_tokens,
     masked,
@@ -38,6 +38,7 @@ from slime_core.ops.returns import (
 from slime_core.ops.surrogate import cispo_surrogate, clipped_surrogate, clipped_value_loss
 
 __all__ = [
+    "SamplingMask",
     "cispo_surrogate",
     "clipped_surrogate",
     "clipped_value_loss",

@@ -6,19 +6,55 @@ matrix products run in the inputs' dtype; everything after them, and the sum of 
 float32 (float64 for float64 inputs).
 
 With z = logits / temperature: log p = z[target] - logsumexp(z), entropy H = -sum p log p, and
-d log p / dz_j = [j = target] - p_j,  dH / dz_j = -p_j * (log p_j + H).
+d log p / dz_j = [j = target] - p_j,  dH / dz_j = -p_j * (log p_j + H). With a `SamplingMask` z is -inf outside each
+row's kept tokens: p is the softmax over those alone, and the others have gradient 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = {"cpu": 4 * 2**20, "cuda": 32 * 2**20}
 """Default bound on chunk * V, by device type; on a GPU small chunks would starve the matrix units."""
+
+
+@dataclass(frozen=True)
+class SamplingMask:
+    """The tokens that each of T was sampled among: what top-k, top-p and min-p had left of the vocabulary.
+
+    "Keep Sampling Mask" (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): with K a token's kept set, log p(y) = z_y - log
+    sum_{v in K} e^{z_v} for every policy, so that ratios compare distributions over the same actions. The token itself
+    always belongs to its set; a row without any keeps the whole vocabulary.
+    """
+
+    ids: torch.Tensor
+    """[N] int64 token ids, row after row."""
+    offsets: torch.Tensor
+    """[T + 1] int64, on the CPU: where each row's ids begin."""
+
+    def apply_(self, z: torch.Tensor, targets: torch.Tensor, part: slice, first: int = 0) -> torch.Tensor:
+        """Write -inf where nothing was kept, and return `z`.
+
+        Args:
+            z: [c, V] logits of the rows `part`, whose columns are the token ids from `first` on.
+            targets: [T] the tokens themselves.
+            part: Which rows.
+            first: Token id of the first column.
+        """
+        begin, end = (int(self.offsets[row]) for row in (part.start, part.stop))
+        counts = self.offsets[part.start : part.stop + 1].diff().to(z.device)
+        rows = torch.arange(z.shape[0], device=z.device)
+        columns = torch.cat((self.ids[begin:end], targets[part])) - first
+        rows = torch.cat((rows.repeat_interleave(counts), rows))
+        here = (columns >= 0) & (columns < z.shape[1])
+        dropped = (counts > 0)[:, None].repeat(1, z.shape[1])
+        dropped[rows[here], columns[here]] = False
+        return z.masked_fill_(dropped, -torch.inf)
 
 
 def token_log_probs(
@@ -28,6 +64,7 @@ def token_log_probs(
     temperature: float = 1.0,
     chunk_size: int | None = None,
     with_entropy: bool = False,
+    mask: SamplingMask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs of `targets` under softmax(hidden @ lm_head_weight.T / temperature).
 
@@ -38,14 +75,14 @@ def token_log_probs(
         temperature: Sampling temperature, > 0.
         chunk_size: Rows per chunk; None (or a number below 1) picks it by `CHUNK_ELEMENTS`.
         with_entropy: Also return the entropy in nats; it is differentiable too.
+        mask: The tokens that each of `targets` was sampled among; None: all.
 
     Returns:
         log_probs [T] and entropy [T] or None, in float32 (float64 for float64 inputs).
     """
-    _check_temperature(temperature)
     rows = _chunk_rows(lm_head_weight.shape[0], chunk_size, hidden.device)
-    weight = lm_head_weight.to(hidden.dtype)
-    log_probs, entropy = _FusedLogProbs.apply(hidden, weight, targets, temperature, rows, with_entropy)  # type: ignore[no-untyped-call]
+    how = _How.of(temperature, rows, with_entropy, mask)
+    log_probs, entropy = _FusedLogProbs.apply(hidden, lm_head_weight.to(hidden.dtype), targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy if with_entropy else None
 
 
@@ -55,20 +92,36 @@ def log_probs_from_logits(
     temperature: float = 1.0,
     chunk_size: int | None = None,
     with_entropy: bool = False,
+    mask: SamplingMask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The same from logits [T, V] in any float dtype, for backends whose model returns them; never copies them whole.
 
     Args and returns as for `token_log_probs`; the gradient has the dtype of `logits`.
     """
-    _check_temperature(temperature)
-    rows = _chunk_rows(logits.shape[1], chunk_size, logits.device)
-    log_probs, entropy = _LogitsLogProbs.apply(logits, targets, temperature, rows, with_entropy)  # type: ignore[no-untyped-call]
+    how = _How.of(temperature, _chunk_rows(logits.shape[1], chunk_size, logits.device), with_entropy, mask)
+    log_probs, entropy = _LogitsLogProbs.apply(logits, targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy if with_entropy else None
 
 
-def _check_temperature(temperature: float) -> None:
-    if not temperature > 0:
-        raise ValueError(f"temperature {temperature}: must be greater than 0")
+class _How(NamedTuple):
+    """How logits become log-probs, but for the logits and the tokens."""
+
+    temperature: float
+    rows: int
+    """Of a chunk."""
+    with_entropy: bool
+    mask: SamplingMask | None
+
+    @classmethod
+    def of(cls, temperature: float, rows: int, with_entropy: bool, mask: SamplingMask | None) -> _How:
+        if not temperature > 0:
+            raise ValueError(f"temperature {temperature}: must be greater than 0")
+        return cls(temperature, rows, with_entropy, mask)
+
+    def z(self, logits: torch.Tensor, targets: torch.Tensor, part: slice) -> torch.Tensor:
+        """[c, V] logits of the rows `part`, which are overwritten -> those of the distribution."""
+        z = logits.div_(self.temperature)
+        return z if self.mask is None else self.mask.apply_(z, targets, part)
 
 
 def _chunk_rows(vocab_size: int, chunk_size: int | None, device: torch.device) -> int:
@@ -86,17 +139,17 @@ def _math_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _forward(
-    chunk_logits: Callable[[slice], torch.Tensor], targets: torch.Tensor, rows: int, dtype: torch.dtype, entropy: bool
+    chunk_logits: Callable[[slice], torch.Tensor], targets: torch.Tensor, dtype: torch.dtype, how: _How
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """log_probs, log-normalisers and entropies, [T] each (no entropies: [0])."""
     total = targets.shape[0]
     log_probs = torch.empty(total, dtype=dtype, device=targets.device)
     norms = torch.empty_like(log_probs)
-    entropies = torch.empty_like(log_probs) if entropy else log_probs.new_empty(0)
-    for part in _slices(total, rows):
-        z = chunk_logits(part)
+    entropies = torch.empty_like(log_probs) if how.with_entropy else log_probs.new_empty(0)
+    for part in _slices(total, how.rows):
+        z = how.z(chunk_logits(part), targets, part)
         chosen = z.gather(-1, targets[part, None]).squeeze(-1)
-        if entropy:
+        if how.with_entropy:
             norms[part], entropies[part] = _norm_and_entropy(z)
         else:
             norms[part] = torch.logsumexp(z, dim=-1)
@@ -150,50 +203,44 @@ class _FusedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
-        temperature: float,
-        rows: int,
-        with_entropy: bool,
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, how: _How
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = _math_dtype(hidden.dtype)
 
         def chunk_logits(part: slice) -> torch.Tensor:
-            return (hidden[part] @ weight.T).to(dtype).div_(temperature)
+            return (hidden[part] @ weight.T).to(dtype)
 
         with torch.autocast(hidden.device.type, enabled=False):
-            log_probs, norms, entropies = _forward(chunk_logits, targets, rows, dtype, with_entropy)
-        _remember(ctx, (hidden, weight, targets, norms, entropies), temperature, rows, with_entropy)
+            log_probs, norms, entropies = _forward(chunk_logits, targets, dtype, how)
+        _remember(ctx, (hidden, weight, targets, norms, entropies), how)
         return log_probs, entropies
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         hidden, weight, targets, norms, entropies = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        if not ctx.with_entropy:
+        if not ctx.how.with_entropy:
             grad_entropy = None
         if grad_log_probs is None and grad_entropy is None:
-            return None, None, None, None, None, None
+            return None, None, None, None
         dtype = norms.dtype
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if needs_weight else None
         with torch.autocast(hidden.device.type, enabled=False):
-            for part in _slices(targets.shape[0], ctx.rows):
-                z = (hidden[part] @ weight.T).to(dtype).div_(ctx.temperature)
-                entropy = entropies[part] if ctx.with_entropy else None
+            for part in _slices(targets.shape[0], ctx.how.rows):
+                z = ctx.how.z((hidden[part] @ weight.T).to(dtype), targets, part)
+                entropy = entropies[part] if ctx.how.with_entropy else None
                 grads = (_part(grad_log_probs, part), _part(grad_entropy, part))
-                grad = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(ctx.temperature)
+                grad = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(ctx.how.temperature)
                 narrow = grad.to(hidden.dtype)
                 if grad_hidden is not None:
                     torch.mm(narrow, weight, out=grad_hidden[part])
                 if grad_weight is not None:
                     _accumulate(grad_weight, narrow.T, hidden[part])
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
 def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -204,45 +251,43 @@ def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
         total.add_(left @ right)
 
 
-def _remember(ctx: Any, tensors: tuple[torch.Tensor, ...], temperature: float, rows: int, with_entropy: bool) -> None:
+def _remember(ctx: Any, tensors: tuple[torch.Tensor, ...], how: _How) -> None:
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
-    ctx.temperature, ctx.rows, ctx.with_entropy = temperature, rows, with_entropy
+    ctx.how = how
 
 
 class _LogitsLogProbs(torch.autograd.Function):
     """logits -> (log_probs, entropy); the only [T, V] tensors are the logits and their gradient, in their dtype."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float, rows: int, with_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, how: _How) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = _math_dtype(logits.dtype)
 
         def chunk_logits(part: slice) -> torch.Tensor:
-            return logits[part].to(dtype, copy=True).div_(temperature)
+            return logits[part].to(dtype, copy=True)
 
-        log_probs, norms, entropies = _forward(chunk_logits, targets, rows, dtype, with_entropy)
-        _remember(ctx, (logits, targets, norms, entropies), temperature, rows, with_entropy)
+        log_probs, norms, entropies = _forward(chunk_logits, targets, dtype, how)
+        _remember(ctx, (logits, targets, norms, entropies), how)
         return log_probs, entropies
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, None, None, None, None]:
+    ) -> tuple[torch.Tensor | None, None, None]:
         logits, targets, norms, entropies = ctx.saved_tensors
-        if not ctx.with_entropy:
+        if not ctx.how.with_entropy:
             grad_entropy = None
         if grad_log_probs is None and grad_entropy is None:
-            return None, None, None, None, None
+            return None, None, None
         out = torch.empty_like(logits)
-        for part in _slices(targets.shape[0], ctx.rows):
-            z = logits[part].to(norms.dtype, copy=True).div_(ctx.temperature)
-            entropy = entropies[part] if ctx.with_entropy else None
+        for part in _slices(targets.shape[0], ctx.how.rows):
+            z = ctx.how.z(logits[part].to(norms.dtype, copy=True), targets, part)
+            entropy = entropies[part] if ctx.how.with_entropy else None
             grads = (_part(grad_log_probs, part), _part(grad_entropy, part))
-            out[part] = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(ctx.temperature)
-        return out, None, None, None, None
+            out[part] = _logit_gradient(z, targets[part], norms[part], entropy, *grads).div_(ctx.how.temperature)
+        return out, None, None
 
 
 def response_log_probs(

@@ -36,6 +36,9 @@ class EngineTraits(Traits):
     """It computes the trainer's bits under `--true-on-policy-mode`."""
     returns_routed_experts: bool = False
     """It answers with `meta_info["routed_experts"]` under `--use-rollout-routing-replay`."""
+    returns_sampling_mask: bool = False
+    """Under `--use-sampling-mask` it answers with `meta_info["output_token_sampling_mask"]`, and its log-probs are of
+    the softmax over it."""
     takes_images: bool = False
     """`generate` has the keyword `image_data`; without it a run with `--multimodal-keys` is refused."""
     pause_modes: tuple[str, ...] = ("in_place", "abort")
@@ -53,6 +56,8 @@ class TrainerTraits(Traits):
 
     true_on_policy: bool = False
     """It computes the engine's bits under `--true-on-policy-mode`."""
+    sampling_mask: bool = False
+    """Log-probs and entropy of every role are of the softmax over `TrainBatch.rollout_top_p_token_ids`, where set."""
     takes_images: bool = False
     """It trains on `TrainBatch.multimodal_train_inputs`; without it a run with `--multimodal-keys` is refused."""
     routing_replay: bool = False

@@ -29,6 +29,7 @@ from slime_core.rollout.columns import (
     mask_sums,
     multimodal_column,
     routed_column,
+    sampling_mask_columns,
     version_column,
 )
 from slime_core.types import Group, Sample, SampleStatus, TrainBatch
@@ -74,7 +75,9 @@ def make_batch(
         raise RolloutError(f"rollout {rollout_id} returned no samples; nothing to train on")
     refuse_bad(args, rollout_id, samples)
     if convert_samples is not None:
-        return batch_from_columns(rollout_id, samples, convert_samples(args, samples), weight_version)
+        return _masked(
+            args, samples, batch_from_columns(rollout_id, samples, convert_samples(args, samples), weight_version)
+        )
     rows = [_make_row(sample) for sample in samples]
     rollout_ids = fill_ids([s.rollout_id for s in samples])
     group_indices = _group_indices(lists)
@@ -100,7 +103,7 @@ def make_batch(
             shaped = estimator.shape_rewards(args, inputs)
             source = f"{type(estimator).__name__}.shape_rewards"
     masks = [row.loss_mask for row in rows]
-    return TrainBatch(
+    batch = TrainBatch(
         rollout_id=rollout_id,
         tokens=[row.tokens for row in rows],
         response_lengths=[len(mask) for mask in masks],
@@ -121,6 +124,16 @@ def make_batch(
         multimodal_train_inputs=multimodal_column(samples, [row.placeholder or row.removed for row in rows]),
         weight_version=weight_version,
     )
+    return _masked(args, samples, batch)
+
+
+def _masked(args: Args, samples: Sequence[Sample], batch: TrainBatch) -> TrainBatch:
+    """With what the tokens were sampled among, where the run trains by it; a user's columns come first."""
+    if args.use_sampling_mask:
+        own = [batch.extras.pop(f"rollout_top_p_token_{name}", None) for name in ("ids", "offsets")]
+        columns = own if None not in own else sampling_mask_columns(samples, batch.loss_masks)
+        batch.rollout_top_p_token_ids, batch.rollout_top_p_token_offsets = columns
+    return batch
 
 
 def refuse_bad(args: Args, rollout_id: int, samples: Sequence[Sample]) -> None:

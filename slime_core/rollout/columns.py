@@ -86,6 +86,29 @@ def routed_column(samples: Sequence[Sample], num_tokens: Sequence[int]) -> list[
     return column if any(routed is not None for routed in column) else None
 
 
+def sampling_mask_columns(
+    samples: Sequence[Sample], loss_masks: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Ids and offsets of the tokens that each response token was sampled among; none on rows that train nothing.
+
+    Raises:
+        RolloutError: A row that is trained on has no sample that says them.
+    """
+    columns = []
+    for row, mask in enumerate(loss_masks):
+        ids, offsets = [], [0] * (len(mask) + 1)
+        if any(mask):
+            sample = samples[row] if len(samples) == len(loss_masks) else Sample()
+            ids, offsets = sample.rollout_top_p_token_ids or [], sample.rollout_top_p_token_offsets or []
+            if len(offsets) != len(mask) + 1:
+                raise RolloutError(
+                    f"--use-sampling-mask: sample {sample.index} does not say what its tokens were sampled among;"
+                    " generate functions append_response_tokens(meta_info=...) of the engine's answer"
+                )
+        columns.append((list(ids), list(offsets)))
+    return [ids for ids, _ in columns], [offsets for _, offsets in columns]
+
+
 def multimodal_column(samples: Sequence[Sample], without: Sequence[bool]) -> list[TrainInputs | None] | None:
     """Each sample's train inputs; None where its row is without, as it trains nothing; None when no sample has any.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from slime_core.data.dumps import to_json
 from slime_core.protocols import Args
+from slime_core.secrets import hidden_values
 from slime_core.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class FailureLog:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}.partial")
-            partial.write_bytes(to_json(record, f"sample {samples[0].index}"))
+            partial.write_bytes(to_json(hidden_values(record), f"sample {samples[0].index}"))
             is_new = not path.exists()
             partial.replace(path)
         except Exception as failure:  # the sample has failed already; that it could not be kept must not end the run

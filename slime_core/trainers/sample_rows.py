@@ -31,6 +31,8 @@ class SampleRows:
     """[n]; they sum to R."""
     rows: np.ndarray
     """[R] which of the T rows predict a response token, sample by sample."""
+    kept: tuple[np.ndarray, np.ndarray] | None = None
+    """[N] ids and [R + 1] offsets of a `SamplingMask`, int64; None where the batch has none."""
 
     @property
     def targets(self) -> np.ndarray:
@@ -61,7 +63,16 @@ def read_samples(batch: TrainBatch, positions: Sequence[int], vocab_size: int) -
     ends, counts = np.cumsum(lengths), np.asarray(responses)
     before = np.cumsum(counts) - counts
     rows = np.repeat(ends - counts - 1 - before, counts) + np.arange(counts.sum())
-    return SampleRows(positions, ids, lengths, responses, rows)
+    return SampleRows(positions, ids, lengths, responses, rows, _kept(batch, positions))
+
+
+def _kept(batch: TrainBatch, positions: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
+    ids, offsets = batch.rollout_top_p_token_ids, batch.rollout_top_p_token_offsets
+    if ids is None or offsets is None:
+        return None
+    counts = np.concatenate([np.diff(offsets[i]) for i in positions])
+    flat = np.fromiter(chain.from_iterable(ids[i] for i in positions), np.int64)
+    return flat, np.concatenate([[0], np.cumsum(counts)])
 
 
 def left_out(batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> None:

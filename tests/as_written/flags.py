@@ -32,8 +32,8 @@ DIFFERENCES: Mapping[str, str] = {
     "--prompt-data": "read in place, not loaded; also parquet, and slices `path@[a:b]`",
     "--ref-load": "a model directory; `--hf-checkpoint` without it",
     "--rollout-engine": "new: `auto`, which SGLang's flags and GPUs for inference make `sglang`",
-    "--rollout-top-p": "no replay of what top-p kept: engine and trainer both take log-probs of the whole distribution."
-    " `rollout_top_p_token_ids` is user code's own",
+    "--rollout-top-p": "what top-p kept is replayed with `--use-sampling-mask`, top-k and min-p too, entropy included;"
+    " without it engine and trainer both take log-probs of the whole distribution, which is warned of",
     "--save": "slime's own commits, which are model directories",
     "--save-debug-rollout-data": "JSON lines instead of a pickle; THUDM/slime's `.pt` files are read",
     "--save-debug-train-data": "JSON lines instead of a pickle, one file for all ranks",

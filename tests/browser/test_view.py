@@ -100,13 +100,14 @@ def test_every_page_in_light_and_dark(browser: Any, url: str, run_dir: Path, tmp
         "sample": f"#/sample?{place}&group={entry.group_index}&sample={entry.sample_index}",
         "timeline": f"#/timeline?{place}", "evaluation": f"#/evaluation?run=.&data_set={data_set}",
         "prompt": f"#/prompt?run=.&row={entry.data_row}", "samples": "#/samples?run=.&what=best",
-        "compare": "#/compare?run=.&run=.",
+        "compare": "#/compare?run=.&run=.", "shadows": "#/shadows?run=.",
     }  # fmt: skip
     pictures, documented = Path(os.environ.get("SLIME_TEST_SCREENSHOTS", tmp_path)), PAGE.read_text()
     with page_of(browser, color_scheme=scheme) as page:
         for name, address in pages.items():
             page.goto(f"{url}/{address}")
             shows(page, name)
+            page.wait_for_load_state("networkidle")  # rows get their texts when they are drawn
             if name == "run":
                 page.locator(".chart :is(canvas, svg)").first.wait_for()
             assert page.locator("main [role=alert]").count() == 0

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slime_core import secrets
 from slime_core.cli.main import main
-from slime_core.config import load_settings, secrets
+from slime_core.config import load_settings
 
 KEY = 'sk-"0123456789\\'
 PASSWORD = "s3cr3tpass"

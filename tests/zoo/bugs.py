@@ -297,7 +297,7 @@ BUGS = (
     Bug("lr_halved", "the schedule counts micro-batches as steps", "starVLA #210", _lr(0.5), "learning_rate_as_set"),
     # -- not caught
     Bug("top_p_in_training", "top-p sampling in training, log-probs of the whole distribution", "verl #6240", plant.nothing, None,
-        why="log-probs agree; the setting is warned of when the run starts", settings={"rollout_top_p": 0.5}),
+        why="log-probs agree; warned of when the run starts, with `--use-sampling-mask` as the way out", settings={"rollout_top_p": 0.5}),
     Bug("backward_scaled", "gradients are scaled and the loss is not", "ms-swift #10116", plant.wrapped(
         "torch.autograd.backward", _backward), None, why="Adam does not feel it, and the loss that is reported is right"),
     Bug("ratio_upside_down", "old and new log-probs are exchanged", "", plant.wrapped(

@@ -112,6 +112,8 @@ class AlgorithmArgs(Section):
     """Repeat the expert routing of the log-prob pass in training."""
     use_rollout_routing_replay: bool = False
     """Repeat the engine's expert routing in training."""
+    use_sampling_mask: bool = False
+    """Train the distribution that is sampled from: log-probs are over the tokens that top-p, top-k or min-p left."""
     keep_old_actor: bool = False
     """Keep the weights that the engines serve, for the old log-probs."""
     num_critic_only_steps: Annotated[int, Field(ge=0)] = 0
@@ -140,10 +142,11 @@ def _defaults(s: Settings) -> None:
 def _truncated_sampling(s: Settings) -> None:
     """The trainer's log-probs are of the whole vocabulary; a truncated sampler draws from another distribution."""
     cut = [s.cite(n) for n, off in (("rollout_top_p", 1.0), ("rollout_top_k", -1)) if getattr(s.args, n) != off]
-    if cut and s.command == "train":
+    if cut and s.command == "train" and not s.args.use_sampling_mask:
         s.warnings.append(
             f"{', '.join(cut)}: tokens are drawn from a part of the vocabulary and trained as if drawn from all of it,"
-            " which no metric shows; --eval-top-p and --eval-temperature shape evaluations alone."
+            " which no metric shows; --use-sampling-mask trains them as they are drawn, and --eval-top-p and"
+            " --eval-temperature shape evaluations alone."
         )
 
 
@@ -237,6 +240,11 @@ RULES: tuple[Rule, ...] = (
     ),
     NoEffect("rs_tr_threshold", lambda a: a.use_tis and a.rs_trust_region is None, "without --rs-trust-region"),
     _routing_replay,
+    NoEffect(
+        "use_sampling_mask",
+        lambda a: (a.rollout_top_p, a.rollout_top_k, a.custom_generate_function_path) == (1.0, -1, None),
+        "without --rollout-top-p or --rollout-top-k",
+    ),
     Exclusive("kl_coef", "kl_loss_coef", "are both set; use one: reward penalty or loss term"),
     NoEffect("kl_loss_coef use_unbiased_kl", lambda a: not a.use_kl_loss, "without --use-kl-loss"),
     NoEffect(

@@ -51,6 +51,8 @@ class CoreOptions:
     prefix_cache: bool = True
     batch_invariant: bool = False
     """Log-probs are the same bits whatever else runs, and the trainer's (`models.batch_invariant`); slower."""
+    sampling_mask: bool = False
+    """Sequences keep what their tokens were sampled among, and log-probs are of the softmax over that."""
     seed: int = 0
     """From which requests without `sampling_seed` draw theirs."""
 
@@ -149,6 +151,7 @@ class EngineCore:
             top_logprobs=top_logprobs,
             streaming=streaming,
             constraint=self.constraints.make(params) if params.constrained else None,
+            kept=[] if self._options.sampling_mask else None,
             text_stream=TextStream(self.tokenizer, params) if params.stop or streaming else None,
         )
         sequence.mark_version(self.weight_version)

@@ -53,6 +53,7 @@ class EmbeddedEngine:
     traits = EngineTraits(
         true_on_policy=True,
         returns_routed_experts=True,
+        returns_sampling_mask=True,
         pause_modes=("abort", "in_place", "retract"),
         uses=frozenset({"colocate", "offload_rollout", "update_weight_pause_mode"}),
     )
@@ -414,6 +415,8 @@ class EmbeddedEngine:
             meta["input_token_logprobs"] = list(zip([None, *sequence.prompt_log_probs], scored))
         if routed_experts:
             meta["routed_experts"] = core.routed_experts(sequence)
+        if sequence.kept is not None:
+            meta["output_token_sampling_mask"] = list(sequence.kept) or [[]] * sequence.num_output
         if sequence.top_logprobs:
             meta["output_top_logprobs"] = list(sequence.top)
         return GenerationOutput(sequence.output_ids, list(sequence.log_probs), core.text(sequence), meta)

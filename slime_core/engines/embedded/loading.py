@@ -44,6 +44,7 @@ def load_core(args: Args) -> EngineCore:
         max_context=args.engine_max_context_len,
         batch_invariant=args.true_on_policy_mode,
         prefix_cache=args.engine_prefix_cache,
+        sampling_mask=args.use_sampling_mask,
         seed=args.rollout_seed,
     )
     dtype = choose_dtype(args, device)

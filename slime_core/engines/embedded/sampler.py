@@ -3,7 +3,8 @@
 The core calls it after every forward pass. The random number of a token is a hash of (seed of the request, position),
 so what a request samples depends on its seed and its logits, never on its neighbours in the batch or on history.
 Log-probs are of the temperature-scaled full distribution, before penalties, min_new_tokens, top-k, top-p and min-p
-(temperature 1 for greedy requests), which is what a trainer recomputes.
+(temperature 1 for greedy requests), which is what a trainer recomputes; for sequences that keep what they were sampled
+among (`Sequence.kept`), of the softmax over that.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class SamplingBatch:
         self._guarded = [i for i, p in enumerate(params) if p.min_new_tokens > 0]
         self._constrained = [i for i, s in enumerate(self.sequences) if s.constraint is not None]
         self._cut = bool(self._penalised or self._guarded or self._constrained)
+        self._keeps = any(s.kept is not None for s in self.sequences)
         self._top = [i for i, s in enumerate(self.sequences) if s.top_logprobs]
 
     def _filter_tensors(self, params: Seq[object]) -> tuple[torch.Tensor, ...]:
@@ -96,12 +98,17 @@ class SamplingBatch:
             chosen = torch.softmax(self._constrain(logits), dim=-1)
         if self._all_greedy:
             tokens = chosen.argmax(dim=-1)
+        elif self._filters is None:
+            tokens = self._draw(chosen)
         else:
-            tokens = self._draw(chosen.clone() if self._filters is not None and chosen is probs else chosen)
+            kept = self._filter(chosen := chosen.clone() if chosen is probs else chosen)
+            tokens = self._draw(chosen)
+            if self._keeps:
+                self._keep(kept, logits if raw is None else raw)
         self._positions += np.uint64(1)
         if self._score is not None and raw is not None:
             return tokens, self._score(raw, tokens, self._temperatures)
-        if self._cut:
+        if self._cut or self._keeps:
             # A constraint can force a token whose probability underflows; its log-prob must stay finite.
             return tokens, logits.log_softmax(dim=-1).gather(1, tokens[:, None]).squeeze(1)
         return tokens, probs.gather(1, tokens[:, None]).squeeze(1).log_()
@@ -109,8 +116,6 @@ class SamplingBatch:
     def _draw(self, probs: torch.Tensor) -> torch.Tensor:
         """Inverse of the cumulative distribution at each row's uniform number."""
         greedy = probs.argmax(dim=-1) if self._greedy is not None else None
-        if self._filters is not None:
-            self._filter(probs)
         cdf = torch.cumsum(probs, dim=-1)
         uniform = torch.from_numpy(uniforms(self._seeds, self._positions)).to(self._device)
         targets = uniform[:, None] * cdf[:, -1:]
@@ -120,8 +125,12 @@ class SamplingBatch:
             tokens = torch.where(self._greedy, greedy, tokens)
         return tokens
 
-    def _filter(self, probs: torch.Tensor) -> None:
-        """Set to zero, in the filtered rows, what top-k, top-p and min-p exclude (each judged on the full row)."""
+    def _filter(self, probs: torch.Tensor) -> torch.Tensor:
+        """Set to zero, in the filtered rows, what top-k, top-p and min-p exclude (each judged on the full row).
+
+        Returns:
+            [filtered, vocab] bool, what is left.
+        """
         assert self._filters is not None
         rows, top_p, top_k, min_p = self._filters
         values, order = probs[rows].sort(dim=-1, descending=True, stable=True)
@@ -130,7 +139,18 @@ class SamplingBatch:
         drop = (before >= top_p) | (ranks >= top_k) | (values < min_p * values[:, :1])
         drop[:, 0] = False
         values = values.masked_fill(drop, 0.0)
-        probs[rows] = torch.zeros_like(values).scatter_(1, order, values)
+        left = torch.zeros_like(values).scatter_(1, order, values)
+        probs[rows] = left
+        return left > 0
+
+    def _keep(self, kept: torch.Tensor, logits: torch.Tensor) -> None:
+        """Note in the filtered sequences what they are sampled among, and make the rest of their logits -inf."""
+        rows = torch.tensor(self._filtered, device=self._device)
+        logits[rows] = logits[rows].masked_fill_(~kept, float("-inf"))
+        for i, ids in zip(self._filtered, torch.split(kept.nonzero()[:, 1], kept.sum(dim=1).tolist())):
+            found = self.sequences[i].kept
+            assert found is not None
+            found.append(ids.tolist())
 
     def _constrain(self, logits: torch.Tensor) -> torch.Tensor:
         """Penalties on what was already generated; no stop token before min_new_tokens; what a grammar allows."""

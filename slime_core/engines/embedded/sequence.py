@@ -44,6 +44,9 @@ class Sequence:
     """[prompt + output] ids."""
     log_probs: list[float] = field(default_factory=list)
     """[output]"""
+    kept: list[list[int]] | None = None
+    """[output] ids that top-k, top-p and min-p left to sample each token from; none at all for a request without them.
+    None: nobody asked."""
     top: list[list[tuple[float, int]]] = field(default_factory=list)
     """[output][top_logprobs] (log-prob, id)"""
     prompt_log_probs: list[float] = field(default_factory=list)

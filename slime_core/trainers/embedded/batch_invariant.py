@@ -18,4 +18,4 @@ def invariant_log_probs(
     tiles = SequenceTiles.of(micro.lengths, micro.token_ids.device)
     hidden = forward.hidden(micro.token_ids, tiles.positions, tiles.attend(forward.scale), routing)
     rows = torch.from_numpy(micro.rows).to(hidden.device)
-    return forward.token_log_probs(hidden[rows], micro.targets, temperature, with_entropy=with_entropy)
+    return forward.token_log_probs(hidden[rows], micro.targets, temperature, with_entropy=with_entropy, mask=micro.mask)

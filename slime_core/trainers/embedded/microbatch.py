@@ -7,7 +7,7 @@ routes freely and nobody sees the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ from slime_core.errors import TrainError
 from slime_core.models.config import ModelConfig
 from slime_core.models.decoder import Decoder
 from slime_core.multimodal import TrainInputs
+from slime_core.ops.logprobs import SamplingMask
 from slime_core.trainers.sample_rows import read_samples
 from slime_core.types import TrainBatch
 
@@ -42,6 +43,8 @@ class MicroBatch:
     """[n]; they sum to R."""
     images: list[TrainInputs | None] | None = None
     """[n] what a vision-language model takes besides the tokens; None: there are no images."""
+    mask: SamplingMask | None = None
+    """What the targets were sampled among; None: all tokens."""
 
 
 def pack(batch: TrainBatch, positions: Sequence[int], vocab_size: int, device: torch.device) -> MicroBatch:
@@ -56,8 +59,11 @@ def pack(batch: TrainBatch, positions: Sequence[int], vocab_size: int, device: t
     column = batch.multimodal_train_inputs
     rows = [None if column is None or column[i] is None else TrainInputs.of(column[i]) for i in samples.positions]
     images = rows if any(row is not None for row in rows) else None
+    mask = None if samples.kept is None else SamplingMask(*map(torch.from_numpy, samples.kept))
+    if mask is not None:
+        mask = replace(mask, ids=mask.ids.to(device))
     return MicroBatch(
-        samples.positions, token_ids, samples.lengths, samples.rows, targets, samples.response_lengths, images
+        samples.positions, token_ids, samples.lengths, samples.rows, targets, samples.response_lengths, images, mask
     )
 
 

@@ -54,6 +54,7 @@ class EmbeddedTrainer:
 
     traits = TrainerTraits(
         true_on_policy=True,
+        sampling_mask=True,
         routing_replay=True,
         takes_images=True,
         uses=frozenset(
@@ -228,6 +229,7 @@ class EmbeddedTrainer:
             temperature=self.settings.temperature,
             chunk_size=self.settings.log_probs_chunk_size,
             with_entropy=with_entropy,
+            mask=micro.mask,
         )
 
     def _values(self, critic: Critic, micro: MicroBatch) -> torch.Tensor:
@@ -325,6 +327,7 @@ class EmbeddedTrainer:
             temperature=self.settings.temperature,
             chunk_size=self.settings.log_probs_chunk_size,
             with_entropy=with_entropy,
+            mask=micro.mask,
         )
         return MicroBatchOutput(micro.positions, log_probs, entropy, logits=logits[None])
 

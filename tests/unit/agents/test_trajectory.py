@@ -226,21 +226,23 @@ def test_routed_experts_go_along_and_are_forgotten_with_their_tokens() -> None:
     assert [sample.rollout_routed_experts[i] for i in range(5)] == [[[1]], [[2]], [[-1]], [[-1]], [[-1]]]
 
 
-def test_top_p_ids_of_user_code_stay_with_their_tokens_over_turns() -> None:
-    """Whoever fills them fills what was sampled; what comes after has none, until they fill that."""
+def test_what_tokens_were_sampled_among_stays_with_them_over_turns() -> None:
+    """Context has none; once a sampled token comes without, nothing is known, which `--use-sampling-mask` refuses."""
     sample = Sample(tokens=[1, 2], index=0)
-    sample.append_response_tokens(None, [5, 6], [-0.1, -0.2])
-    sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = [5, 7, 6], [0, 2, 3]
+    sample.append_response_tokens(None, [5, 6], [-0.1, -0.2], meta_info={"output_token_sampling_mask": [[5, 7], [6]]})
     sample.append_response_tokens(None, [8], trainable=False)
-    sample.append_response_tokens(None, [9], [-0.3])
-    assert (sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets) == ([5, 7, 6], [0, 2, 3, 3, 3])
+    assert (sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets) == ([5, 7, 6], [0, 2, 3, 3])
     trajectory = Trajectory.of(sample)
     trajectory.add([3], Source.TOOL)
-    trajectory.add_sampled([4], [-0.5], 0)
-    lossy = trajectory.fork()
+    lossy, blind = trajectory.fork(), trajectory.fork()
+    trajectory.add_sampled([4], [-0.5], 0, meta_info={"output_token_sampling_mask": [[2, 4]]})
     written = trajectory.write(copy.deepcopy(sample))
-    assert written.rollout_top_p_token_offsets == [0, 2, 3, 3, 3, 3, 3]
+    assert written.rollout_top_p_token_ids == [5, 7, 6, 2, 4]
+    assert written.rollout_top_p_token_offsets == [0, 2, 3, 3, 3, 5]
     written.validate()
     lossy.replace_lossy(3, [8, 8], "rewritten")
-    assert lossy.write(sample).rollout_top_p_token_offsets is None
-    assert sample.rollout_top_p_token_ids is None
+    assert lossy.write(copy.deepcopy(sample)).rollout_top_p_token_offsets == [0, 2, 2, 2]
+    blind.add_sampled([4], [-0.5], 0)
+    assert blind.write(sample).rollout_top_p_token_ids is sample.rollout_top_p_token_offsets is None
+    sample.append_response_tokens(None, [4], [-0.5])
+    assert sample.rollout_top_p_token_offsets is None

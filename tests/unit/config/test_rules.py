@@ -227,8 +227,11 @@ WARNINGS = [
       " (docs/concepts/kl.md)."]),
     ("--rollout-top-p 0.9 --rollout-top-k 20",
      ["--rollout-top-p 0.9 (flag), --rollout-top-k 20 (flag): tokens are drawn from a part of the vocabulary and"
-      " trained as if drawn from all of it, which no metric shows; --eval-top-p and --eval-temperature shape"
-      " evaluations alone."]),
+      " trained as if drawn from all of it, which no metric shows; --use-sampling-mask trains them as they are drawn,"
+      " and --eval-top-p and --eval-temperature shape evaluations alone."]),
+    ("--rollout-top-p 0.9 --use-sampling-mask", []),
+    ("--use-sampling-mask",
+     ["--use-sampling-mask (flag) has no effect without --rollout-top-p or --rollout-top-k."]),
     ("--use-opsm", ["--use-opsm (flag) has no effect with --num-steps-per-rollout 1 (derived: rollout_batch_size *"
                     " n_samples_per_prompt / global_batch_size): the only step starts at its old policy; take more"
                     " steps, or take the engine's for old with --use-rollout-logprobs."]),

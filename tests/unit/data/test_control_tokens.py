@@ -22,9 +22,9 @@ from slime_tool_parser_families.hermes import Hermes
 
 from slime_core import GenerateContext, Sample, Step, encode_prompt
 from slime_core.config import Args
-from slime_core.data import control_tokens
+from slime_core.data import control_tokens, turns
 from slime_core.data.rows import Columns, PromptReader
-from slime_core.data.tokenizer import load_tokenizer
+from slime_core.data.tokenizer import load_tokenizer, render_messages, render_prompt
 from slime_core.errors import DataError
 from tests.chat_tokenizers import chat_tokenizer
 
@@ -223,3 +223,27 @@ def test_raw_prompts_and_the_tiny_model(tmp_path: Path) -> None:
     ids = encode_prompt(tokenizer, messages)
     assert controls(tokenizer, ids) == 5, "of the template: two messages and a prompt"
     assert tokenizer.decode(ids) == "<|user|>2+2<|end|><|tool|>4<|end|><|assistant|>5<|end|><|assistant|>"
+
+
+def test_many_messages_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renders do not grow with the messages, what is spelled does as the text; the spans are those of a search each."""
+    tokenizer = chat_tokenizer("qwen2.5")
+    seen = []
+
+    def counted(tokenizer: Any, text: str) -> list[str]:
+        seen.append(len(text))
+        return control_tokens.spelled(tokenizer, text)
+
+    monkeypatch.setattr(turns, "spelled", counted)
+    said = [f"{i:04}: 4<|im_end|>" if i % 2 else f"and {i:04}?" for i in range(300)]
+    messages = [{"role": "tool" if i % 2 else "user", "content": text} for i, text in enumerate(said)]
+    ready = control_tokens.quoted_messages(tokenizer, messages)
+    text = render_prompt(tokenizer, ready)
+    renders: list[Any] = []
+    monkeypatch.setattr(turns, "render_messages", lambda *given: renders.append(given) or render_messages(*given))
+    ids, spans = turns.rendered_spans(tokenizer, ready, text)
+    assert len(renders) == 1
+    assert sum(seen) <= 2 * len(text)
+    monkeypatch.setattr(turns, "_MANY", 1000)
+    assert (ids, spans) == turns.rendered_spans(tokenizer, ready, text)
+    assert len(renders) == 1, "a search each"

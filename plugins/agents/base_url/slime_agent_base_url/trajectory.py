@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from slime_core import provenance
@@ -47,6 +48,8 @@ class Trajectory:
         self._spans: Spans = []
         self._texts: list[tuple[int, str]] = []
         self._calls: list[tuple[Mapping[str, Any], int]] = []
+        self._kept: list[Sequence[int]] | None = []
+        """[n] ids that each token was sampled among; None where that is not known of all sampled ones."""
         self._routed: RoutedExperts | None = None
         self._known_log_probs = True
 
@@ -73,6 +76,12 @@ class Trajectory:
         ]  # fmt: skip
         made._versions = [NOT_SAMPLED] * before + list(versions)
         made._texts = [(before, sample.response)] if sample.response else []
+        made._kept = [()] * len(sample.tokens)
+        if sample.rollout_top_p_token_offsets is not None:
+            bounds = pairwise(sample.rollout_top_p_token_offsets)
+            made._kept[before:] = [(sample.rollout_top_p_token_ids or [])[a:b] for a, b in bounds]
+        elif any(span.source == Source.SAMPLED for span in made._spans):
+            made._kept = None
         if sample.rollout_routed_experts is not None:
             made._routed = RoutedExperts.of(sample.rollout_routed_experts)
         return made
@@ -135,6 +144,8 @@ class Trajectory:
         self._extend(ids, source, "context" if source in TRAINABLE else "", text)
         self._log_probs += [0.0] * len(ids)
         self._versions += [NOT_SAMPLED] * len(ids)
+        if self._kept is not None:
+            self._kept += [()] * len(ids)
         if self._routed is not None:
             self._routed = self._routed.extended(max(0, len(self._tokens) - 1))
 
@@ -172,9 +183,14 @@ class Trajectory:
         numbers = self._checked_versions(len(ids), versions, meta_info)
         if not self._known_log_probs:
             raise ValueError("the tokens before were sampled without log-probs; those of these could not be kept")
+        kept = meta_info.get("output_token_sampling_mask")
+        if kept is not None and len(kept) != len(ids):
+            raise ValueError(f"{len(ids)} sampled tokens but {len(kept)} sampling masks")
         routed = routed_experts_after_call(self._routed, meta_info, len(self._tokens) + len(ids), self.args)
         self._extend(ids, Source.SAMPLED, "", text)
         self._routed = routed
+        if ids:
+            self._kept = None if kept is None or self._kept is None else [*self._kept, *kept]
         self._log_probs += map(float, log_probs)
         self._versions += numbers
         self._calls.append((meta_info, len(ids)))
@@ -210,6 +226,7 @@ class Trajectory:
         copy.__dict__.update(self.__dict__)
         for name in ("_tokens", "_log_probs", "_versions", "_spans", "_texts", "_calls"):
             setattr(copy, name, getattr(self, name).copy())
+        copy._kept = None if self._kept is None else self._kept.copy()
         copy.metadata = {k: v.copy() if isinstance(v, list | dict) else v for k, v in self.metadata.items()}
         return copy
 
@@ -247,6 +264,8 @@ class Trajectory:
         }
         self._spans = provenance.part(self._spans, 0, start)
         del self._tokens[start:], self._log_probs[start:], self._versions[start:]
+        if self._kept is not None:
+            del self._kept[start:]
         self._texts = [(at, text) for at, text in self._texts if at < start]
         self.prompt_length = min(self.prompt_length, start)
         if self._routed is not None:
@@ -270,7 +289,10 @@ class Trajectory:
         if not 0 <= start <= len(self._tokens):
             raise ValueError(f"prompt_length {start}; the trajectory has {len(self._tokens)} tokens")
         length = len(self._tokens) - start
-        self._write_top_p(sample, start)
+        sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
+        if self._kept is not None and any(span.source == Source.SAMPLED for span in self._spans):
+            sample.rollout_top_p_token_ids = list(chain.from_iterable(self._kept[start:]))
+            sample.rollout_top_p_token_offsets = list(accumulate(map(len, self._kept[start:]), initial=0))
         sample.tokens, sample.spans, sample.response_length = self.tokens, self.spans, length
         sample.loss_mask = provenance.loss_mask(self._spans, start)
         sample.sampled_after = provenance.digest(self._tokens[:start])
@@ -285,14 +307,3 @@ class Trajectory:
         for meta_info, num_tokens in self._calls:
             sample.take_meta_info(meta_info, num_tokens)
         return sample
-
-    def _write_top_p(self, sample: Sample, start: int) -> None:
-        """Empty rows of top-p ids for what was added; none at all where what they were of is not here any more."""
-        offsets = sample.rollout_top_p_token_offsets
-        if offsets is None:
-            return
-        before = len(sample.tokens)
-        if self._tokens[:before] == list(sample.tokens) and before - sample.response_length == start:
-            sample.rollout_top_p_token_offsets = [*offsets, *[offsets[-1]] * (len(self._tokens) - before)]
-        else:
-            sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None

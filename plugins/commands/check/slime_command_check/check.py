@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.cli.parser import Parser
 from slime_core.protocols import Command
-from slime_core.text import plain
+from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
@@ -142,7 +141,7 @@ def _to_be_made(settings: Settings, folder: Path) -> list[str]:
 
 def as_json(finding: Finding) -> str:
     """One line."""
-    return json.dumps({"subject": finding.subject, "level": finding.level.value, "message": finding.message})
+    return json_text({"subject": finding.subject, "level": finding.level.value, "message": finding.message})
 
 
 command = Command(run)

@@ -5,13 +5,13 @@ Loads no torch, unless the run names an estimator, whose own defaults count.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.parser import Parser
-from slime_core.config.secrets import hidden_values
 from slime_core.errors import ConfigError
 from slime_core.protocols import Command
+from slime_core.secrets import hidden_values
+from slime_core.text import json_text
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
@@ -54,7 +54,7 @@ def _show(argv: list[str]) -> int:
     own, rest = parser.parse_known_args(argv)
     settings = load_settings(rest, command=own.command)
     if own.json:
-        print(json.dumps(as_json(settings, changed=own.changed), indent=2, ensure_ascii=False))
+        print(json_text(as_json(settings, changed=own.changed), indent=2))
     else:
         print(settings.to_yaml(changed=own.changed), end="")
     _load_components(settings)

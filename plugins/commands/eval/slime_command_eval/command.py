@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
+from slime_core.cli.parser import Parser
 from slime_core.cli.train import loading
 from slime_core.protocols import Command
-from slime_core.text import plain
+from slime_core.text import json_text, plain
 from slime_core.waits import telling_start
 
 
 def run(argv: list[str]) -> int:
-    """Print a table, write `eval.json` and the samples below the run directory."""
+    """Print a table (`--json`: the report), write `eval.json` and the samples below the run directory."""
     with telling_start():
         return _eval(argv)
 
 
 def _eval(argv: list[str]) -> int:
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true")
+    own, argv = parser.parse_known_args(argv)
     with loading():
         from slime_command_eval.evaluation import REPORT, evaluate, resumed_argv
         from slime_core.config import load_settings
@@ -31,7 +37,11 @@ def _eval(argv: list[str]) -> int:
     warn_inline_only(settings, "slime eval")
     if not args.eval_datasets:
         raise ConfigError("slime eval: no data set; type --eval-prompt-data NAME PATH (or --eval-config FILE)")
-    report = evaluate(prepare(settings, learn=False))
+    with redirect_stdout(sys.stderr) if own.json else nullcontext():  # data and model may tell what they do
+        report = evaluate(prepare(settings, learn=False))
+    if own.json:
+        print(json_text(report, indent=2))
+        return 0
     width = max(map(len, report["metrics"]), default=0)
     for name, value in report["metrics"].items():
         print(plain(f"{name:<{width}}  {value:.4f}"))

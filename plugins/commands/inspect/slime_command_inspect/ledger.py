@@ -8,13 +8,12 @@ What a running run has done since its last commit is in no ledger yet, because a
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
-from slime_core.text import plain
+from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
     from slime_command_inspect.ledger_history import Event, History
@@ -26,13 +25,13 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("ledger", help=text, description=text)
     commands = parser.add_subparsers(dest="ledger_command", required=True, metavar="COMMAND")
     checked = commands.add_parser("verify", help="prove that no prompt was skipped and none trained on twice")
-    checked.add_argument("--json", action="store_true", help="print JSON")
     shown = commands.add_parser("show", help="one group's history, groups in a state, or counts")
     chosen = shown.add_mutually_exclusive_group()
     chosen.add_argument("--group", type=int, metavar="N", help="every event of one group")
     chosen.add_argument("--state", metavar="S", help="groups in a state: trained, dropped, buffered, taken, ...")
     chosen.add_argument("--summary", action="store_true", help="counts (the default)")
     for command in (checked, shown):
+        command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("run", metavar="RUN", help="run directory, its checkpoints/, or one commit")
         command.add_argument("--commit", type=int, metavar="N", help="the commit after rollout N (default: the newest)")
 
@@ -44,10 +43,13 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.ledger_command == "verify":
         return _verify(namespace)
     history = read_history(_commit(namespace))
+    if namespace.json:
+        print(json_text(_facts(history, namespace), indent=2))
+        return 0
     if namespace.group is not None:
         lines = list(_group_lines(history, namespace.group))
     elif namespace.state is not None:
-        lines = list(_state_lines(history, namespace.state))
+        lines = [f"group {index}  {said}" for index, said in _groups_in(history, namespace.state)]
     else:
         lines = list(_summary_lines(history))
     print(plain("\n".join(lines)))
@@ -79,7 +81,7 @@ def _verify(namespace: argparse.Namespace) -> int:
         report = Report([str(error)], {}, [])
     if namespace.json:
         found = {"commit": place, "holds": not report.problems, "problems": report.problems}
-        print(json.dumps({**found, "facts": report.facts, "notes": report.notes}, indent=2))
+        print(json_text({**found, "facts": report.facts, "notes": report.notes}, indent=2))
         return int(bool(report.problems))
     for problem in report.problems:
         print(plain(problem))
@@ -90,6 +92,20 @@ def _verify(namespace: argparse.Namespace) -> int:
         return 1
     print(f"{place}: the ledger holds: {summary(report)}")
     return 0
+
+
+def _facts(history: History, namespace: argparse.Namespace) -> dict[str, Any]:
+    from slime_command_inspect.ledger_verify import verify
+
+    if namespace.group is not None:
+        inherited, found = _group_events(history, namespace.group)
+        before = [{"before_the_ledger": entry["state"]} for entry in inherited]
+        return {"group": namespace.group, "events": [*before, *({"rollout": r, **event} for r, event in found)]}
+    if namespace.state is not None:
+        groups = [{"group": i, "history": said} for i, said in _groups_in(history, namespace.state)]
+        return {"state": namespace.state, "groups": groups}
+    report = verify(history)
+    return {"facts": report.facts, "notes": report.notes, "problems": report.problems}
 
 
 def _summary_lines(history: History) -> Iterator[str]:
@@ -105,7 +121,7 @@ def _summary_lines(history: History) -> Iterator[str]:
         yield f"{len(report.problems)} problems: see `slime ledger verify`"
 
 
-def _state_lines(history: History, state: str) -> Iterator[str]:
+def _groups_in(history: History, state: str) -> Iterator[tuple[int, str]]:
     """Groups in the state, by number. Raises ConfigError for a word that is none."""
     from slime_command_inspect.ledger_history import replay
     from slime_core.data.ledger import DROPPED, OPEN, TAKEN, TRAINED
@@ -118,17 +134,22 @@ def _state_lines(history: History, state: str) -> Iterator[str]:
         states = {record.state, TRAINED if record.trained else None, DROPPED if record.dropped else None}
         states |= {TAKEN} if +record.pending else set()
         if state in states:
-            yield f"group {index}  {record.describe()}"
+            yield index, record.describe()
 
 
-def _group_lines(history: History, group: int) -> Iterator[str]:
-    """One group's events. Raises ConfigError when there is none."""
+def _group_events(history: History, group: int) -> tuple[list[Event], list[tuple[Any, Event]]]:
+    """Where one group was before the ledger, and (rollout, event) since. Raises ConfigError when there is none."""
     from slime_core.errors import ConfigError
 
     found = [(s.header["rollout"], e) for s, e in history.events() if e.get("group") == group]
     inherited = [e for e in history.start["open"] if e["group"] == group]
     if not found and not inherited:
         raise ConfigError(f"slime ledger show: --group {group}: the ledger has no such group")
+    return inherited, found
+
+
+def _group_lines(history: History, group: int) -> Iterator[str]:
+    inherited, found = _group_events(history, group)
     for entry in inherited:
         yield f"before the ledger  {entry['state']}"
     for rollout, event in found:

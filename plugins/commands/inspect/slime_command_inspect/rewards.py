@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.parser import Parser
 from slime_core.protocols import Command
-from slime_core.text import plain
+from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--response", metavar="TEXT", help="default: standard input")
     score.add_argument("--label", metavar="TEXT")
     score.add_argument("--metadata", default="{}", metavar="JSON")
+    score.add_argument("--json", action="store_true", help="print one JSON object per reward")
     attack = actions.add_parser(
         "attack",
         allow_abbrev=False,
@@ -97,7 +98,7 @@ def _attack(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
     cases = cases_of(settings, namespace.data, namespace.rows)
     report = attack(settings, namespace.spec, "slime rewards attack", cases, made=namespace.data is None)
     if namespace.json:
-        print(json.dumps({"reward": namespace.spec, **report.as_json()}, indent=2, default=str))
+        print(json_text({"reward": namespace.spec, **report.as_json()}, indent=2))
     else:
         show(namespace.spec, report)
     return int(bool(report.false_passes or report.false_fails or report.errors))
@@ -142,8 +143,11 @@ def _score(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
     saved = [Saved(Path("-"), [sample])]
     for spec, outcomes in asyncio.run(_rescored(settings, namespace.specs, saved, True, None)):
         (outcome,) = outcomes
-        shown = f"failed: {outcome.error}" if outcome.error else json.dumps(outcome.new, default=str)
-        print(plain(shown if len(namespace.specs) == 1 else f"{spec}  {shown}"))
+        if namespace.json:
+            print(json_text({"reward": spec, "score": outcome.new, "error": outcome.error}))
+        else:
+            shown = f"failed: {outcome.error}" if outcome.error else json.dumps(outcome.new, default=str)
+            print(plain(shown if len(namespace.specs) == 1 else f"{spec}  {shown}"))
         status = status or int(outcome.error is not None)
     return status
 
@@ -204,7 +208,7 @@ def _report(
             spec: {**totals[spec], "outcomes": [vars(o) for o in outcomes if o.differs or not namespace.diff]}
             for spec, outcomes in results.items()
         }
-        print(json.dumps(shown, indent=2, default=str))
+        print(json_text(shown, indent=2))
     else:
         for spec, outcomes in results.items():
             if several:

@@ -7,12 +7,11 @@ Exit status: 0 a file was written, 1 nothing was left to write.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
-from slime_core.text import plain
+from slime_core.text import json_text, plain
 
 if TYPE_CHECKING:
     from slime_command_inspect.selection import Selection
@@ -106,7 +105,7 @@ def _tell(found: Selection, output: Path, as_json: bool) -> None:
             "prompts": found.groups,
             "prompts_kept": found.groups_kept,
         }
-        print(json.dumps(told))
+        print(json_text(told))
         return
     where = f" -> {output}" if found.kept else "; nothing is written"
     print(

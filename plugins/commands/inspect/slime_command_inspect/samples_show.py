@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
+
+from slime_core.text import json_text
 
 
 def add_parser(commands: Any) -> None:
@@ -56,7 +57,7 @@ def run(namespace: argparse.Namespace) -> int:
             break
         count += 1
         if namespace.json:
-            print(json.dumps(sample.row))
+            print(json_text(sample.row))
         else:
             print("\n".join(lines(found_run, sample, colour=sys.stdout.isatty())))
     if not count:

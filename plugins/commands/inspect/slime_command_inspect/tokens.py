@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.protocols import Command
-from slime_core.text import plain
+from slime_core.text import json_text, plain
 
 _MARKS = {"ok": "ok    ", "note": "note  ", "failed": "FAILED"}
 
@@ -54,7 +54,7 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.json:
         checks = [{"name": f.name, "status": f.status, "text": f.text} for f in findings]
         answer = {"model": str(directory), "chat_template": template, "failed": failed, "rewrites_history": rewrites}
-        print(json.dumps({**answer, "checks": checks}))
+        print(json_text({**answer, "checks": checks}))
         return int(bool(failed))
     width = max(len(f.name) for f in findings)
     for finding in findings:

@@ -7,14 +7,13 @@ alive, 1 nothing is running there, 3 a wait is past its deadline.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from slime_command_inspect.boards import Report, ask_for_stacks, read_run
 from slime_core.protocols import Command
-from slime_core.text import plain
+from slime_core.text import json_text, plain
 
 NOTHING, OVERDUE = 1, 3
 _STACKS_WITHIN = 8.0
@@ -46,7 +45,8 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.learning:
         from slime_command_inspect.learning import describe_learning
 
-        print(plain(describe_learning(run_dir)))
+        text = describe_learning(run_dir)
+        print(json_text({"run": str(run_dir), "lines": text.splitlines()}) if namespace.json else plain(text))
         return 0
     while True:
         report = read_run(run_dir)
@@ -65,7 +65,7 @@ def _as_json(report: Report, stacks: dict[str, str | None]) -> str:
         | ({"stacks": stacks.get(p.name)} if p.name in stacks else {})
         for p in report.processes
     ]
-    return json.dumps({"run": str(report.run_dir), "alive": report.alive, "overdue": report.overdue,
+    return json_text({"run": str(report.run_dir), "alive": report.alive, "overdue": report.overdue,
                        "processes": processes, "stalls": [str(p) for p in report.stalls]})  # fmt: skip
 
 

@@ -7,12 +7,12 @@ starts; the columns "embedded" and "megatron" say which trainer has a plugin for
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 if TYPE_CHECKING:
     from slime_command_models.presets import ModelPreset
@@ -53,7 +53,7 @@ def run(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"slime models show: --length {namespace.length} must be at least 1")
     facts = _facts(preset, namespace.length)
     if namespace.json:
-        print(json.dumps(facts, indent=2))
+        print(json_text(facts, indent=2))
     else:
         width = max(map(len, facts))
         print("\n".join(f"{key:<{width}}  {_text(value)}" for key, value in facts.items() if value is not None))
@@ -85,7 +85,7 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
             }
             for preset, size, active, experts, known in rows
         ]
-        print(json.dumps(found, indent=2))
+        print(json_text(found, indent=2))
         return
     header = ("NAME", "FAMILY", "SIZE", "ACTIVE", "LAYERS", "EXPERTS", *(trainer.upper() for trainer in _KINDS))
     cells = [

@@ -5,13 +5,13 @@ Loads the classes of trainer and engine, and torch with them; with `--trace` alo
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 _HELP = """usage: slime plan [RUN.yaml] [--num-gpus N] [--num-cpus N] [--gpu-memory-gib X] [--json] [flags]
        slime plan --trace RUN [--what CHANGES ...] [--json]
@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
         predicted, table = _predict(own.trace, own.what)
         answer["trace"] = predicted
         lines += [*([""] if lines else []), f"prediction from {own.trace}", *table]
-    print(json.dumps(answer, indent=2, ensure_ascii=False, default=str) if own.json else "\n".join(lines))
+    print(json_text(answer, indent=2) if own.json else "\n".join(lines))
     return 0
 
 

@@ -8,7 +8,6 @@ examples, else the bare suite of its kind.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from slime_core.distributions import CORE, normalized
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.registry import ComponentRef, Registry
+from slime_core.text import json_text
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def run(namespace: argparse.Namespace) -> int:
         outcomes = run_contracts(loaded)
         lines = _merged(specs, lines, outcomes)
     if namespace.json:
-        print(json.dumps([asdict(line) for line in lines], indent=2))
+        print(json_text([asdict(line) for line in lines], indent=2))
     else:
         for line in lines:
             print(f"{'ok  ' if line.ok else 'FAIL'}  {line.plugin}: {line.message}")

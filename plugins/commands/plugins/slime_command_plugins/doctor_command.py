@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from slime_command_plugins import command as plugins
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,7 +33,7 @@ def run(namespace: argparse.Namespace) -> int:
         )
     text, wrong = examine_run(Path(namespace.run))
     if namespace.json:
-        print(json.dumps({"run": namespace.run, "wrong": wrong, "lines": text.splitlines()}))
+        print(json_text({"run": namespace.run, "wrong": wrong, "lines": text.splitlines()}))
     else:
         print(plain(text))
     return int(wrong)

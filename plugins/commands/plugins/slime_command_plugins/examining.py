@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
+
+from slime_core.text import json_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,7 @@ def run(namespace: argparse.Namespace) -> int:
     registry = current_registry()
     findings = examine(registry)
     if namespace.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print(json_text([asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
             stops = f"\n  stops: {finding.stops}" if finding.stops else ""

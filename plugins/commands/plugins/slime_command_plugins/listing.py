@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +11,7 @@ from slime_command_plugins.naming import kind_word, origin, registered_kind
 from slime_core.errors import PluginError
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS
 from slime_core.plugins.registry import ComponentRef, Registry
+from slime_core.text import json_text
 
 _HEADER = ("KIND", "NAME", "FROM", "TARGET")
 
@@ -33,7 +33,7 @@ def run(namespace: argparse.Namespace) -> int:
     refs = [ref for ref in registry if wanted in (None, ref.kind)]
     wrong = _check(registry, refs) if namespace.check else []
     if namespace.json:
-        print(json.dumps([_facts(ref) for ref in refs], indent=2))
+        print(json_text([_facts(ref) for ref in refs], indent=2))
     else:
         rows = [(kind_word(ref), ref.name, origin(ref), ref.target) for ref in refs]
         print("\n".join(table([_HEADER, *rows])))

@@ -11,11 +11,13 @@ from slime_core.errors import name_of
 from slime_core.plugins.kind import Kind
 from slime_core.plugins.kinds import HOOK_GROUP, KINDS, kind_of
 from slime_core.plugins.registry import ComponentRef
+from slime_core.text import json_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The argument."""
     parser.add_argument("component", metavar="KIND/NAME", help="e.g. rewards/math, or KIND:SPEC: rewards:my_rm.py")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -24,6 +26,10 @@ def run(namespace: argparse.Namespace) -> int:
 
     kind, spec = split(namespace.component, "slime plugins show")
     ref, obj = _load(kind, spec)
+    if namespace.json:
+        options = [dict(zip(("set", "type", "default", "help"), row)) for row in _options(ref, obj)[1:]]
+        print(json_text({**dict(_facts(kind, ref, obj)), "options": options, "doc": inspect.getdoc(obj)}, indent=2))
+        return 0
     for name, text in _facts(kind, ref, obj):
         print(f"{name + ':':<13}{text}")
     rows = _options(ref, obj)

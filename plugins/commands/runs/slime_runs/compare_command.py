@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,7 +28,7 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_runs.run import Run
 
     found = compare([Run(path) for path in namespace.runs], last=namespace.last)
-    print(json.dumps(found) if namespace.json else "\n".join(_lines(found)))
+    print(json_text(found) if namespace.json else "\n".join(_lines(found)))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 FORMATS = ("hf", "inspect", "otel", "perfetto", "trackio")
 _TO_FOLDER = ("hf", "inspect", "perfetto")
@@ -16,6 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("export", help=text, description=text)
     parser.add_argument("run", metavar="RUN", help="run directory; nothing is written into it")
     parser.add_argument("--format", required=True, choices=FORMATS, help="which tool's")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("-o", "--output", metavar="DIR", help=f"new directory; for {', '.join(_TO_FOLDER)}")
 
 
@@ -32,9 +34,11 @@ def run(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"slime export --format {namespace.format} sends, and writes no -o {namespace.output}")
     if namespace.output:
         to_folder = {"hf": export.to_hf, "inspect": export.to_inspect, "perfetto": export.to_perfetto}
-        print(to_folder[namespace.format](found, export.new_folder(namespace.output)))
+        said = to_folder[namespace.format](found, export.new_folder(namespace.output))
     else:
-        print((export.to_trackio if namespace.format == "trackio" else export.to_otel)(found))
+        said = (export.to_trackio if namespace.format == "trackio" else export.to_otel)(found)
+    facts = {"format": namespace.format, "output": namespace.output, "wrote": said}
+    print(json_text(facts) if namespace.json else said)
     return 0
 
 

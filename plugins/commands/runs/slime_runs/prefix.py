@@ -102,5 +102,8 @@ def _cut(sample: Sample, prompt: int, spans: provenance.Spans, length: int) -> N
         column = getattr(sample, name)
         setattr(sample, name, column[:length] if column else column)
     sample.teacher_log_probs = sample.rollout_routed_experts = None
-    sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
+    if sample.rollout_top_p_token_offsets is not None:
+        offsets = sample.rollout_top_p_token_offsets[: length + 1]
+        sample.rollout_top_p_token_ids = (sample.rollout_top_p_token_ids or [])[: offsets[-1]]
+        sample.rollout_top_p_token_offsets = offsets
     sample.reward, sample.remove_sample, sample.status = None, False, SampleStatus.PENDING

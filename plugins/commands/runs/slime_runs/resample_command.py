@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 if TYPE_CHECKING:
     from slime_runs.resample import Again, Change, Resampled
@@ -85,7 +85,7 @@ def _tell(run: Run, found: Resampled, as_json: bool) -> None:
 
     if as_json:
         for again in found.found:
-            print(json.dumps(_facts(found, again)))
+            print(json_text(_facts(found, again)))
         return
     colour = sys.stdout.isatty()
     weights = found.weights

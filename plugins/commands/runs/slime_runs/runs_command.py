@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 if TYPE_CHECKING:
     from slime_runs.run import Run
@@ -28,7 +28,7 @@ def run(namespace: argparse.Namespace) -> int:
     runs = find_runs(namespace.folder)
     facts = [_facts(run) for run in runs]
     if namespace.json:
-        print("\n".join(json.dumps(fact) for fact in facts))
+        print("\n".join(json_text(fact) for fact in facts))
         return 0
     rows = [("run", "state", "rollouts", "reward", "evaluations")]
     for fact in facts:

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,6 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("report", help=text, description=text)
     parser.add_argument("run", metavar="RUN", help="run directory; the run may be going on")
     parser.add_argument("--output", metavar="FILE", help="default: report.html in the working directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rollouts", type=int, default=5, metavar="N", help="the newest N (default: %(default)s)")
     parser.add_argument(
         "--samples", type=int, default=16, metavar="N",
@@ -33,7 +35,9 @@ def run(namespace: argparse.Namespace) -> int:
     output = Path(namespace.output or "report.html")
     text = report(WatchedRun(namespace.run), namespace.rollouts, namespace.samples)
     output.write_text(text, encoding="utf-8")
-    print(f"wrote {output} ({len(text.encode()) / 1e6:.1f} MB)")
+    size = len(text.encode())
+    said = f"wrote {output} ({size / 1e6:.1f} MB)"
+    print(json_text({"output": str(output), "bytes": size}) if namespace.json else said)
     return 0
 
 

@@ -20,7 +20,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.ports import url_host
 from slime_core.protocols import Args
-from slime_engine_sglang.api.engine import DELTA, HttpEngine, run_dir, without_deltas
+from slime_engine_sglang.api.engine import DELTA, HttpEngine, check_sampling_mask, run_dir, without_deltas
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import server_url
 from slime_engine_sglang.api.versions import FIRST_ROUTER, untested, version_number
@@ -85,6 +85,7 @@ class SglangEngine(HttpEngine):
     def check_settings(cls, settings: Settings) -> list[str]:
         """Warnings of the plan. Raises ConfigError when it cannot work, or SGLang's environment is missing."""
         python = engine_python(settings.args)
+        check_sampling_mask(settings)
         warnings = [*check(settings), *without_deltas(settings)]
         check_model(settings.args.hf_checkpoint, settings.cite("hf_checkpoint"))
         if settings.args.offload_rollout and find_device(settings.args.device)[0] == "cpu":

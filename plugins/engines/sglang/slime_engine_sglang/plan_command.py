@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from slime_core.cli.parser import Parser
 from slime_core.errors import ConfigError
 from slime_core.protocols import Command
+from slime_core.text import json_text
 
 COMMANDS = ("train", "eval", "rollout")
 
@@ -60,7 +60,7 @@ def _plan(argv: list[str]) -> int:
     if own.command != "train":
         settings.derive("actor_num_gpus_per_node", 0, f"slime {own.command}")
     plan = _planner(settings)(settings, own.num_gpus)
-    print(json.dumps(plan.to_dict(), indent=2, ensure_ascii=False, default=str) if own.json else plan.describe())
+    print(json_text(plan.to_dict(), indent=2) if own.json else plan.describe())
     return 0
 
 

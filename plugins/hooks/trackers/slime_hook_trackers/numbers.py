@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime_core import Args, Sample
-from slime_core.config.secrets import hidden_values, learn
 from slime_core.provenance import Source
+from slime_core.secrets import hidden_values, learn
 
 _PRIVATE = ("system_prompt", "plugins", "custom_config_path")
 """Settings that trackers are not told: prompts, and what plugins are given."""

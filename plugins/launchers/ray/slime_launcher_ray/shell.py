@@ -23,6 +23,7 @@ import ray
 
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.ports import PortBlock, reserve
+from slime_core.secrets import learn, learn_environment, shown
 from slime_core.waits import limit_user_code, start_board
 from slime_launcher_ray.carried import Carried, root_of
 from slime_launcher_ray.fingerprint import Fingerprint, fingerprint
@@ -71,6 +72,13 @@ class Order:
 def environment_to_carry() -> dict[str, str]:
     """Variables that nodes get from this process."""
     return {k: v for k, v in os.environ.items() if k.startswith(_CARRIED) and k not in _OF_THE_NODE}
+
+
+class _Shown(logging.Formatter):
+    """As a terminal gets it, without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
 
 
 class _Messages(logging.Handler):
@@ -157,6 +165,8 @@ class Shell:
         os.environ.update(self._local_environment())
         if _THREADS not in order.environment:
             os.environ.pop(_THREADS, None)  # Ray sets it to the CPUs asked for, which are for placement
+        learn("", vars(order.settings.args) | (order.settings.args.model_extra or {}))
+        learn_environment(order.environment)
         start_board(order.run_dir, self.name)
         limit_user_code(order.settings.args.user_code_timeout)
         context = ray.get_runtime_context()
@@ -180,7 +190,7 @@ class Shell:
 
         logger = logging.getLogger()
         to_log = logging.StreamHandler()
-        to_log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        to_log.setFormatter(_Shown("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(to_log)
         # Buckets of weights are read where they lie in shared memory, and engines copy them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

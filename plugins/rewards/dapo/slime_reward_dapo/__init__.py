@@ -75,8 +75,12 @@ def _answered(response: str) -> str | None:
 
 def _alike(given: str, expected: str) -> bool:
     """One number as written (normalised, `1 1/2` has no space), spelt alike, or one number once normalised."""
-    if same_number(given.strip().rstrip(".,;:"), expected):
-        return True
+    same = same_number(given.strip().rstrip(".,;:"), expected)
+    if same is not None:
+        return same
+    sides = [side for side in given.split("=") if same_number(side, side)]
+    if any(same_number(sides[0], side) is False for side in sides[1:]):
+        return False  # 5 = 4
     answer, label = normalized(given), normalized(expected)
     return answer == label or bool(same_number(answer, label))
 

@@ -63,6 +63,9 @@ def test_normalised(text: str, expected: str) -> None:
         ("Answer: $34$, $35$", "34", False, "34,35"),
         ("Answer: $34$ is wrong", "34", False, "34iswrong"),
         ("Answer: The answer is $34$.", "34", True, "34"),
+        ("Answer: 5 = 4", "4", False, "4"),
+        ("Answer: 2 + 2 = 4", "4", True, "4"),
+        ("Answer: 1 1/2", "11/2", False, "11/2"),
         ("Answer: True or False", "True or False", True, "TrueorFalse"),
     ],
 )

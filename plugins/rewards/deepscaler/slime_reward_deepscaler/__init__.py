@@ -25,6 +25,8 @@ MARKERS = ("</think>", "###Response")
 
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*-?(\d+)\s*\}|(\d))\s*(?:\{\s*-?(\d+)\s*\}|(\d))|(\d+)\s*/\s*-?(\d+)")
 _PERCENT = re.compile(r"\\?%")
+_UNSAID = re.compile(r"\\(?:[hv]?phantom|[bx]?cancel|sout)(?![A-Za-z])|_(?!\{?10(?!\d))")
+"""What is not shown, and a base: sympy's grammar reads over both."""
 _AND = re.compile(r"\s*,?\s+(?:or|and)\s+")
 _BRACKETS = {"(": ")", "[": "]"}
 
@@ -53,13 +55,15 @@ def _boxed_answer(response: str) -> str | None:
 def equal(answer: str, label: str) -> bool:
     """One number, equal as spelt in the manner of MATH, or as expressions; intervals and tuples part by part."""
     answer, label = _plain(answer), _plain(label)
+    if _UNSAID.search(answer) and not _UNSAID.search(label):
+        return False
     given, expected = normalized(answer), normalized(label)
     if not given or not expected:
         return False
+    if same_number(answer, label) is not None:  # first, since without blanks `1 1/2` is 11/2
+        return _equal_parts(answer, label)
     if given == expected:
         return True
-    if same_number(answer, label) is not None:
-        return _equal_parts(answer, label)
     given_parts, expected_parts = _parts(given), _parts(expected)
     if len(given_parts) != len(expected_parts) or (
         len(expected_parts) > 1 and (given[0], given[-1]) != (expected[0], expected[-1])
@@ -70,6 +74,7 @@ def equal(answer: str, label: str) -> bool:
 
 def _plain(text: str) -> str:
     """Without percent signs and braces around all of it; several answers with commas between them."""
+    text = " ".join(text.split())  # of two patterns for blanks in a row each tries all lengths
     text = _AND.sub(",", _PERCENT.sub("", text).replace("\\{", "{").replace("\\}", "}")).strip()
     inner = text[1:-1]
     return inner if text == f"{{{inner}}}" and "{" not in inner and "}" not in inner else text

@@ -69,6 +69,10 @@ def test_spelling(text: str, expected: str) -> None:
         ("2^{40} 3^{20}", r"3^{20} 2^{40}", True),
         ("x^8 x^7 + x^{6} x^5", "x^{11} + x^{15}", True),
         ("{5}", "5", True),
+        (r"\phantom{5}", "5", False),
+        ("5_{7}", "5", False),
+        ("12", "12_5", True),
+        ("1 1/2", "11/2", False),
     ],
 )
 def test_equality(answer: str, label: str, expected: bool) -> None:
@@ -95,7 +99,21 @@ def test_markers_and_labels(response: str, label: Any, expected: float) -> None:
     assert reward(None, Sample(response=response, label=label)) == expected
 
 
-@pytest.mark.parametrize("bomb", ["9^{9^{9}}", "9^9^9", "2^{99999}", "99999!", "(9!)!", "9**9**9", "10!!", "x" * 5000])
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "9^{9^{9}}",
+        "9^9^9",
+        "2^{99999}",
+        "99999!",
+        "(9!)!",
+        "9**9**9",
+        "10!!",
+        "x" * 5000,
+        " " * 20_000 + "5 6",
+        "1E99999",
+    ],
+)
 def test_what_would_not_fit_in_memory_is_not_evaluated(bomb: str) -> None:
     started = time.monotonic()
     assert not equal(bomb, "5")

@@ -53,7 +53,11 @@ def _says_one_of(right: Sequence[str], choices: Sequence[str], response: str) ->
     """Whether the last sentence says one of the texts as the answer, and nothing says another choice's."""
     others = [text for text in choices if text and not any(text in r or r in text for r in right)]
     last = next((part for part in reversed(_SENTENCE.split(response)) if _plain(part)), "")
-    if _DENIAL.search(last) or any(f" {text} " in f" {_plain(response)} " for text in others):
+    if (
+        _DENIAL.search(last)
+        or last.rstrip().endswith("?")
+        or any(f" {text} " in f" {_plain(response)} " for text in others)
+    ):
         return False
     end = f" {_plain(last.rpartition(',')[2])} "  # of several with commas between them only the last can be meant
     return any(f" {text} " in end for text in right)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -60,10 +61,42 @@ from slime_core import Sample
         ("The answer is B, C is wrong", "B"),
         ("The answer is B. No, the answer is C.", "C"),
         ("The answer is B. Wait, that is wrong.", None),
+        ("The answer cannot be B", None),
+        ("Answer: everything but B", None),
+        ("Answer: other than B", None),
+        ("Answer: not necessarily B", None),
+        ("I doubt the answer is B", None),
+        ("It's not the case that the answer is B", None),
+        ("Answer: B can be excluded", None),
+        ("B? No.", None),
+        ("Answer: ~~B~~", None),
+        ("<del>B</del>", None),
+        (r"\cancel{B}", None),
+        (r"\boxed{\neg B}", None),
+        (r"\boxed{B \lor C}", None),
+        ("The answer is B (or C)", None),
+        ("The answer is B. Or C.", None),
+        ("Answer: option B or option C", None),
+        ("Answer: B as well as C", None),
+        ("Answer: B oder C", None),
+        ("Answer: B\u6216C", None),
+        ("\u7b54\u6848\u4e0d\u662fB", None),
+        ("Answer: B. Actually, it's C", None),
+        ("Answer: B\nCorrection: C", None),
+        ("\uff22", "B"),
+        ("The answer is B, not C.", "B"),
+        ("It is not A, so the answer is B", "B"),
     ],
 )
 def test_chosen_letter(response: str, expected: str | None) -> None:
     assert chosen_letter(response) == expected
+
+
+@pytest.mark.parametrize("text", ["answer is" + " " * 20_000, "final answer" + "\t \n" * 7_000, "<del>" * 5_000])
+def test_long_runs_are_read_at_once(text: str) -> None:
+    started = time.process_time()
+    assert chosen_letter(text) is None
+    assert time.process_time() - started < 2
 
 
 CHOICES = ["an electron", "a muon", "the tau", "a quark"]
@@ -94,6 +127,7 @@ CHOICES = ["an electron", "a muon", "the tau", "a quark"]
         ("0.15", "-15", {}, 0.0),
         ("it is -15", "-15", {}, 1.0),
         ("a muon, a kaon", None, {"correct_answer": "a muon"}, 0.0),
+        ("Is it a muon?", None, {"correct_answer": "a muon"}, 0.0),
         ("anything but a muon", None, {"correct_answer": "a muon"}, 0.0),
         ("I first thought of a muon.\nA kaon.", None, {"correct_answer": "a muon"}, 0.0),
         ("surely amuon!", "muon", {}, 0.0),

@@ -43,6 +43,11 @@ _DENIED = re.compile(
     rf"|(?<![\w.,$])\$?-?\d[\d.,/]*\$?(?:\s*,\s*\$?-?\d[\d.,/]*\$?)*,?\s+or\s+\$?-?\d[\d.,/]*\$?",
     re.IGNORECASE,
 )
+_OTHER_THAN_A_NUMBER = re.compile(
+    r"\\(?:neq?|not|neg|lnot|leq?|geq?|leqslant|geqslant|lt|gt|ll|gg|phantom|[hv]phantom|[bx]?cancel|sout)(?![A-Za-z])"
+    r"|[<>\u2260\u2264\u2265\u00ac]|_(?!\{?10(?!\d))"
+)
+"""Relations, what is not shown, and a base, all of which math-verify reads over."""
 _PERCENT = re.compile(r"\\?%\s*$")
 
 
@@ -81,10 +86,12 @@ def final_answer(response: str) -> str:
 
 def equal(answer: str, label: str) -> bool:
     """True when both are one number, are spelt alike, or parse and math-verify calls them equal."""
-    if _squeezed(answer) == _squeezed(label):
+    content, expected_content = _content(answer), _content(label)
+    same = same_number(content, expected_content)  # first, since without blanks `1 1/2` is 11/2
+    if same or (same is None and _squeezed(answer) == _squeezed(label)):
         return _squeezed(label) != _OPENING + "}"
-    if same_number(_content(answer), _content(label)):
-        return True
+    if same_number(expected_content, expected_content) and not _may_be_number(content):
+        return False
     if not answer or len(answer) > _MAX_ANSWER or explodes(answer):
         return False
     found, expected = _parsed(answer), _parsed_label(label)
@@ -94,6 +101,13 @@ def equal(answer: str, label: str) -> bool:
 def _content(box: str) -> str:
     r"""What a text that is one `\boxed{...}` holds, without a percent sign: 50% is 50 (and, to math-verify, 0.5)."""
     return _PERCENT.sub("", box[len(_OPENING) : -1]) if box.startswith(_OPENING) and box.endswith("}") else ""
+
+
+def _may_be_number(content: str) -> bool:
+    """No relation but an equation, whose numbers are one: `2+2=4`, and neither `5=4` nor `>4`."""
+    sides = content.split("=")
+    numbers = [side for side in sides if same_number(side, side)]
+    return not _OTHER_THAN_A_NUMBER.search(content) and all(same_number(numbers[0], other) for other in numbers[1:])
 
 
 def _parsed(text: str) -> list[Any]:

@@ -97,7 +97,9 @@ class _Reader:
             self.take()
             return value
         if token[:1].isdecimal() or token[:1] == ".":
-            return _logarithm(token)
+            if (value := _logarithm(token)) > MOST_DIGITS:
+                raise _TooLarge
+            return value
         if token in ("\\frac", "\\dfrac", "\\tfrac"):
             return self.atom() + self.divisor(self.atom)
         if token in ("\\binom", "\\dbinom", "\\tbinom", "\\Gamma"):

@@ -37,6 +37,18 @@ def score(response: str, label: object) -> float:
         ("x is 1", "1", 1.0),
         ("no number here", "7", 0.0),
         (r"\boxed{\frac{1}{}}", "1", 0.0),
+        (r"\boxed{1 1/2}", "11/2", 0.0),
+        (r"\boxed{1 1/2}", "3/2", 1.0),
+        (r"\boxed{5=4}", "4", 0.0),
+        (r"\boxed{4=5=4}", "4", 0.0),
+        (r"\boxed{2+2=4}", "4", 1.0),
+        (r"\boxed{x=4}", "4", 1.0),
+        (r"\boxed{\neq 4}", "4", 0.0),
+        (r"\boxed{\neg 4}", "4", 0.0),
+        (r"\boxed{>4}", "4", 0.0),
+        (r"\boxed{\phantom{4}}", "4", 0.0),
+        (r"\boxed{4_5}", "4", 0.0),
+        (r"\boxed{12}", "12_5", 1.0),
     ],
 )
 def test_golden(response: str, label: object, expected: float) -> None:
@@ -54,6 +66,7 @@ def test_only_the_tail_of_an_unboxed_response_is_read() -> None:
     [
         "9^{9^{9}}", "9^9^9", "9**9**9", "9**(9**9)", "2^{10^6}", "3^{99999}", "(10^{999})^{999}", "99999!", "(9!)!",
         "10!!", "9^{{9}^{9}}", r"9^\text{9^9}", "9^{1/0.0000001}", r"\binom{99999}{9999}", r"\Gamma(10^5)",
+        "1E99999",
     ],
 )  # fmt: skip
 def test_answers_that_would_not_fit_in_memory_are_not_evaluated(expression: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -252,6 +253,50 @@ class TrainerContract(Contract):
                 shapes = [tuple(part.shape) for part in found]
                 assert shapes == [(n,) for n in LENGTHS], f"expected shapes {[(n,) for n in LENGTHS]}; found {shapes}"
                 assert all(torch.isfinite(part).all() for part in found), "a value is not finite"
+
+    def test_log_probs_are_over_what_was_sampled_among(self) -> None:
+        """`TrainBatch.rollout_top_p_*`; skipped for a trainer whose class does not declare `sampling_mask`.
+
+        A whole step as well: the gradient of kept tokens' log-probs alone, in float64 from the logits of a plain pass.
+        """
+        from slime_core.models.config import load_model_config
+        from slime_core.models.decoder import Decoder
+
+        if not traits_of(self.resolved.obj, TrainerTraits).sampling_mask:
+            pytest.skip("its traits do not say `sampling_mask`")
+        decoder = Decoder.from_weights(load_model_config(tiny_model()), weights().items()).double()
+        temperature, vocab = self.settings.rollout_temperature, decoder.config.vocab_size
+        batch, generator = example_batch(), torch.Generator().manual_seed(8)
+        kept: list[list[list[int]]] = []
+        for i, (tokens, length) in enumerate(zip(batch.tokens, LENGTHS)):
+            sizes = [(i + token) % 4 for token in tokens[-length:]]
+            drawn = [torch.randperm(vocab, generator=generator)[:size].tolist() for size in sizes]
+            kept.append([sorted({*ids, t}) if ids else [] for ids, t in zip(drawn, tokens[-length:])])
+        batch.rollout_top_p_token_ids = [[t for ids in row for t in ids] for row in kept]
+        batch.rollout_top_p_token_offsets = [list(accumulate(map(len, row), initial=0)) for row in kept]
+        expected = []
+        for row, tokens, length in zip(kept, batch.tokens, LENGTHS):
+            z = decoder(torch.tensor(tokens), [len(tokens)])[-length - 1 : -1].double() / temperature
+            expected.append(torch.stack([
+                at[t] - at[ids or list(range(vocab))].logsumexp(0) for at, ids, t in zip(z, row, tokens[-length:])
+            ]))  # fmt: skip
+        total = sum(map(sum, batch.loss_masks))
+        masks = [torch.tensor(mask, dtype=torch.float32) for mask in batch.loss_masks]
+        torch.autograd.backward(-sum((part * mask).sum() for part, mask in zip(expected, masks)) / total)
+        norm = torch.stack([p.grad.norm() for p in decoder.parameters() if p.grad is not None]).norm().item()
+
+        def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            mask = torch.cat([masks[p] for p in output.positions]).to(output.log_probs.device)
+            loss = -(output.log_probs * mask).sum() / total
+            return loss, {"loss": loss.detach()}
+
+        for micro_batches in SPLITS:
+            with self.built() as trainer:
+                found = trainer.log_probs(batch, micro_batches)
+                metrics = trainer.train_step(batch, micro_batches, loss_fn).metrics
+            gap = max((a.cpu() - b.detach()).abs().max().item() for a, b in zip(found, expected))
+            assert gap <= self.tolerance, f"log-probs are up to {gap:.2g} from those over the kept tokens"
+            assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-2), "the gradient is not that of these log-probs"
 
     def test_given_experts_are_used(self) -> None:
         """Routing replay; skipped for a trainer whose class does not declare `routing_replay`."""

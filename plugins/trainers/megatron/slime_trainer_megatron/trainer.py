@@ -60,6 +60,7 @@ class MegatronTrainer:
         collective_weights=True,
         reads_megatron=True,
         routing_replay=True,
+        sampling_mask=True,
         uses=frozenset(
             {
                 "actor_num_gpus_per_node",

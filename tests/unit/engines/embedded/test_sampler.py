@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.engines.embedded.sampler import SamplingBatch, derive_seed, uniforms
+from slime_core.engines.embedded.sampler import SamplingBatch, ScoreTokens, derive_seed, uniforms
 from slime_core.engines.embedded.sampling_params import SamplingParams
 from slime_core.engines.embedded.sequence import Sequence
+from slime_core.models.batch_invariant import log_probs_of
 
 LOGITS = torch.tensor([0.0, 1.5, -1.0, 0.5, 2.0, -3.0, 0.1])
 
@@ -149,3 +150,25 @@ def test_a_forced_token_of_vanishing_probability_has_a_finite_log_prob() -> None
     item = sequence(0, stop_ids=(1,), min_new_tokens=2, temperature=0)
     token, log_prob = SamplingBatch([item], torch.device("cpu")).sample(logits[None].clone())
     assert (token.item(), log_prob.item()) == (0, pytest.approx(-200.0))
+
+
+@pytest.mark.parametrize("score", [None, log_probs_of])
+@pytest.mark.parametrize("params", [{"top_k": 3, "temperature": 0.7}, {"top_p": 0.5}, {"min_p": 0.2}, {"top_k": 9}])
+def test_sequences_that_keep_what_they_were_sampled_among(params: dict[str, Any], score: ScoreTokens | None) -> None:
+    """Log-probs are of the softmax over it; a neighbour without filters, and a greedy one, are as they were."""
+    plain, greedy = sequence(8, temperature=1.0), sequence(9, temperature=0)
+    kept = [sequence(seed, **params) for seed in range(200)]
+    everyone = [plain, *kept, greedy]
+    for one in everyone:
+        one.kept = []
+    tokens, log_probs = SamplingBatch(everyone, torch.device("cpu"), score).sample(LOGITS.expand(202, -1).clone())
+    scaled = LOGITS.double() / params.get("temperature", 1.0)
+    for one, token, log_prob in zip(kept, tokens[1:-1].tolist(), log_probs[1:-1].tolist(), strict=True):
+        assert one.kept is not None
+        (ids,) = one.kept
+        assert ids == sorted(ids)
+        assert token in ids
+        assert log_prob == pytest.approx((scaled[token] - scaled[ids].logsumexp(0)).item(), abs=1e-6)
+    assert (plain.kept, greedy.kept) == ([], [])
+    full = LOGITS.double().log_softmax(0)
+    assert log_probs[[0, -1]].tolist() == pytest.approx(full[tokens[[0, -1]]].tolist(), abs=1e-6)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import pytest
 import torch
 from slime_testing_contracts.trainer import example_batch
@@ -65,6 +67,21 @@ def test_every_token_and_target_is_on_one_rank(context: int, multiple: int) -> N
         assert not bool(micro.padding[0][micro.token_rows].any())
         assert int((~micro.padding).sum()) == len(micro.token_rows)
     assert held == tokens
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_a_targets_sampling_mask_goes_where_it_goes(context: int) -> None:
+    batch, positions = example_batch(), [2, 0, 3]
+    kept = [
+        [[token, *range(token % 3)] for token in batch.tokens[i][-n:]] for i, n in enumerate(batch.response_lengths)
+    ]
+    batch.rollout_top_p_token_ids = [[t for ids in row for t in ids] for row in kept]
+    batch.rollout_top_p_token_offsets = [list(accumulate(map(len, row), initial=0)) for row in kept]
+    for rank in range(context):
+        micro = pack(batch, positions, VOCABULARY, Packing(rank, context, 1, 0), CPU)
+        assert micro.mask is not None
+        found = [micro.mask.ids[a:b].tolist() for a, b in pairwise(micro.mask.offsets.tolist())]
+        assert found == [[token, *range(token % 3)] for token in micro.targets.tolist()]
 
 
 def test_a_row_predicts_the_token_after_it() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from slime_trainer_megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
+
+from slime_core.ops import SamplingMask
 
 ROWS, TOKENS, WIDTH = 9, 11, 13
 PART = VocabularyPart.of_rank(0, WIDTH, TOKENS)
@@ -138,3 +143,61 @@ def test_no_rows() -> None:
 )
 def test_the_last_ranks_have_the_padding(rank: int, expected: VocabularyPart) -> None:
     assert VocabularyPart.of_rank(rank, 8, TOKENS) == expected
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 13])
+def test_a_sampling_mask_over_split_columns(ranks: int, overwrite: bool) -> None:
+    """Ranks as threads, some with none of a row's kept tokens: numbers and gradients are those of one dense softmax."""
+    logits, targets = inputs()
+    kept = [sorted({(3 * row + i) % TOKENS for i in range(row % 4)} | {int(t)}) if row % 4 else list(range(TOKENS))
+            for row, t in enumerate(targets)]  # fmt: skip
+    rows = [ids if row % 4 else [] for row, ids in enumerate(kept)]
+    mask = SamplingMask(torch.tensor([i for ids in rows for i in ids]), torch.tensor([0, *accumulate(map(len, rows))]))
+    exact = logits.clone().requires_grad_()
+    log_p = [(row[ids] / 0.7).log_softmax(0) for row, ids in zip(exact, kept)]
+    wanted = torch.stack([part[ids.index(int(t))] for part, ids, t in zip(log_p, kept, targets)])
+    entropies = torch.stack([-(part.exp() * part).sum() for part in log_p])
+    (wanted - 0.3 * entropies).sum().backward()
+    shared, width = Shared(ranks), WIDTH // ranks if WIDTH % ranks == 0 else WIDTH // ranks + 1
+
+    def work(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        columns = torch.nn.functional.pad(logits, (0, ranks * width - WIDTH))[:, rank * width : (rank + 1) * width]
+        leaf = columns.clone().requires_grad_()
+        part = shared.part(VocabularyPart.of_rank(rank, width, TOKENS), rank)
+        found = vocab_parallel_log_probs(
+            leaf * 1, targets, part, temperature=0.7, chunk_size=4, with_entropy=True, overwrite=overwrite, mask=mask
+        )
+        assert found[1] is not None
+        (found[0] - 0.3 * found[1]).sum().backward()
+        assert leaf.grad is not None
+        return found[0].detach(), found[1].detach(), leaf.grad
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(work, range(ranks)))
+    for log_probs, entropy, _ in found:
+        torch.testing.assert_close(log_probs, wanted.detach(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(entropy, entropies.detach(), rtol=0, atol=1e-12)
+    assert exact.grad is not None
+    gradient = torch.cat([part for *_, part in found], 1)[:, :WIDTH]
+    torch.testing.assert_close(gradient, exact.grad, rtol=0, atol=1e-12)
+
+
+class Shared:
+    """All-reduces of ranks that are threads."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier, self.slots = threading.Barrier(ranks, timeout=60), [torch.empty(0)] * ranks
+
+    def part(self, part: VocabularyPart, rank: int) -> VocabularyPart:
+        """The same columns, whose sums and maxima go over the threads."""
+
+        def reduce_(tensor: torch.Tensor, op: Any) -> torch.Tensor:
+            self.slots[rank] = tensor.clone()
+            self.barrier.wait()
+            whole = torch.stack(self.slots)
+            self.barrier.wait()
+            return tensor.copy_(whole.sum(0) if op == torch.distributed.ReduceOp.SUM else whole.amax(0))
+
+        object.__setattr__(part, "reduce_", reduce_)
+        return part

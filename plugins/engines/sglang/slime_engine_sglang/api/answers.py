@@ -3,7 +3,7 @@
 `client` calls it; `Sample.append_response_tokens` reads the `meta_info` made here. A stream's pieces hold everything so
 far, unless the server runs with `--incremental-streaming-output`; which of the two is seen from `completion_tokens`,
 which always counts everything. `routed_experts` stay SGLang's base64 until the sample takes them, because only it knows
-how many tokens they cover.
+how many tokens they cover. Where a sampling mask came, log-probs are those of the softmax over it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from slime_core.types import GenerationOutput
 from slime_engine_sglang.api.transport import engine_error
 from slime_engine_sglang.api.versions import tested
 
+MASK = "output_token_sampling_mask"
+"""In `meta_info`: for each token the ids that it was sampled among."""
 _FIRST, _SECOND = itemgetter(0), itemgetter(1)
 
 
@@ -34,6 +36,7 @@ class Pieces:
         self._ids: list[int] = []
         self._log_probs: list[float] = []
         self._text = ""
+        self._kept: list[list[int]] = []
 
     def add(self, body: Any) -> GenerationOutput:
         """Everything up to and with this piece. Raises EngineError for what is none of SGLang's."""
@@ -44,6 +47,11 @@ class Pieces:
                 raise KeyError("output_token_logprobs")
             meta.pop("input_token_logprobs", None)
             log_probs, ids = list(map(float, map(_FIRST, entries or ()))), list(map(int, map(_SECOND, entries or ())))
+            kept, over_kept = meta.pop(MASK, None), meta.pop("output_token_sampling_logprobs", None)
+            if kept is not None:
+                log_probs = list(map(float, over_kept))
+                if not len(kept) == len(log_probs) == len(ids):
+                    raise ValueError(f"{len(kept)} sampling masks and {len(log_probs)} log-probs")
             text = str(body.get("text") or "")
             total = int(meta.get("completion_tokens", len(ids)))
             if "token_weight_versions" not in meta and (meta.get("weight_version") or meta.get("weight_versions")):
@@ -51,12 +59,14 @@ class Pieces:
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise self._nonsense(body) from error
         if total == len(ids):
-            self._ids, self._log_probs, self._text = ids, log_probs, text
+            self._ids, self._log_probs, self._text, self._kept = ids, log_probs, text, kept or []
         elif total == len(self._ids) + len(ids):
             self._ids, self._log_probs = self._ids + ids, self._log_probs + log_probs
-            self._text += text
+            self._text, self._kept = self._text + text, self._kept + (kept or [])
         else:
             raise self._nonsense(body)
+        if kept is not None:
+            meta[MASK] = self._kept
         return GenerationOutput(self._ids, self._log_probs, self._text, meta)
 
     def _nonsense(self, body: Any) -> Exception:

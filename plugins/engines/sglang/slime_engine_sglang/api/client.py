@@ -59,6 +59,7 @@ class Client:
         vocab_size: int | None = None,
         image_token: int | None = None,
         routed_experts: bool = False,
+        sampling_mask: bool = False,
         check_versions: Callable[[], Awaitable[None]] | None = None,
         router_failed: Callable[[], object] = lambda: None,
     ) -> None:
@@ -71,6 +72,7 @@ class Client:
             vocab_size: Of the model.
             image_token: The token that an image is so many of, of the model; see `generate_request`.
             routed_experts: Ask for the experts of every token.
+            sampling_mask: Ask for what every token was sampled among.
             check_versions: Finds and takes out the servers of a wrong weight version; asked when an answer that came
                 through the router has one.
             router_failed: Told when the router could not be reached.
@@ -82,7 +84,7 @@ class Client:
         self._choice = RouterChoice(router, pool, self.counts, router_failed)
         self._vocab_size = vocab_size
         self._image_token = image_token
-        self._routed_experts = routed_experts
+        self._routed_experts, self._sampling_mask = routed_experts, sampling_mask
         self._check_versions = check_versions
         self._numbers = itertools.count()
         self._prefix = f"slime-{secrets.token_hex(6)}-"
@@ -194,12 +196,14 @@ class Client:
             server_name(name),
             vocab_size=self._vocab_size,
             routed_experts=self._routed_experts,
+            sampling_mask=self._sampling_mask,
             image_data=images,
             image_token=self._image_token,
         )
         self.counts["requests"] += 1
         counted = images and self._image_token is not None
-        return Flight(body, session_id, rid=name, prompt=len(input_ids) if counted else 0)
+        prompt = len(input_ids) if counted else 0
+        return Flight(body, session_id, rid=name, prompt=prompt, tells_mask=self._sampling_mask)
 
     # -- one try ---------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_core.types import GenerationOutput
+from slime_engine_sglang.api.answers import MASK
 
 _CARRIES = frozenset({
     "json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex", "custom_params",
@@ -54,6 +55,8 @@ def joined(first: GenerationOutput, rest: GenerationOutput) -> GenerationOutput:
         ]
     if one.get("routed_experts") and two.get("routed_experts"):
         meta["routed_experts"] = _experts(one["routed_experts"], two["routed_experts"])
+    if MASK in one or MASK in two:
+        meta[MASK] = [*one.get(MASK, ()), *two.get(MASK, ())]
     reason = meta.get("finish_reason")
     if isinstance(reason, Mapping) and reason.get("type") == _CUT and _CUT in reason:
         meta["finish_reason"] = {**reason, _CUT: len(first.token_ids) + int(reason[_CUT])}

@@ -53,12 +53,24 @@ def without_deltas(settings: Settings) -> list[str]:
     return [f"{settings.cite('update_weight_puller_addrs')} has no effect without --update-weight-mode delta."]
 
 
+def check_sampling_mask(settings: Settings) -> None:
+    """Raise ConfigError where SGLang would refuse every request for a sampling mask: it returns at most
+    --sglang-sampling-mask-max-tokens ids, which a finite top_k promises."""
+    args = settings.args
+    if args.use_sampling_mask and args.rollout_top_p < 1 and args.rollout_top_k == -1:
+        raise ConfigError(
+            f"{settings.cite('use_sampling_mask')}: SGLang returns what tokens are sampled among for a finite top_k"
+            f" only; type --rollout-top-k 1000 beside {settings.cite('rollout_top_p')}"
+        )
+
+
 class HttpEngine(Control):
     """Constructed as `HttpEngine(args)`; connects in `start`. Subclasses bring their servers in `_find_workers`."""
 
     traits = EngineTraits(
         runs_elsewhere=True,
         returns_routed_experts=True,
+        returns_sampling_mask=True,
         takes_images=True,
         pause_modes=PAUSE_MODES,
         uses=WEIGHT_SETTINGS
@@ -91,6 +103,7 @@ class HttpEngine(Control):
     @classmethod
     def check_settings(cls, settings: Settings) -> list[str]:
         """Deltas and pullers go together. Raises ConfigError."""
+        check_sampling_mask(settings)
         args, pullers = settings.args, "update_weight_puller_addrs"
         if args.update_weight_transport == DELTA and not getattr(args, pullers):
             raise ConfigError(
@@ -127,6 +140,7 @@ class HttpEngine(Control):
                 vocab_size=vocab_size_of(self._args.hf_checkpoint),
                 image_token=image_token_of(self._args.hf_checkpoint),
                 routed_experts=bool(self._args.use_rollout_routing_replay),
+                sampling_mask=bool(self._args.use_sampling_mask),
                 check_versions=self.check_versions,
                 router_failed=self._router_failed,
             )

@@ -14,8 +14,9 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from slime_core.errors import EngineError
 from slime_core.types import GenerationOutput
-from slime_engine_sglang.api.answers import Pieces, event_of, output_of
+from slime_engine_sglang.api.answers import MASK, Pieces, event_of, output_of
 from slime_engine_sglang.api.continuation import joined
 from slime_engine_sglang.api.requests import check_prompt
 from slime_engine_sglang.api.transport import Http, encoded, engine_error, expecting, lines
@@ -52,6 +53,8 @@ class Flight:
     """What came before a weight update cut it short; `body` asks for the rest."""
     prefixes: str = ""
     """Name of the part of the servers' prefix caches that the present try may look into; empty: all of it."""
+    tells_mask: bool = False
+    """Its answer tells what each token was sampled among: all of the vocabulary where `body` did not have to ask."""
     prompt: int = 0
     """Tokens of a prompt with images, of which the server makes the images' anew; 0: they are not compared."""
     calm: int | None = None
@@ -87,6 +90,10 @@ class Flight:
         if self.begun is not None:
             with expecting("numbers as counters, base64 as routed_experts", "/generate", output.meta_info):
                 made = joined(self.begun, output)
+        if self.tells_mask and made.token_ids and MASK not in made.meta_info:
+            if "return_sampling_mask" in self.body:
+                raise EngineError("the server does not return what tokens were sampled among (SGLang 0.5.23 does)")
+            made.meta_info[MASK] = [[]] * len(made.token_ids)
         if self.prompt and made.token_ids:
             check_prompt(self.prompt, made.meta_info)
         made.meta_info["id"] = self.rid

@@ -130,6 +130,7 @@ class Head:
             chunk_size=self.chunk_size,
             with_entropy=with_entropy,
             overwrite=overwrite,
+            mask=micro.mask,
         )
         log_probs, entropy = (
             None if t is None else gather_places(t, micro.places, micro.num_responses, groups.context_group)

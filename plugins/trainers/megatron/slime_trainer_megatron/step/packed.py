@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from slime_core.ops import SamplingMask
 from slime_core.trainers.sample_rows import SampleRows, read_samples
 from slime_core.types import TrainBatch
 
@@ -100,6 +101,8 @@ class PackedBatch:
     """[L on this rank] int64 in [0, T): rows of samples' tokens, without padding."""
     token_places: torch.Tensor
     """[L on this rank] int64 in [0, L): where each belongs in the samples laid end to end."""
+    mask: SamplingMask | None = None
+    """What the targets were sampled among; None: all tokens."""
     routing: Any = None
     """`routing.py`'s `MicroRouting`, where the pass replays experts."""
 
@@ -187,4 +190,13 @@ def _packed(samples: SampleRows, packing: Packing, device: torch.device) -> Pack
         places=tensor(places),
         token_rows=tensor(token_rows),
         token_places=tensor(token_places),
+        mask=None if samples.kept is None else _mask_of(*samples.kept, places, device),
     )
+
+
+def _mask_of(ids: np.ndarray, offsets: np.ndarray, places: np.ndarray, device: torch.device) -> SamplingMask:
+    """Of the responses' tokens at `places`, in that order."""
+    counts = np.diff(offsets)[places]
+    ends = np.cumsum(counts)
+    chosen = np.repeat(offsets[:-1][places] - ends + counts, counts) + np.arange(counts.sum())
+    return SamplingMask(torch.from_numpy(ids[chosen]).to(device), torch.from_numpy(np.concatenate([[0], ends])))

@@ -9,7 +9,8 @@ the whole logits ever exists.
 
 With z = logits / temperature over the whole vocabulary: log p = z[target] - logsumexp(z), H = -sum p log p, and d log p
 / dz_j = [j = target] - p_j,  dH / dz_j = -p_j (log p_j + H). Columns of the padded vocabulary
-(`--make-vocab-size-divisible-by`) are no tokens; they take no part and get gradient 0.
+(`--make-vocab-size-divisible-by`) are no tokens; they take no part and get gradient 0. Nor do those that a
+`SamplingMask` leaves out of a row; a rank that holds none of a row's tokens adds nothing to its sums.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from slime_core.ops.logprobs import CHUNK_ELEMENTS
+from slime_core.ops.logprobs import CHUNK_ELEMENTS, SamplingMask
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def vocab_parallel_log_probs(
     chunk_size: int = -1,
     with_entropy: bool = False,
     overwrite: bool = False,
+    mask: SamplingMask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs of `targets` under softmax(logits / temperature), and its entropy.
 
@@ -68,6 +70,7 @@ def vocab_parallel_log_probs(
         chunk_size: Rows whose float32 copy exists at a time; below 1 it is chosen by `CHUNK_ELEMENTS`.
         with_entropy: Also return the entropy in nats, differentiable.
         overwrite: In backward, write the gradient over the logits; for logits that nothing else reads.
+        mask: The tokens of the whole vocabulary that each target was sampled among; None: all.
 
     Returns:
         log_probs [R] and entropy [R] or None, in float32 (float64 for float64 logits).
@@ -76,7 +79,7 @@ def vocab_parallel_log_probs(
     assert logits.shape[0] == targets.shape[0]
     rows = chunk_size if chunk_size > 0 else _default_rows(logits)
     log_probs, entropy = _VocabParallel.apply(  # type: ignore[no-untyped-call]
-        logits, targets, part, temperature, rows, with_entropy, overwrite
+        logits, targets, part, temperature, rows, with_entropy, overwrite, mask
     )
     return log_probs, entropy if with_entropy else None
 
@@ -101,17 +104,19 @@ class _VocabParallel(torch.autograd.Function):
         rows: int,
         with_entropy: bool,
         overwrite: bool,
+        mask: SamplingMask | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         own = logits[:, : part.columns]
-        top = _row_maxima(own, dtype).div_(temperature)
+        top = _row_maxima(own, dtype, targets, part, rows, mask).div_(temperature)
         part.reduce_(top, dist.ReduceOp.MAX)
         column, mine = _own_column(targets, part)
         # Per row: sum of e^(z - max), the target's z - max (0 on ranks without it), and sum of e^(z - max) (z - max).
         sums = torch.zeros((3 if with_entropy else 2, targets.shape[0]), dtype=dtype, device=logits.device)
         for chunk in _slices(targets.shape[0], rows) if part.columns else ():
-            shifted = _scaled_(own[chunk].to(dtype, copy=True), temperature).sub_(top[chunk, None])
-            sums[1, chunk] = shifted.gather(-1, column[chunk, None]).squeeze(-1) * mine[chunk]
+            z = _scaled_(own[chunk].to(dtype, copy=True), temperature)
+            shifted = (z if mask is None else mask.apply_(z, targets, chunk, part.start)).sub_(top[chunk, None])
+            sums[1, chunk] = shifted.gather(-1, column[chunk, None]).squeeze(-1).where(mine[chunk], 0)
             weights = shifted.exp() if with_entropy else shifted.exp_()
             sums[0, chunk] = weights.sum(-1)
             if with_entropy:
@@ -121,7 +126,8 @@ class _VocabParallel(torch.autograd.Function):
         log_total = sums[0].log()
         log_probs = sums[1] - log_total
         entropy = log_total - sums[2] / sums[0] if with_entropy else log_probs.new_empty(0)
-        ctx.save_for_backward(logits, column, mine, top.add_(log_total), entropy)
+        ctx.mask = mask
+        ctx.save_for_backward(logits, targets, column, mine, top.add_(log_total), entropy)
         ctx.set_materialize_grads(False)
         ctx.part, ctx.temperature, ctx.rows, ctx.overwrite = part, temperature, rows, overwrite
         ctx.with_entropy = with_entropy
@@ -130,11 +136,11 @@ class _VocabParallel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, for_log_probs: torch.Tensor | None, for_entropy: torch.Tensor | None) -> tuple[Any, ...]:
-        logits, column, mine, norm, entropy = ctx.saved_tensors
+        logits, targets, column, mine, norm, entropy = ctx.saved_tensors
         if not ctx.with_entropy:
             for_entropy = None
         if for_log_probs is None and for_entropy is None:
-            return (None,) * 7
+            return (None,) * 8
         columns = ctx.part.columns
         # d z / d logits, put into what has one number per row.
         for_log_probs, for_entropy = (None if g is None else g / ctx.temperature for g in (for_log_probs, for_entropy))
@@ -142,6 +148,8 @@ class _VocabParallel(torch.autograd.Function):
         copied = not ctx.overwrite or logits.dtype != norm.dtype
         for chunk in _slices(column.shape[0], ctx.rows) if columns else ():
             log_p = _scaled_(logits.detach()[chunk, :columns].to(norm.dtype, copy=copied), ctx.temperature)
+            if ctx.mask is not None:
+                ctx.mask.apply_(log_p, targets, chunk, ctx.part.start)
             log_p.sub_(norm[chunk, None])
             grad = log_p.exp() if for_entropy is not None else log_p.exp_()
             factor = torch.zeros_like(norm[chunk, None])
@@ -156,7 +164,7 @@ class _VocabParallel(torch.autograd.Function):
             if copied or for_entropy is not None:
                 out[chunk, :columns] = grad
         out[:, columns:] = 0
-        return out, None, None, None, None, None, None
+        return out, *(None,) * 7
 
 
 def _scaled_(logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -164,11 +172,23 @@ def _scaled_(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return logits if temperature == 1 else logits.div_(temperature)
 
 
-def _row_maxima(own: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[R]; -inf on a rank that has padding columns only."""
-    if own.shape[1] == 0:
-        return torch.full((own.shape[0],), -torch.inf, dtype=dtype, device=own.device)
-    return own.detach().amax(-1).to(dtype)
+def _row_maxima(
+    own: torch.Tensor,
+    dtype: torch.dtype,
+    targets: torch.Tensor,
+    part: VocabularyPart,
+    rows: int,
+    mask: SamplingMask | None,
+) -> torch.Tensor:
+    """[R]; -inf on a rank that has none of a row's tokens."""
+    top = torch.full((own.shape[0],), -torch.inf, dtype=dtype, device=own.device)
+    if not own.shape[1]:
+        return top
+    if mask is None:
+        return top.copy_(own.detach().amax(-1))
+    for chunk in _slices(own.shape[0], rows):
+        top[chunk] = mask.apply_(own.detach()[chunk].clone(), targets, chunk, part.start).amax(-1).to(dtype)
+    return top
 
 
 def _own_column(targets: torch.Tensor, part: VocabularyPart) -> tuple[torch.Tensor, torch.Tensor]:
