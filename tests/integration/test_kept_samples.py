@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from slime_runs import Run
 from slime_runs.files import file_name, sample_files
-from slime_runs.index import Filter
+from slime_runs.index import Filter, facts
 from slime_runs.store import SampleStore, _Writer
 
 from slime_core.data.dumps import read_samples
@@ -165,7 +165,7 @@ def test_the_budget_costs_the_same_after_many_files(tmp_path: Path, monkeypatch:
     costs = []
     for rollout in range(60):
         before = len(asked)
-        writer.write(file_name(rollout), [[row]], [[b"{}"]])
+        writer.write(file_name(rollout), [[facts(row)]], [[b"{}"]])
         costs.append(len(asked) - before)
     writer.close()
     assert costs[-1] == costs[30] < 30
