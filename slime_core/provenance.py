@@ -230,3 +230,13 @@ def version_number(version: Any) -> int:
         return int(version)
     except (TypeError, ValueError):
         return 0
+
+
+def writer_of(source: str | None, trainable: bool) -> Source:
+    """The source of appended tokens. Raises ValueError where it contradicts `trainable`."""
+    if source is None:
+        return Source.SAMPLED if trainable else Source.TOOL
+    writer = Source(source)
+    if (writer == Source.SAMPLED) != trainable:
+        raise ValueError(f"source {writer.value!r} with trainable={trainable}; exactly sampled tokens are trainable")
+    return writer

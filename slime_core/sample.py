@@ -20,7 +20,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slime_core import provenance
@@ -29,6 +28,7 @@ from slime_core.call_counters import SpecInfo as SpecInfo
 from slime_core.multimodal import image_ref, image_url, images_of
 from slime_core.provenance import NOT_SAMPLED, Source, Span, Spans
 from slime_core.routed_experts import routed_experts_after_call
+from slime_core.sampled_among import kept_after_call
 from slime_core.secrets import hidden
 from slime_core.stored_sample import copied, field_values, plain_values
 
@@ -216,11 +216,16 @@ class Sample:
             ValueError: The tokens cannot be aligned with what the sample already holds; it is unchanged.
         """
         meta_info = meta_info or {}
-        writer = _writer(source, trainable)
+        writer = provenance.writer_of(source, trainable)
         new_log_probs, versions = self._checked_extension(list(tokens), log_probs, trainable, meta_info)
         total = len(self.tokens) + len(tokens)
         routed = routed_experts_after_call(self.rollout_routed_experts, meta_info if trainable else {}, total, args)
-        kept = self._kept_after_call(tokens, trainable, meta_info.get("output_token_sampling_mask"))
+        kept = self.rollout_top_p_token_ids, self.rollout_top_p_token_offsets
+        if trainable and tokens:
+            mask = self.loss_mask or [1] * self.response_length
+            kept = kept_after_call(kept, mask, tokens, meta_info.get("output_token_sampling_mask"))
+        elif kept[1] is not None:
+            kept = kept[0], [*kept[1], *[kept[1][-1]] * len(tokens)]
         if not self.response_length:  # a prompt of the caller's own is what the response comes after
             self.sampled_after = provenance.digest(self.tokens)
             if self.spans is not None and provenance.num_tokens(self.spans) != len(self.tokens):
@@ -245,23 +250,6 @@ class Sample:
         if update_terminal_info and meta_info:
             self.take_meta_info(meta_info, len(tokens))
         self.validate()
-
-    def _kept_after_call(
-        self, tokens: Sequence[int], trainable: bool, rows: Sequence[Sequence[int]] | None
-    ) -> tuple[list[int] | None, list[int] | None]:
-        """`rollout_top_p_*` after `tokens`, sampled among `rows`; none where that is not known of all sampled ones."""
-        ids, offsets = self.rollout_top_p_token_ids or [], self.rollout_top_p_token_offsets
-        if not trainable or not tokens:
-            rows = [()] * len(tokens)
-        elif offsets is None and rows is not None and not any(self.loss_mask or [1] * self.response_length):
-            offsets = [0] * (self.response_length + 1)
-        if offsets is None or rows is None:
-            return None, None
-        if len(rows) != len(tokens) or any(row and token not in row for token, row in zip(tokens, rows)):
-            raise ValueError(
-                f"{self._name()}: output_token_sampling_mask does not have the {len(tokens)} sampled tokens"
-            )
-        return [*ids, *chain.from_iterable(rows)], [*offsets[:-1], *accumulate(map(len, rows), initial=offsets[-1])]
 
     def known_spans(self) -> Spans:
         """A copy of `spans`, completed from the other fields where nobody told more than the prompt's.
@@ -428,13 +416,3 @@ class Sample:
 
 Group: TypeAlias = list[Sample]
 """The samples of one prompt."""
-
-
-def _writer(source: str | None, trainable: bool) -> Source:
-    """The source of appended tokens. Raises ValueError where it contradicts `trainable`."""
-    if source is None:
-        return Source.SAMPLED if trainable else Source.TOOL
-    writer = Source(source)
-    if (writer == Source.SAMPLED) != trainable:
-        raise ValueError(f"source {writer.value!r} with trainable={trainable}; exactly sampled tokens are trainable")
-    return writer

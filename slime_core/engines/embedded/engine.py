@@ -68,8 +68,7 @@ class EmbeddedEngine:
         self._requests: dict[str, tuple[Sequence, _Request]] = {}
         self._numbers = itertools.count()
         self._driver: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
+        self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._pool: ThreadPoolExecutor | None = None
         self._cleanups: set[asyncio.Task[None]] = set()
@@ -410,13 +409,12 @@ class EmbeddedEngine:
             "token_weight_versions": sequence.token_versions(),
             "e2e_latency": time.perf_counter() - sequence.created,
         }
-        if sequence.logprob_start is not None:
-            scored = sequence.prompt_ids[sequence.logprob_start :]
-            meta["input_token_logprobs"] = list(zip([None, *sequence.prompt_log_probs], scored))
+        if (first := sequence.logprob_start) is not None:
+            meta["input_token_logprobs"] = list(zip([None, *sequence.prompt_log_probs], sequence.prompt_ids[first:]))
         if routed_experts:
             meta["routed_experts"] = core.routed_experts(sequence)
-        if sequence.kept is not None:
-            meta["output_token_sampling_mask"] = list(sequence.kept) or [[]] * sequence.num_output
         if sequence.top_logprobs:
             meta["output_top_logprobs"] = list(sequence.top)
+        if (kept := sequence.kept) is not None:
+            meta["output_token_sampling_mask"] = list(kept) or [[]] * sequence.num_output
         return GenerationOutput(sequence.output_ids, list(sequence.log_probs), core.text(sequence), meta)

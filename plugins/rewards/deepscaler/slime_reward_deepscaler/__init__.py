@@ -60,10 +60,11 @@ def equal(answer: str, label: str) -> bool:
     given, expected = normalized(answer), normalized(label)
     if not given or not expected:
         return False
-    if same_number(answer, label) is not None:  # first, since without blanks `1 1/2` is 11/2
-        return _equal_parts(answer, label)
+    same = same_number(answer, label)
     if given == expected:
-        return True
+        return same is not False  # without blanks `1 1/2` is 11/2
+    if same is not None:
+        return _equal_parts(answer, label)
     given_parts, expected_parts = _parts(given), _parts(expected)
     if len(given_parts) != len(expected_parts) or (
         len(expected_parts) > 1 and (given[0], given[-1]) != (expected[0], expected[-1])
