@@ -24,6 +24,7 @@ from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import Sample, hookimpl
 from slime_core.config import load_settings
+from slime_core.launch.process import set_up_process
 from slime_core.launch.resolver import Resolver
 from slime_core.plugins.manager import build_manager
 from slime_core.rollout.filters import FilterStage
@@ -211,6 +212,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[8_000, 32_000], help="samples of whole rollouts")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
+    set_up_process(settings(GROUP_SIZE).args)  # as a run: the collector's thresholds
     hook_calls(options.calls, options.repeats)
     print()
     growth(options.sizes, options.repeats)
