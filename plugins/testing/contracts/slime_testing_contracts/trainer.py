@@ -282,7 +282,7 @@ class TrainerContract(Contract):
             ]))  # fmt: skip
         total = sum(map(sum, batch.loss_masks))
         masks = [torch.tensor(mask, dtype=torch.float32) for mask in batch.loss_masks]
-        torch.autograd.backward(-sum((part * mask).sum() for part, mask in zip(expected, masks)) / total)
+        torch.autograd.backward(-(torch.cat(expected) * torch.cat(masks)).sum() / total)
         norm = torch.stack([p.grad.norm() for p in decoder.parameters() if p.grad is not None]).norm().item()
 
         def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
