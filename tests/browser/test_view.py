@@ -160,6 +160,7 @@ def test_keys_walk_from_the_run_to_tokens_and_back(browser: Any, url: str) -> No
         shows(page, "rollout")
 
 
+@pytest.mark.slow
 def test_another_reward_scores_the_group_and_again_when_its_file_changes(
     browser: Any, url: str, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ def flipped(run_dir: Path, file: Path, folder: Path, bits: int) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("bits", [1, 0xFF])
+@pytest.mark.parametrize("bits", [1, pytest.param(0xFF, marks=pytest.mark.slow)])
 def test_a_byte_of_any_file_of_the_commit_and_the_ledger_is_noticed(run_dir: Path, tmp_path: Path, bits: int) -> None:
     newest, older = (run_dir / "checkpoints" / f"rollout_000000{n}" for n in (3, 1))
     segments = sorted((run_dir / "checkpoints" / "ledger").iterdir())
@@ -55,7 +55,7 @@ def test_a_byte_of_any_file_of_the_commit_and_the_ledger_is_noticed(run_dir: Pat
         shutil.rmtree(copy)
 
 
-@pytest.mark.parametrize("bits", [1, 0xFF])
+@pytest.mark.parametrize("bits", [1, pytest.param(0xFF, marks=pytest.mark.slow)])
 def test_a_byte_of_the_records_is_noticed(run_dir: Path, tiny: TinyRun, slime: Any, tmp_path: Path, bits: int) -> None:
     files = [path.relative_to(run_dir) for path in run_dir.rglob("*") if path.is_file() and path.stat().st_size]
     records = [path for path in files if not {"checkpoints", *UNUSED} & {*path.parts}]

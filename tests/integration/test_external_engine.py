@@ -86,7 +86,8 @@ def flags(folder: Path, port: int, *, at: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("at", [20, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [20, 32])
 def test_an_engine_that_is_restarted_is_waited_for_and_brought_to_the_weights(
     tiny: TinyRun, slime: Slime, tmp_path: Path, free_port: int, at: int
 ) -> None:

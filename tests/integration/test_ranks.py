@@ -239,6 +239,7 @@ def test_a_command_killed_while_its_ranks_start_leaves_no_orphan_and_no_lock(
         pass
 
 
+@pytest.mark.slow
 def test_ranks_do_not_import_what_lies_in_the_working_directory(two: Callable[..., list[str]], tmp_path: Path) -> None:
     """As the command itself does not."""
     (tmp_path / "http.py").write_text("raise RuntimeError('a stranger')")

@@ -176,6 +176,7 @@ def reward(args, sample, **kwargs):
 """
 
 
+@pytest.mark.slow
 def test_a_sample_that_waits_for_a_reward_worker_is_not_overdue(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     """All sixteen together take longer than `--rm-timeout` and the watchdog's grace."""
     (tmp_path / "mine.py").write_text(QUEUES + "\nfrom slime_core.waits import watchdog\nwatchdog.GRACE = 0.1\n")

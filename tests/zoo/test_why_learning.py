@@ -26,6 +26,7 @@ def test_it_says_that_nothing_was_noticed(run_loop: Any) -> None:
     assert text.startswith("no invariant was broken\nreward ")
 
 
+@pytest.mark.slow
 def test_doctor_names_what_is_wrong_with_a_run(run_loop: Any, slime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted cause; then damage, with what to type; a sound run has neither."""
     sound = slime("doctor", run_loop(steps=2).run_dir)
