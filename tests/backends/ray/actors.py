@@ -33,9 +33,9 @@ def begun(tiny: TinyRun, cluster: str, tmp_path: Path, *, held: bool = False, **
 
 
 def actors(run_dir: Path) -> dict[str, int]:
-    """Name of each actor that lives -> its process, by its log."""
+    """Name of each actor that lives -> its process, by its log, which Python's streams write to at any descriptor."""
     found = {}
-    for link in Path("/proc").glob("[0-9]*/fd/1"):
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             log = Path(os.readlink(link))
         except OSError:
