@@ -299,7 +299,7 @@ def test_an_external_server_that_does_not_come_back_is_lost_and_the_error_says_h
     what = r"is gone: it has not come back within 1 s \(Cannot connect\)" if lack == "server" else "without the weights"
     with pytest.raises(EngineError, match=rf"no engine is ready: {it.workers[0].url} .*{what}.*Start it again"):
         it.pool.acquire()
-    assert it.events() == ["quarantined", "lost"]
+    until(lambda: it.events() == ["quarantined", "lost"], "the event, which is told after the pool")
 
 
 @pytest.mark.slow
