@@ -169,6 +169,7 @@ def test_a_sample_of_several_weights_names_where_one_begins(run: Run, tmp_path: 
         resample(run, [replace(found, row=row)])
 
 
+@pytest.mark.slow
 def test_what_is_stored_comes_out_again_in_three_modes(run: Run) -> None:
     check_three_modes(run, 32)
 

@@ -154,6 +154,7 @@ def test_a_call_that_keeps_the_event_loop_ends_the_run_and_is_named(
     assert re.search(rf"mine\.py(:\w+)?', {function} \(now at .*mine\.py:\d+\) keeps the event loop", said), said
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_run_whose_event_loop_is_kept(keeps_the_loop: Callable[..., list[str]]) -> None:
     argv = [SLIME, "train", *keeps_the_loop("custom_rm_path", "reward")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -43,6 +43,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm")}
 
 
+@pytest.mark.slow
 def test_a_group_is_scored_by_another_reward_and_again_when_its_file_changes(
     view: View, run_dir: Path, place: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_its_process_ends_no_audit(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     prompt, label, metadata = ROWS["code"][0]

@@ -19,7 +19,9 @@ from slime_core.plugins.resolve import resolve
 ROOT = Path(__file__).parents[3]
 PRESETS = model_presets()
 FAMILIES = {ref.name for ref in current_registry() if ref.kind == "megatron_models"}
-every = pytest.mark.parametrize("name", list(PRESETS))
+every = pytest.mark.parametrize(
+    "name", [name if i % 8 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(PRESETS)]
+)
 
 
 def load(*argv: str, command: str = "show") -> Settings:

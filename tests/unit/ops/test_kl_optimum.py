@@ -7,6 +7,7 @@ import torch
 
 from slime_core.ops.kl import kl_estimate
 
+pytestmark = pytest.mark.slow
 REWARDS = torch.tensor([1.0, 0.6, 0.0], dtype=torch.float64)
 REFERENCE = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
 BETA = 0.5

@@ -65,7 +65,10 @@ class Shared:
         self.loop.close()
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(m, marks=pytest.mark.slow) if m in ("mounts", "landlock") else m for m in MODES],
+)
 def mode(request: pytest.FixtureRequest) -> str:
     """What the machine forbids."""
     skip_unless_possible(request.param)

@@ -263,6 +263,7 @@ def test_an_external_server_is_never_restarted_and_comes_back_with_the_wanted_ve
     until(lambda: it.events() == ["quarantined", "readmitted"], "the event")
 
 
+@pytest.mark.slow
 def test_an_external_server_is_waited_for_without_fault_tolerance_too(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1, owned=False, use_fault_tolerance=False)
     it.update(3)
@@ -367,6 +368,7 @@ def test_stop_ends_the_thread_in_the_middle_of_a_recovery(fleet: Callable[..., F
     assert not it.pool.recovering
 
 
+@pytest.mark.slow
 def test_a_dead_router_comes_back_at_its_address_and_knows_every_ready_server(fleet: Callable[..., Fleet]) -> None:
     it = fleet(routed=True)
     assert it.router is not None
