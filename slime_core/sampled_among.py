@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import TypeAlias
 
-Kept: TypeAlias = tuple[list[int] | None, list[int] | None]
+_Kept: TypeAlias = tuple[list[int] | None, list[int] | None]
 """Ids, token after token, and [tokens + 1] where each token's begin; (None, None) where they are not known."""
 
 
 def kept_after_call(
-    kept: Kept,
-    loss_mask: Sequence[int],
-    tokens: Sequence[int],
-    rows: Sequence[Sequence[int]] | None,
-) -> Kept:
+    kept: _Kept, loss_mask: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[int]] | None
+) -> _Kept:
     """`kept` after sampled `tokens`; unknown as soon as it is of any sampled token.
 
     Args:

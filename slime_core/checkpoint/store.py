@@ -106,7 +106,7 @@ class CheckpointStore:
 
     def _of(self, rollout_id: int) -> list[Path]:
         """The commits after that rollout: one, or several when a run was killed while it made one again."""
-        return [path for path in self.commits() if _rollout_of(path) == rollout_id]
+        return [path for path in self.commits() if rollout_of(path) == rollout_id]
 
     def _next(self, rollout_id: int, before: list[Path]) -> Path:
         """Where its next commit goes. Raises CheckpointError."""
@@ -138,7 +138,7 @@ class CheckpointStore:
         """
         try:
             self._point_to(commit.name)
-            older = [path for path in self.commits() if _rollout_of(path) < _rollout_of(commit)]
+            older = [path for path in self.commits() if rollout_of(path) < rollout_of(commit)]
             for path in [*reversed(self.commits()), *self.root.glob(".partial-rollout_*")]:
                 if path not in (*older, self.root / commit.name):
                     shutil.rmtree(path)
@@ -166,7 +166,7 @@ class CheckpointStore:
 
     def at(self, rollout_id: int) -> Path:
         """The commit after that rollout, not verified. Raises CheckpointError naming those that are there."""
-        commits = {_rollout_of(path): path for path in self.commits()}
+        commits = {rollout_of(path): path for path in self.commits()}
         if rollout_id not in commits:
             there = ", ".join(map(str, commits)) or "none"
             raise CheckpointError(f"{self.root}: no commit after rollout {rollout_id}; there are: {there}")
@@ -199,13 +199,14 @@ class CheckpointStore:
                 verify(path)
             except CheckpointError:
                 continue
-            return CheckpointError(f"{damaged}. {path.name} is whole: --ckpt-step {_rollout_of(path)}")
+            return CheckpointError(f"{damaged}. {path.name} is whole: --ckpt-step {rollout_of(path)}")
         first = self.root / SEGMENTS if "ledger segment" in str(damaged) else self.root
         then = "a new ledger begins" if first.name == SEGMENTS else "the run starts over"
         return CheckpointError(f"{damaged}. No commit there is whole: rm -r {first}, and {then}")
 
 
-def _rollout_of(commit: Path) -> int:
+def rollout_of(commit: Path) -> int:
+    """The rollout after which a commit was made, also one that was made again (`rollout_0000007.01`)."""
     return int(commit.stem.removeprefix("rollout_"))
 
 

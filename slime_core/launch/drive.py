@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import loop
+from slime_core.checkpoint.store import rollout_of
 from slime_core.data.dumps import check_saved
 from slime_core.errors import ConfigError
 from slime_core.launch import drain
@@ -88,7 +89,7 @@ def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -
             done = _to_the_end(args, parts, journal, start)
         except BaseException as error:
             commits = journal.store.commits()
-            kept = int(commits[-1].name.rpartition("_")[2]) + 1 if commits else 0
+            kept = rollout_of(commits[-1]) + 1 if commits else 0
             error.add_note(how_to_go_on(args, kept, committed=bool(commits)))
             raise
         finally:

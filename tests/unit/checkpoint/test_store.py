@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.checkpoint import store as module
-from slime_core.checkpoint.store import LATEST, MANIFEST, CheckpointStore, find, read_state
+from slime_core.checkpoint.store import LATEST, MANIFEST, CheckpointStore, find, read_state, rollout_of
 from slime_core.errors import CheckpointError
 
 
@@ -155,3 +155,7 @@ def test_file_system_errors_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot save to"):
         CheckpointStore(tmp_path / "file" / "checkpoints").commit(0, {}, [])
+
+
+def test_a_commit_that_was_made_again_is_of_the_same_rollout() -> None:
+    assert [rollout_of(Path(name)) for name in ("rollout_0000007", "run/rollout_0000007.01")] == [7, 7]
