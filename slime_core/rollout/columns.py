@@ -102,8 +102,8 @@ def sampling_mask_columns(
             ids, offsets = sample.rollout_top_p_token_ids or [], sample.rollout_top_p_token_offsets or []
             if len(offsets) != len(mask) + 1:
                 raise RolloutError(
-                    f"--use-sampling-mask: sample {sample.index} does not say what its tokens were sampled among (SGLang"
-                    " does for a finite top_k); generate functions append_response_tokens(meta_info=...) of the answer"
+                    f"--use-sampling-mask: sample {sample.index} does not say what its tokens were sampled among;"
+                    " generate functions append_response_tokens(meta_info=...), where SGLang has it for a finite top_k only"
                 )
         columns.append((list(ids), list(offsets)))
     return [ids for ids, _ in columns], [offsets for _, offsets in columns]
