@@ -324,15 +324,20 @@ def modules_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _thread(source: str) -> str:
+    repository, number = source.split(" #")
+    return f"[{repository.rpartition('/')[2]} #{number}](https://github.com/{repository}/issues/{number})"
+
+
 def bugs_page() -> str:
     """The zoo, as its tests hold it."""
     caught = sum(bug.check is not None for bug in BUGS)
     rows = [
-        f"| {bug.what} | {bug.source} | {f'`{bug.check}`' if bug.check else f'not caught: {bug.why}'} |"
+        f"| {bug.what} | {_thread(bug.source)} | {f'`{bug.check}`' if bug.check else f'not caught: {bug.why}'} |"
         f" {bug.after if bug.check else ''} |"
         for bug in BUGS
     ]
-    emulated = [f"- {bug.what} ({bug.source}): {bug.emulated}" for bug in BUGS if bug.emulated]
+    emulated = [f"- {bug.what} ({_thread(bug.source)}): {bug.emulated}" for bug in BUGS if bug.emulated]
     trl = json.loads((ROOT / "tests" / "zoo" / "trl.json").read_text(encoding="utf-8"))
     words = {bug.name: bug.what for bug in BUGS}
     beside = [f"| {words[name]} | {'; '.join(said) or 'nothing'} |" for name, said in trl["said"].items()]
