@@ -56,7 +56,6 @@ ALLOWED = {
     "launch/ranks.py:_wait": "of ranks, each of which has deadlines of its own; named by its caller",
     "waits/table.py:placed": "reads a variable",
     "procs/guard.py:_watch": "lives as long as its parent, and waits for its end",
-    "slime_engine_sglang/supervisor.py:_watch_all": "looks at servers while the run lasts; each look has a deadline",
     "slime_engine_sglang/api/client.py:_acquire": "looks at the pool; what it waits for meanwhile has a deadline",
     "slime_engine_sglang/api/flights.py:_until": "a try has its request's deadline, a stream --rollout-timeout",
     "slime_engine_sglang/weights/delta.py:outcome": "a request with --update-weight-timeout",

@@ -135,7 +135,7 @@ BUGS: dict[str, tuple[Callable[[Any], None] | None, dict[str, Any]]] = {
     "sound": (None, {}),
     "sound, KL": (None, {"beta": 0.1}),
     "advantage_sign": (_advantages(lambda a: -a), {}),
-    "advantages_shuffled": (_advantages(lambda a: a.roll(1, 0)), {}),
+    "rewards_stay_behind": (_advantages(lambda a: a.roll(1, 0)), {}),
     "whitened_twice": (_advantages(lambda a: a * 1.3 - 0.1), {}),
     "one_reward_for_all": (_rewards, {}),
     "always_right": (None, {"reward": "always"}),
@@ -146,7 +146,7 @@ BUGS: dict[str, tuple[Callable[[Any], None] | None, dict[str, Any]]] = {
     "optimizer_of_a_copy": (_back(), {}),
     "tensor_left_out": (_back("q_proj"), {}),
     "reference_follows": (_after_steps(_reference_follows), {"beta": 0.1}),
-    "kl_negative": (_set(beta=-0.1), {"beta": 0.1}),
+    "kl_maximised": (_set(beta=-0.1), {"beta": 0.1}),
     "loss_sign": (_loss, {}),
     "lr_scaled": (_rate, {}),
 }

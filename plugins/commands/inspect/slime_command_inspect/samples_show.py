@@ -41,7 +41,7 @@ def run(namespace: argparse.Namespace) -> int:
         group_index=namespace.group,
         data_set=namespace.data_set or "",
         fate="dropped" if namespace.dropped else None,
-        failed=namespace.failed,
+        status="failed" if namespace.failed else None,
     )
     count = 0
     wanted_ones = disagreements(found_run) if namespace.disagree else None

@@ -27,6 +27,8 @@ _FACTS = tuple(name for name in _COLUMNS if name not in _PLACE)
 _TOTALS = (
     "file", "rollout", "data_set", "samples", "scored", "score", "dropped", "failed", "truncated", "tokens"
 )  # fmt: skip
+_COUNTED = ("dropped", "failed", "truncated")
+"""Status or fate whose samples `totals` counts, so that rollouts without any are not searched."""
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL, thinned INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS samples ({", ".join(_COLUMNS)});
@@ -117,7 +119,6 @@ class Filter:
     file: str | None = None
     status: str | None = None
     fate: str | None = None
-    failed: bool = False
     min_score: float | None = None
     max_score: float | None = None
     min_tokens: int | None = None
@@ -136,9 +137,10 @@ class Filter:
         bounds = {"score >= ?": self.min_score, "score <= ?": self.max_score}
         bounds |= {"response_tokens >= ?": self.min_tokens, "response_tokens <= ?": self.max_tokens}
         terms += [(term, value) for term, value in bounds.items() if value is not None]
-        if self.failed:
-            terms.append(("status = ?", "failed"))
-        return " AND ".join(["1", *(term for term, _ in terms)]), [value for _, value in terms]
+        counted = [
+            f"rollout IN (SELECT rollout FROM totals WHERE {n})" for n in (self.status, self.fate) if n in _COUNTED
+        ]
+        return " AND ".join(["1", *counted, *(term for term, _ in terms)]), [value for _, value in terms]
 
 
 class Index:

@@ -16,13 +16,17 @@ from typing import Any, Literal
 import yaml
 
 from slime_core.errors import SlimeError
+from slime_core.observability.timeline import FILE as TIMELINE
 from slime_core.types import Sample
 from slime_core.waits.board import alive
 from slime_runs.files import FOLDER, Row, parsed_lines, read_frame, read_frames, shadow_name, trained_name
 from slime_runs.index import Entry, Filter, Index
 
+PROFILE = "profile/trace.json"
+"""In the run directory: what `slime train --profile` writes for Perfetto."""
 Order = Literal["rollout", "best", "worst", "file"]
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
+_SAMPLE = b'{"e":"sample"'
 _ROLLOUT_OF_NAME = re.compile(r"rollout_(\d+)")
 
 
@@ -73,11 +77,11 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """`summary.json` of a run that has ended by itself."""
-        return _json(self.path / "summary.json")
+        return read_object(self.path / "summary.json")
 
     def state(self) -> str:
         """ "running", "ended" (by itself), "drained" (asked to end early) or "stopped" (killed, or by an error)."""
-        boards = [_json(path) for path in sorted((self.path / "waits").glob("*.json"))]
+        boards = [read_object(path) for path in sorted((self.path / "waits").glob("*.json"))]
         if any(board is not None and alive(board) for board in boards):
             return "running"
         summary = self.summary()
@@ -99,7 +103,7 @@ class Run:
 
     def _newest_state(self) -> dict[str, Any] | None:
         commits = sorted((self.path / "checkpoints").glob("rollout_*/state.json"))
-        return _json(commits[-1]) if commits else None
+        return read_object(commits[-1]) if commits else None
 
     # -- numbers -------------------------------------------------------------------------------------------
 
@@ -118,9 +122,9 @@ class Run:
         """What happened to engines."""
         return list(read_lines(self.path / "events.jsonl"))
 
-    def trace(self) -> Iterator[dict[str, Any]]:
-        """The timeline, as `slime_core.observability.timeline` writes it."""
-        return read_lines(self.path / "trace.jsonl")
+    def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
+        """The timeline, as `slime_core.observability.timeline` writes it; nearly all of it is about `samples`."""
+        return read_lines(self.path / TIMELINE, without=() if samples else _SAMPLE)
 
     def incidents(self) -> list[dict[str, Any]]:
         """What the run noticed of its numbers: "rollout_id", "check", "cause", "numbers"."""
@@ -219,7 +223,8 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is none, or it is not whole."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not written yet, or being replaced
@@ -227,9 +232,12 @@ def _json(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, Mapping) else None  # type: ignore[return-value]
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of JSON lines that may be growing; none where there is no file."""
+def read_lines(path: Path, *, without: bytes | tuple[()] = ()) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file of JSON lines that may be growing; none where there is no file.
+
+    Lines that start with `without` are passed over unread.
+    """
     if not path.is_file():
         return
     with path.open("rb") as file:
-        yield from parsed_lines(file)
+        yield from parsed_lines(line for line in file if not line.startswith(without))

@@ -79,6 +79,7 @@ def _answers(run: WatchedRun, rollouts: int, samples: int) -> _Answers:
     answers.add("run", page, run=".")
     answers.add("metrics", run_pages.metrics(run, named, -1), run=".", name=named, since=-1)
     answers.add("shadows", run_pages.shadow(run, 0), run=".")
+    answers.add("profile", run_pages.profiled(run), run=".")
     for (rollout, data_set), entries in chosen.items():
         table = samples_page.rollout(run, rollout, data_set)
         here = {(entry.group_index, entry.sample_index) for entry in entries}

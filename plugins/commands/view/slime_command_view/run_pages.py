@@ -8,14 +8,14 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from slime_command_inspect.boards import Report, read_run
-from slime_runs import shadows
+from slime_runs import profile, shadows
 from slime_runs.compare import compare
 from slime_runs.index import Entry, Filter, Index, Total
 from slime_runs.overview import CURVES, evaluations
-from slime_runs.run import Order, differences
+from slime_runs.run import PROFILE, Order, differences
 
 from slime_command_view.samples_page import columns
-from slime_command_view.watched import WatchedRun
+from slime_command_view.watched import WatchedRun, stamp
 from slime_core.text import plain
 
 _NEWEST = 200
@@ -85,6 +85,7 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
         "settings": [[name, value, origin] for name, (value, origin) in run.settings().items()],
         "plugins": run.plugins(),
         "summary": run.summary(),
+        "profiled": (run.path / PROFILE).is_file(),
         "waits": waits(run),
         "noticed": run.incidents(),
         "stalls": [path.name for path in run.stalls()[-_NEWEST:]],
@@ -128,6 +129,19 @@ def waits(run: WatchedRun) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError) as error:  # half-written, or of another version
         return {"alive": None, "overdue": False, "processes": [], "unreadable": f"{type(error).__name__}: {error}"}
+
+
+def profiled(run: WatchedRun) -> dict[str, Any]:
+    """Where the time went, as `slime show` says it; "trace" is the size of what there is for Perfetto, or None."""
+    found = run.profile()
+    trace = stamp(run.path / PROFILE)
+    return {
+        "seconds": found["seconds"],
+        "rollouts": found["rollouts"],
+        "rows": profile.rows(found) if found["seconds"] else [],
+        "advice": found["advice"],
+        "trace": None if trace is None else trace[1],
+    }
 
 
 def metrics(run: WatchedRun, names: Sequence[str], since: int) -> dict[str, Any]:

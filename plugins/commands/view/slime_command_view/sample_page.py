@@ -16,6 +16,7 @@ from slime_runs.run import RunError, StoredSample
 from slime_command_view.renderers import renderer_names
 from slime_command_view.samples_page import answer, label, message
 from slime_command_view.watched import WatchedRun
+from slime_core.checkpoint.store import rollout_of
 from slime_core.text import plain
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def sample(run: WatchedRun, wanted: Filter, nth: int, start: int | None) -> dict
 def _kept_weights(run: WatchedRun) -> list[int]:
     """After how many rollouts the weights are still there."""
     commits = (run.path / "checkpoints").glob("rollout_*/model*.safetensors")
-    return sorted({0, *(int(path.parent.name.removeprefix("rollout_")) + 1 for path in commits)})
+    return sorted({0, *(rollout_of(path.parent) + 1 for path in commits)})
 
 
 def tokens_of(run: WatchedRun, found: StoredSample, given: dict[str, Any], start: int | None) -> dict[str, Any]:

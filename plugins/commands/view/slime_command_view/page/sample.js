@@ -113,7 +113,8 @@ export async function samplePage(asked) {
       ["ratio", number(one.ratio, 6)],
       ["advantage", number(one.advantage)],
       ["weights", number(one.version)],
-      ...["reference", "teacher", "value", "return", "entropy"].filter((name) => one[name] !== null).map((name) => [name, number(one[name], 6)]),
+      ["entropy", tokens.columns.entropy || found.fate !== "trained" ? number(one.entropy, 6) : h("span.dim", "kept with --use-rollout-entropy")],
+      ...["reference", "teacher", "value", "return"].filter((name) => one[name] !== null).map((name) => [name, number(one[name], 6)]),
     ];
     if (from) from.value = Math.max(0, Math.min(found.response_tokens - 1, tokens.start + at - tokens.prompt));
     panel.replaceChildren(
@@ -126,7 +127,7 @@ export async function samplePage(asked) {
   const by = h(
     "select",
     { "aria-label": "colour by", onchange: (event) => ((kept.by = event.target.value), view.colour(kept.by)) },
-    Object.keys(shades([])).map((name) => h("option", { selected: name === kept.by }, name)),
+    Object.keys(shades([])).filter((name) => name !== "entropy" || tokens.columns.entropy).map((name) => h("option", { selected: name === kept.by }, name)),
   );
   view.colour(kept.by);
   choose(Math.max(0, Math.min(tokens.ids.length - 1, tokens.prompt - tokens.start)));
