@@ -1,6 +1,6 @@
 """Write `docs/reference/flags.md`, `megatron-flags.md`, `modules.md`, and the generated parts of
-`docs/reference/hooks.md` and `docs/migrating-from-slime.md`, and `docs/silent-bugs.md`; `--check` only says whether
-they are up to date.
+`docs/reference/hooks.md`, `docs/migrating-from-slime.md` and `docs/performance.md`, and `docs/silent-bugs.md`;
+`--check` only says whether they are up to date.
 
 python scripts/generate_docs.py [--check]
 """
@@ -45,6 +45,9 @@ MIGRATING_PAGE = ROOT / "docs" / "migrating-from-slime.md"
 FLAGS_PAGE = REFERENCE / "flags.md"
 MEGATRON_PAGE = REFERENCE / "megatron-flags.md"
 MODULES_PAGE = REFERENCE / "modules.md"
+PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
+BENCHMARKS = ROOT / "benchmarks" / "table.md"
+"""Written by `make benchmarks`."""
 HOOKS_PAGE = REFERENCE / "hooks.md"
 BUGS_PAGE = ROOT / "docs" / "silent-bugs.md"
 
@@ -355,6 +358,7 @@ def main(argv: list[str]) -> int:
         (HOOKS_PAGE, hooks_page()),
         (MIGRATING_PAGE, migrating_page()),
         (MODULES_PAGE, modules_page()),
+        (PERFORMANCE_PAGE, filled(PERFORMANCE_PAGE, {"benchmarks": BENCHMARKS.read_text(encoding="utf-8").strip()})),
         (BUGS_PAGE, bugs_page()),
     ):
         if "--check" not in argv:
