@@ -141,11 +141,14 @@ docs: install
 oracle: install
 	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 
-# benchmarks/README.md says what each one needs and prints; ratios also go into the table outputs/benchmarks.md.
+# The commands of benchmarks/summary.txt, on a machine with nothing else to do; their ratios become the table of
+# docs/performance.md. TRL_PYTHON=PATH names the environment of end_to_end.py (benchmarks/README.md).
+benchmarks: export BENCH_TABLE := benchmarks/table.md
 benchmarks: install
-	mkdir -p outputs && rm -f outputs/benchmarks.md
-	for script in overhead rollout_overhead startup engine trainer trainers weight_sync; do \
-	    BENCH_TABLE=outputs/benchmarks.md $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
+	rm -f $(BENCH_TABLE)
+	set -e; while read -r words; do echo "== $$words"; \
+	    $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < benchmarks/summary.txt
+	$(BIN)/python scripts/generate_docs.py
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis
