@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,17 @@ from typing import Any, Literal
 import yaml
 
 from slime_core.errors import SlimeError
+from slime_core.observability.timeline import FILE as TIMELINE
 from slime_core.types import Sample
 from slime_core.waits.board import alive
 from slime_runs.files import FOLDER, Row, parsed_lines, read_frame, read_frames, shadow_name, trained_name
-from slime_runs.index import Entry, Filter, Index
+from slime_runs.index import Entry, Filter, Index, Key
 
+PROFILE = "profile/trace.json"
+"""In the run directory: what `slime train --profile` writes for Perfetto."""
 Order = Literal["rollout", "best", "worst", "file"]
 _SETTING = re.compile(r"(?:# )?(\w+): (.*?)  # (.*)")
+_SAMPLE = b'{"e":"sample"'
 _ROLLOUT_OF_NAME = re.compile(r"rollout_(\d+)")
 
 
@@ -73,11 +78,11 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """`summary.json` of a run that has ended by itself."""
-        return _json(self.path / "summary.json")
+        return read_object(self.path / "summary.json")
 
     def state(self) -> str:
         """ "running", "ended" (by itself), "drained" (asked to end early) or "stopped" (killed, or by an error)."""
-        boards = [_json(path) for path in sorted((self.path / "waits").glob("*.json"))]
+        boards = [read_object(path) for path in sorted((self.path / "waits").glob("*.json"))]
         if any(board is not None and alive(board) for board in boards):
             return "running"
         summary = self.summary()
@@ -99,7 +104,7 @@ class Run:
 
     def _newest_state(self) -> dict[str, Any] | None:
         commits = sorted((self.path / "checkpoints").glob("rollout_*/state.json"))
-        return _json(commits[-1]) if commits else None
+        return read_object(commits[-1]) if commits else None
 
     # -- numbers -------------------------------------------------------------------------------------------
 
@@ -118,9 +123,9 @@ class Run:
         """What happened to engines."""
         return list(read_lines(self.path / "events.jsonl"))
 
-    def trace(self) -> Iterator[dict[str, Any]]:
-        """The timeline, as `slime_core.observability.timeline` writes it."""
-        return read_lines(self.path / "trace.jsonl")
+    def trace(self, *, samples: bool = True) -> Iterator[dict[str, Any]]:
+        """The timeline, as `slime_core.observability.timeline` writes it; nearly all of it is about `samples`."""
+        return read_lines(self.path / TIMELINE, without=() if samples else _SAMPLE)
 
     def incidents(self) -> list[dict[str, Any]]:
         """What the run noticed of its numbers: "rollout_id", "check", "cause", "numbers"."""
@@ -167,21 +172,27 @@ class Run:
                 frame, rows = (entry.file, entry.frame), self._group(entry)
             yield StoredSample(entry, rows[entry.place])
 
-    def trained(self, rollout: int, only: Collection[int] | None = None) -> dict[int, Row]:
-        """Sample index -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
+    def trained(self, rollout: int, only: Collection[int] | None = None) -> dict[Key, Row]:
+        """`Entry.key` -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
 
-        A list has one number per response token; a number is the same for all of them. `only`: these samples.
+        A list has one number per response token; a number is the same for all of them. `only` those of these
+        indices.
         """
-        path = self.path / FOLDER / trained_name(rollout)
-        if not path.is_file():
-            return {}
         starts = None if only is None else tuple(b'{"index":%d,' % index for index in only)
-        return {row["index"]: row for _, frame in read_frames(path, starts) for row in frame}
+        return self._beside(trained_name(rollout), starts)
 
-    def shadow(self, rollout: int) -> dict[int, Row]:
-        """Sample index -> what shadow components made of it: "rewards", "filters", "seconds", by their specs."""
-        path = self.path / FOLDER / shadow_name(rollout)
-        return {row["index"]: row for _, frame in read_frames(path) for row in frame} if path.is_file() else {}
+    def shadow(self, rollout: int) -> dict[Key, Row]:
+        """`Entry.key` -> what shadow components made of it: "rewards", "filters", "seconds", by their specs."""
+        return self._beside(shadow_name(rollout))
+
+    def _beside(self, name: str, starts: tuple[bytes, ...] | None = None) -> dict[Key, Row]:
+        """Rows that stand in the order of the samples; those of one index are its parts."""
+        path, found, seen = self.path / FOLDER / name, dict[Key, Row](), Counter[int]()
+        if path.is_file():
+            for row in (row for _, frame in read_frames(path, starts) for row in frame):
+                found[row["index"], seen[row["index"]]] = row
+                seen[row["index"]] += 1
+        return found
 
     def _group(self, entry: Entry) -> list[Row]:
         path = self.path / FOLDER / entry.file
@@ -219,7 +230,8 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is none, or it is not whole."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not written yet, or being replaced
@@ -227,9 +239,12 @@ def _json(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, Mapping) else None  # type: ignore[return-value]
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of JSON lines that may be growing; none where there is no file."""
+def read_lines(path: Path, *, without: bytes | tuple[()] = ()) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file of JSON lines that may be growing; none where there is no file.
+
+    Lines that start with `without` are passed over unread.
+    """
     if not path.is_file():
         return
     with path.open("rb") as file:
-        yield from parsed_lines(file)
+        yield from parsed_lines(line for line in file if not line.startswith(without))

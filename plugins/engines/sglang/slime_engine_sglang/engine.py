@@ -23,7 +23,7 @@ from slime_core.protocols import Args
 from slime_engine_sglang.api.engine import DELTA, HttpEngine, check_sampling_mask, run_dir, without_deltas
 from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import server_url
-from slime_engine_sglang.api.versions import FIRST_ROUTER, untested, version_number
+from slime_engine_sglang.api.versions import FIRST_ROUTER, TESTED_VERSIONS, untested, version_number
 from slime_engine_sglang.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_sglang.environment import (
     ROUTER_DISTRIBUTION,
@@ -32,6 +32,7 @@ from slime_engine_sglang.environment import (
     installed_versions,
     missing,
 )
+from slime_engine_sglang.flag_list import SERVER, flags_for
 from slime_engine_sglang.fleet import DIRECTORY, Fleet, ModelFleet, own_address
 from slime_engine_sglang.known_defects import check_model
 from slime_engine_sglang.models_yaml import read_models
@@ -86,6 +87,8 @@ class SglangEngine(HttpEngine):
         """Warnings of the plan. Raises ConfigError when it cannot work, or SGLang's environment is missing."""
         python = engine_python(settings.args)
         check_sampling_mask(settings)
+        if settings.args.use_sampling_mask:
+            _check_mask_of_servers(settings)
         warnings = [*check(settings), *without_deltas(settings)]
         check_model(settings.args.hf_checkpoint, settings.cite("hf_checkpoint"))
         if settings.args.offload_rollout and find_device(settings.args.device)[0] == "cpu":
@@ -240,6 +243,24 @@ class SglangEngine(HttpEngine):
             )
         )
         return pool, router
+
+
+def _check_mask_of_servers(settings: Settings) -> None:
+    """Raise ConfigError where the servers that would be launched refuse every request for a sampling mask."""
+    args, name = settings.args, "sampling_mask_max_tokens"
+    flag, asked = flags_for(args).field(SERVER, name), settings.cite("use_sampling_mask")
+    if flag is None:
+        version = installed_versions(engine_python(args))[SERVER_DISTRIBUTION]
+        raise ConfigError(
+            f"{asked}: SGLang {version} does not return what tokens are sampled among; {TESTED_VERSIONS[-1]} does"
+        )
+    most = int(getattr(args, SERVER + name, None) or flag.default)
+    for top_k in ("rollout_top_k", "eval_top_k"):
+        if (getattr(args, top_k) or 0) > most:
+            raise ConfigError(
+                f"{asked}: SGLang returns at most {most} ids of a token (--sglang-sampling-mask-max-tokens);"
+                f" {settings.cite(top_k)} is beyond"
+            )
 
 
 def _host_port(pool: WorkerPool, router: Router | None) -> tuple[str, int]:

@@ -31,7 +31,8 @@ def normalised(it: Trained) -> Iterator[Incident]:
             yield Incident(
                 "advantages_add_up",
                 "a group's advantages do not add up to 0: rows that are not trained on count in its statistics, a row"
-                " was lost or exchanged after it was normalised, or the mean is not the group's",
+                " was lost or exchanged after it was normalised, parts of a rollout count as rollouts, or the mean is"
+                " not the group's",
                 f"group {group}: {len(shaped)} rewards that add up to {total:.4g}",
             )
         plain = all(batch.sibling_counts[p] == 1 for p in positions) and not it.withholds
@@ -66,16 +67,16 @@ def advantages_of_rewards(it: Trained) -> Iterator[Incident]:
     masks = it.tensors.loss_masks
     positions = torch.repeat_interleave(torch.arange(len(masks)), torch.tensor([len(mask) for mask in masks]))
     advantages, mask = torch.cat(it.tensors.advantages), torch.cat(masks)
-    rewards = torch.tensor(local.rewards, dtype=advantages.dtype)[positions].to(advantages.device)
+    shaped = [it.batch.rewards[at] for at in it.indices]
+    rewards = torch.tensor(shaped, dtype=advantages.dtype)[positions].to(advantages.device)
     off = (advantages - rewards).abs() * mask
     for token in (off > 1e-3 * rewards.abs().clamp(min=1.0)).nonzero().flatten().tolist()[:1]:
         position = int(positions[token])
         yield Incident(
             "advantage_of_its_sample",
             "advantages are not those of their samples' rewards: rows are in another order, the sign is turned, or"
-            " they are scaled, discounted or clipped on the way",
-            f"sample {local.sample_indices[position]}: reward {local.rewards[position]:.4g}, off by"
-            f" {float(off[token]):.4g}",
+            " they are scaled, broadcast, discounted or clipped on the way",
+            f"sample {local.sample_indices[position]}: reward {shaped[position]:.4g}, off by {float(off[token]):.4g}",
         )
 
 
