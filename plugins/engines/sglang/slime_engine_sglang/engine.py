@@ -38,8 +38,9 @@ from slime_engine_sglang.known_defects import check_model
 from slime_engine_sglang.models_yaml import read_models
 from slime_engine_sglang.plan import LaunchPlan
 from slime_engine_sglang.planner import USES, check, find_device, make_plan, plan_of
-from slime_engine_sglang.puller_process import PullerProcess
+from slime_engine_sglang.programs import PullerProcess
 from slime_engine_sglang.servers import Supervised
+from slime_engine_sglang.service import Place
 
 logger = logging.getLogger(__name__)
 
@@ -187,13 +188,13 @@ class SglangEngine(HttpEngine):
         plan = make_plan(args, device=device, num_gpus_visible=visible)
         toward = plan.main.router_address
         directory = run_dir(args) or Path(tempfile.mkdtemp(prefix="slime-engines-"))
-        self.fleet = Fleet(
-            plan,
-            python=python,
-            directory=directory / DIRECTORY,
-            timeout=float(args.engine_start_timeout),
-            host=own_address(toward[0] if toward is not None else None),
+        place = Place(
+            python,
+            directory / DIRECTORY,
+            float(args.engine_start_timeout),
+            own_address(toward[0] if toward is not None else None),
         )
+        self.fleet = Fleet(plan, place)
         count = len(plan.servers)
         logger.info("starting %d SGLang servers on %s; logs in %s", count, device, directory / DIRECTORY)
         await self.fleet.launch()
@@ -203,8 +204,7 @@ class SglangEngine(HttpEngine):
             self._puller = PullerProcess(
                 Path(args.update_weight_disk_dir),
                 Path(args.update_weight_local_checkpoint_dir),
-                log=directory / DIRECTORY / "puller.log",
-                timeout=float(args.engine_start_timeout),
+                replace(place, host="127.0.0.1"),
                 pull_timeout=float(args.update_weight_timeout),
             )
             await self._puller.launch()
