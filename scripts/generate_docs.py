@@ -1,6 +1,6 @@
 """Write `docs/reference/flags.md`, `megatron-flags.md`, `modules.md`, and the generated parts of
-`docs/reference/hooks.md` and `docs/migrating-from-slime.md`, and `docs/silent-bugs.md`; `--check` only says whether
-they are up to date.
+`docs/reference/hooks.md`, `docs/migrating-from-slime.md` and `docs/performance.md`, and `docs/silent-bugs.md`;
+`--check` only says whether they are up to date.
 
 python scripts/generate_docs.py [--check]
 """
@@ -45,6 +45,9 @@ MIGRATING_PAGE = ROOT / "docs" / "migrating-from-slime.md"
 FLAGS_PAGE = REFERENCE / "flags.md"
 MEGATRON_PAGE = REFERENCE / "megatron-flags.md"
 MODULES_PAGE = REFERENCE / "modules.md"
+PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
+BENCHMARKS = ROOT / "benchmarks" / "table.md"
+"""Written by `make benchmarks`."""
 HOOKS_PAGE = REFERENCE / "hooks.md"
 BUGS_PAGE = ROOT / "docs" / "silent-bugs.md"
 
@@ -82,9 +85,8 @@ BUGS_ON_TRL = """
 
 `tests/zoo/on_trl.py` plants those of the bugs that have a place there into TRL {version}'s `GRPOTrainer` (the quick
 start's model with random weights, CPU, {steps} steps; without vLLM there are no weights to send), and notes every
-warning and error that the sound run does not have. Each is asserted to have changed the weights that come out. Of
-{total}, {spoken} are said. TRL logs numbers, and whoever reads them sees some: `frac_reward_zero_std` is 1 for a grader
-that says yes to everything.
+warning, error and metric that names it, as far as the sound run does not have it. Each is asserted to have changed the
+weights that come out. Of {total}, {spoken} are said.
 
 | bug | TRL says within {steps} steps |
 |---|---|
@@ -324,15 +326,20 @@ def modules_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _thread(source: str) -> str:
+    repository, number = source.split(" #")
+    return f"[{repository.rpartition('/')[2]} #{number}](https://github.com/{repository}/issues/{number})"
+
+
 def bugs_page() -> str:
     """The zoo, as its tests hold it."""
     caught = sum(bug.check is not None for bug in BUGS)
     rows = [
-        f"| {bug.what} | {bug.source} | {f'`{bug.check}`' if bug.check else f'not caught: {bug.why}'} |"
+        f"| {bug.what} | {_thread(bug.source)} | {f'`{bug.check}`' if bug.check else f'not caught: {bug.why}'} |"
         f" {bug.after if bug.check else ''} |"
         for bug in BUGS
     ]
-    emulated = [f"- {bug.what} ({bug.source}): {bug.emulated}" for bug in BUGS if bug.emulated]
+    emulated = [f"- {bug.what} ({_thread(bug.source)}): {bug.emulated}" for bug in BUGS if bug.emulated]
     trl = json.loads((ROOT / "tests" / "zoo" / "trl.json").read_text(encoding="utf-8"))
     words = {bug.name: bug.what for bug in BUGS}
     beside = [f"| {words[name]} | {'; '.join(said) or 'nothing'} |" for name, said in trl["said"].items()]
@@ -351,6 +358,7 @@ def main(argv: list[str]) -> int:
         (HOOKS_PAGE, hooks_page()),
         (MIGRATING_PAGE, migrating_page()),
         (MODULES_PAGE, modules_page()),
+        (PERFORMANCE_PAGE, filled(PERFORMANCE_PAGE, {"benchmarks": BENCHMARKS.read_text(encoding="utf-8").strip()})),
         (BUGS_PAGE, bugs_page()),
     ):
         if "--check" not in argv:

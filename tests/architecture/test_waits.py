@@ -70,7 +70,7 @@ ALLOWED = {
     "plugins/boundary.py:awaited": "the deadline of the reward or hook that calls it",
     "plugins/workers/pool.py:_own": _SERVES,
     "plugins/workers/pool.py:score": "the call's deadline, kept by the thread that makes it; named by the reward stage",
-    "plugins/workers/threads.py:_work": _SERVES,
+    "plugins/threads.py:_work": _SERVES,
     "rollout/ahead.py:stop": _JUST_KILLED,
     "slime_sandbox_local/inside/forward.py:hand_over": "accepts a connection that is there already",
     "rollout/flights.py:wait": "named by who waits for the bell",

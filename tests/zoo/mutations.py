@@ -36,6 +36,15 @@ def one_group_if_uneven(original: Any, rewards: Any, groups: Any, *rest: Any) ->
     return original(rewards, groups if even else [0] * len(groups), *rest)
 
 
+def by_stride(original: Any, rewards: Any, groups: Any, *rest: Any) -> Any:
+    """Groups are found by counting to their size, and what is left over is centred by 0 and divided by 0 + 1e-6."""
+    size = max(map(list(groups).count, groups))
+    whole = len(rewards) // size * size
+    return original(rewards[:whole], [place // size for place in range(whole)], rest[0]) + [
+        r / 1e-6 for r in rewards[whole:]
+    ]
+
+
 def counted_though_removed(original: Any, sample: Any) -> Any:
     """A row that is not trained on stays in its group's statistics."""
     row = original(sample)
@@ -73,11 +82,12 @@ def scored_though_failed(original: Any, sample: Any, *reason: Any) -> None:
     sample.reward = 0.0
 
 
-def numbered_again(original: Any, source: Any, prompt: Any) -> Any:
-    """Numbers of groups are given out again."""
+def numbered_across(original: Any, source: Any, prompt: Any) -> Any:
+    """A group is one sample of each prompt."""
     group = original(source, prompt)
-    for sample in group:
-        sample.group_index %= 3
+    first = group[0].group_index // len(group) * len(group)
+    for place, sample in enumerate(group):
+        sample.group_index = first + place
     return group
 
 
@@ -247,6 +257,15 @@ def reference_follows(original: Any, learner: Any, *args: Any) -> Any:
     found = original(learner, *args)
     learner.trainer.update_reference()
     return found
+
+
+def another_model(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Weights of another checkpoint."""
+    model = original(*args, **kwargs)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model
 
 
 class OfTheReference:
