@@ -30,7 +30,7 @@ from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 from slime_engine_sglang.weights.update import WeightUpdates
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError

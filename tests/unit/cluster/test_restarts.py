@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from slime_launcher_ray.restarts import Restart, Restarts, rewind
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import CheckpointError, TrainError

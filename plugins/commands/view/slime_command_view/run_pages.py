@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from slime_command_inspect.boards import Report, read_run
 from slime_runs import profile, shadows
 from slime_runs.compare import compare
 from slime_runs.index import Entry, Filter, Index, Key, Total
@@ -114,7 +113,7 @@ def _totals(totals: Sequence[Total]) -> dict[str, list[Any]]:
 def waits(run: WatchedRun) -> dict[str, Any]:
     """What `slime why` says."""
     try:
-        report: Report = read_run(run.path)
+        report = run.waits()
         return {
             "alive": report.alive,
             "overdue": report.overdue,

@@ -16,6 +16,7 @@ from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
 from slime_runs.index import Index, Key
 from slime_runs.ledger import LedgerIndex
 from slime_runs.profile import profile
+from slime_runs.run import by_step
 from slime_runs.trace import TraceIndex
 
 from slime_core.observability.timeline import FILE as TIMELINE
@@ -38,11 +39,7 @@ class WatchedRun(Run):
     def metrics(self) -> list[dict[str, Any]]:
         """As `Run.metrics`."""
         if self._metrics.read():
-            merged: dict[int, dict[str, Any]] = {}
-            for line in self._metrics.lines:
-                if isinstance(line.get("step"), int):
-                    merged.setdefault(line["step"], {}).update(line)
-            self._steps = [merged[step] for step in sorted(merged)]
+            self._steps = by_step(self._metrics.lines)
         return self._steps
 
     def settings(self) -> dict[str, tuple[Any, str]]:
@@ -139,7 +136,7 @@ class _Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._at += len(whole)
         self._before = whole[-_COMPARED:] or self._before
-        self.lines += (found for found in parsed_lines(whole.splitlines()) if isinstance(found, dict))
+        self.lines += parsed_lines(whole.splitlines())
         return bool(whole)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from slime_engine_sglang.incidents import Incidents
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 
 from slime_core.observability.events import EventLog
 

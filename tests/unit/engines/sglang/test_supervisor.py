@@ -16,7 +16,7 @@ from slime_engine_sglang.incidents import Incidents
 from slime_engine_sglang.servers import Supervised
 from slime_engine_sglang.supervisor import Supervisor
 from slime_engine_sglang.worker_watch import WorkerWatch
-from slime_runs.run import read_lines
+from slime_runs.files import read_lines
 from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config import Args
