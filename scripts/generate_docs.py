@@ -85,9 +85,8 @@ BUGS_ON_TRL = """
 
 `tests/zoo/on_trl.py` plants those of the bugs that have a place there into TRL {version}'s `GRPOTrainer` (the quick
 start's model with random weights, CPU, {steps} steps; without vLLM there are no weights to send), and notes every
-warning and error that the sound run does not have. Each is asserted to have changed the weights that come out. Of
-{total}, {spoken} are said. TRL logs numbers, and whoever reads them sees some: `frac_reward_zero_std` is 1 for a grader
-that says yes to everything.
+warning, error and metric that names it, as far as the sound run does not have it. Each is asserted to have changed the
+weights that come out. Of {total}, {spoken} are said.
 
 | bug | TRL says within {steps} steps |
 |---|---|

@@ -78,7 +78,7 @@ def collect(
     from_env, foreign_env = read_env(env, layered.warnings, foreign)
     named = parsed.values.get("config") or from_env.get("config")
     if named:
-        for path in _as_list(named.value):
+        for path in map(str, named.value if isinstance(named.value, list) else [named.value]):
             cited = f"--config {path!r} ({named.origin})"
             if files and not os.path.exists(path):
                 raise ConfigError(f"{cited}: no such file; `slime init` lists those it can write")
@@ -115,10 +115,6 @@ def lay_below(layered: Layered, preset: Mapping[str, Any], where: str) -> None:
             layered.values[name] = Entry(copy.deepcopy(value), Origin("preset", where))
         elif name == "plugins" and isinstance(given.value, dict):
             layered.values[name] = Entry(_merged(value, given.value), given.origin)
-
-
-def _as_list(value: Any) -> list[str]:
-    return [str(v) for v in value] if isinstance(value, list) else [str(value)]
 
 
 def _is_there(layered: Layered, path: str, cited: str, *, files: bool) -> bool:

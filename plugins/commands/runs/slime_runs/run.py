@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from slime_core.observability.timeline import FILE as TIMELINE
 from slime_core.types import Sample
 from slime_core.waits.board import alive
 from slime_runs.files import FOLDER, Row, parsed_lines, read_frame, read_frames, shadow_name, trained_name
-from slime_runs.index import Entry, Filter, Index
+from slime_runs.index import Entry, Filter, Index, Key
 
 PROFILE = "profile/trace.json"
 """In the run directory: what `slime train --profile` writes for Perfetto."""
@@ -171,21 +172,27 @@ class Run:
                 frame, rows = (entry.file, entry.frame), self._group(entry)
             yield StoredSample(entry, rows[entry.place])
 
-    def trained(self, rollout: int, only: Collection[int] | None = None) -> dict[int, Row]:
-        """Sample index -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
+    def trained(self, rollout: int, only: Collection[int] | None = None) -> dict[Key, Row]:
+        """`Entry.key` -> what the optimizer was given: `advantages`, `log_probs` of the trainer, ...; empty without.
 
-        A list has one number per response token; a number is the same for all of them. `only`: these samples.
+        A list has one number per response token; a number is the same for all of them. `only` those of these
+        indices.
         """
-        path = self.path / FOLDER / trained_name(rollout)
-        if not path.is_file():
-            return {}
         starts = None if only is None else tuple(b'{"index":%d,' % index for index in only)
-        return {row["index"]: row for _, frame in read_frames(path, starts) for row in frame}
+        return self._beside(trained_name(rollout), starts)
 
-    def shadow(self, rollout: int) -> dict[int, Row]:
-        """Sample index -> what shadow components made of it: "rewards", "filters", "seconds", by their specs."""
-        path = self.path / FOLDER / shadow_name(rollout)
-        return {row["index"]: row for _, frame in read_frames(path) for row in frame} if path.is_file() else {}
+    def shadow(self, rollout: int) -> dict[Key, Row]:
+        """`Entry.key` -> what shadow components made of it: "rewards", "filters", "seconds", by their specs."""
+        return self._beside(shadow_name(rollout))
+
+    def _beside(self, name: str, starts: tuple[bytes, ...] | None = None) -> dict[Key, Row]:
+        """Rows that stand in the order of the samples; those of one index are its parts."""
+        path, found, seen = self.path / FOLDER / name, dict[Key, Row](), Counter[int]()
+        if path.is_file():
+            for row in (row for _, frame in read_frames(path, starts) for row in frame):
+                found[row["index"], seen[row["index"]]] = row
+                seen[row["index"]] += 1
+        return found
 
     def _group(self, entry: Entry) -> list[Row]:
         path = self.path / FOLDER / entry.file

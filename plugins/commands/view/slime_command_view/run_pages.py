@@ -10,7 +10,7 @@ from typing import Any
 from slime_command_inspect.boards import Report, read_run
 from slime_runs import profile, shadows
 from slime_runs.compare import compare
-from slime_runs.index import Entry, Filter, Index, Total
+from slime_runs.index import Entry, Filter, Index, Key, Total
 from slime_runs.overview import CURVES, evaluations
 from slime_runs.run import PROFILE, Order, differences
 
@@ -77,6 +77,7 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
     """One run: what it is, what it waits for, what was noticed, its rollouts and evaluations."""
     run.read_ahead()
     index, metrics = run.index(), run.metrics()
+    best = _ends(index, "best")
     names = sorted({name for line in metrics for name in line if name != "step"})
     return {
         **_facts(run),
@@ -93,8 +94,8 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
         "stored": {"samples": index.size(), "bytes": index.total_bytes()},
         "rollouts": _totals(index.rollouts()),
         "evaluated": _totals(index.evaluations()),
-        "best": columns(_ends(index, "best")),
-        "worst": columns(_ends(index, "worst")),
+        "best": columns(best),
+        "worst": columns([entry for entry in _ends(index, "worst") if entry not in best]),
     }
 
 
@@ -168,7 +169,7 @@ def timeline(run: WatchedRun, number: int) -> dict[str, Any]:
         "rollout": number,
         "start": start,
         "stages": [
-            {"what": event["e"], "from": event["t"][0] - start, "to": event["t"][-1] - start}
+            {"what": event["e"], "from": event["t"][0] - start, "to": event["t"][-1] - start, "rank": event.get("rank")}
             for event in events
             if event["e"] not in ("sample", "run")
         ],
@@ -188,11 +189,11 @@ def timeline(run: WatchedRun, number: int) -> dict[str, Any]:
 def shadow(run: WatchedRun, most: int = _MOST_DISAGREED) -> dict[str, Any]:
     """Shadow components beside the run's own: agreement, rank correlation, cost, and the newest disagreements."""
     told = shadows.newest_disagreements(run, most)
-    entries: dict[tuple[int, int | None], Entry] = {}
-    for rollout in {rollout for rollout, _ in told}:
+    entries: dict[tuple[int, Key], Entry] = {}
+    for rollout in {rollout for rollout, _, _ in told}:
         of_rollout = run.index().find(Filter(rollout=rollout, data_set=""))
-        entries |= {(rollout, entry.sample_index): entry for entry in of_rollout}
-    shown = [(entries[place], row) for n, row in told if (place := (n, row["index"])) in entries]
+        entries |= {(rollout, entry.key): entry for entry in of_rollout}
+    shown = [(entries[n, key], row) for n, key, row in told if (n, key) in entries]
     return {
         "specs": shadows.summary(run),
         "columns": {

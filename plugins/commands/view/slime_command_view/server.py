@@ -214,24 +214,24 @@ def _add_sample_routes(app: FastAPI, found: Runs) -> None:
     @app.get("/api/sample")
     def sample(
         rollout: int, sample: int | None = None, group: int | None = None, run: str = ".", data_set: str = "",
-        nth: int = Query(0, ge=0, le=1000), start: int | None = None,
+        part: int | None = None, start: int | None = None,
     ) -> Response:  # fmt: skip
-        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample)
-        return _asked(found, run, lambda it: sample_page.sample(it, wanted, nth, start))
+        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample, part=part)
+        return _asked(found, run, lambda it: sample_page.sample(it, wanted, start))
 
 
 def _add_rendered(app: FastAPI, found: Runs, threads: DeadlineThreads) -> None:
     @app.get("/rendered")
     async def rendered(
         by: str, rollout: int, sample: int | None = None, group: int | None = None, run: str = ".", data_set: str = "",
-        nth: int = Query(0, ge=0, le=1000),
+        part: int | None = None,
     ) -> Response:  # fmt: skip
-        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample)
+        wanted = Filter(rollout=rollout, data_set=data_set, group_index=group, sample_index=sample, part=part)
 
         def work() -> str:
             one = found[run]
             with one.lock:
-                stored = sample_page.find_sample(one, wanted, nth)
+                stored = sample_page.find_sample(one, wanted)
             return render(by, stored.sample) or ""
 
         try:
@@ -251,15 +251,20 @@ def _add_actions(app: FastAPI, found: Runs, threads: DeadlineThreads, acts: bool
         if not acts:
             raise Refused(403, "what starts processes is served on this machine's own address alone: leave out --host")
         wanted = Filter(
-            rollout=place.rollout, data_set=place.data_set, group_index=place.group, sample_index=place.sample
-        )
+            rollout=place.rollout, data_set=place.data_set, group_index=place.group, sample_index=place.sample,
+            part=place.part,
+        )  # fmt: skip
 
         def work() -> list[StoredSample]:
             run = found[place.run]
             with run.lock:
-                one = sample_page.find_sample(run, wanted, place.nth)
+                one = sample_page.find_sample(run, wanted)
                 whole = group and one.entry.group_index is not None
-                return list(run.stored(run.index().find(replace(wanted, sample_index=None)))) if whole else [one]
+                return (
+                    list(run.stored(run.index().find(replace(wanted, sample_index=None, part=None))))
+                    if whole
+                    else [one]
+                )
 
         return await threads.call("reading the sample", work)
 

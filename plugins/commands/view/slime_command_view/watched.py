@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from slime_runs import Run
 from slime_runs.files import FOLDER, INDEX, Row, parsed_lines, shadow_name
-from slime_runs.index import Index
+from slime_runs.index import Index, Key
 from slime_runs.ledger import LedgerIndex
 from slime_runs.profile import profile
 from slime_runs.trace import TraceIndex
@@ -30,7 +30,7 @@ class WatchedRun(Run):
         self._metrics = _Tail(self.path / "metrics.jsonl")
         self._settings: tuple[Any, dict[str, tuple[Any, str]]] = (None, {})
         self._index: tuple[Any, Index | None] = (None, None)
-        self._shadows: dict[int, tuple[Any, dict[int, Row]]] = {}
+        self._shadows: dict[int, tuple[Any, dict[Key, Row]]] = {}
         self._profile: tuple[Any, dict[str, Any]] = (None, {})
         self._ahead = False
         self._steps: list[dict[str, Any]] = []
@@ -64,7 +64,7 @@ class WatchedRun(Run):
         assert self._index[1] is not None, "just opened"
         return self._index[1]
 
-    def shadow(self, rollout: int) -> dict[int, Row]:
+    def shadow(self, rollout: int) -> dict[Key, Row]:
         """As `Run.shadow`."""
         now = stamp(self.path / FOLDER / shadow_name(rollout))
         if now is None:

@@ -28,7 +28,7 @@ from slime_engine_sglang.api.router import Router
 from slime_engine_sglang.api.transport import Http
 from slime_engine_sglang.api.worker import Worker, WorkerPool
 from slime_engine_sglang.incidents import Incidents
-from slime_engine_sglang.router_process import RouterProcess
+from slime_engine_sglang.programs import RouterProcess
 from slime_engine_sglang.service import Service
 
 TICK_S = 0.5

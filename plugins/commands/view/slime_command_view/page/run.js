@@ -136,8 +136,13 @@ export const runCrumb = (run) => [run === "." ? "run" : run, link("run", { run }
 
 // Addresses of samples are theirs in the index.
 export function sampleLink(run, row) {
-  return link("sample", { run, rollout: row.rollout, data_set: row.data_set, group: row.group_index, sample: row.sample_index });
+  return link("sample", { run, rollout: row.rollout, data_set: row.data_set, group: row.group_index, sample: row.sample_index, part: row.part || null });
 }
+
+// Of several samples that one execution became, which have one number.
+export const sampleName = (index, part) => (index === null ? "-" : part ? `${index} (${part + 1})` : `${index}`);
+
+export const weights = (row) => (row.oldest_version === row.newest_version ? number(row.newest_version) : `${row.oldest_version} to ${row.newest_version}`);
 
 function parts(found, run) {
   const rollouts = rowsOf(found.rollouts).reverse();
