@@ -7,7 +7,7 @@ routes freely and nobody sees the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,9 +61,8 @@ def pack(batch: TrainBatch, positions: Sequence[int], vocab_size: int, device: t
     column = batch.multimodal_train_inputs
     rows = [None if column is None or column[i] is None else TrainInputs.of(column[i]) for i in samples.positions]
     images = rows if any(row is not None for row in rows) else None
-    mask = None if samples.kept is None else SamplingMask(*map(torch.from_numpy, samples.kept))
-    if mask is not None:
-        mask = replace(mask, ids=mask.ids.to(device))
+    kept = samples.kept
+    mask = None if kept is None else SamplingMask(torch.from_numpy(kept[0]).to(device), torch.from_numpy(kept[1]))
     columns = (samples.positions, token_ids, samples.lengths, samples.rows, targets, samples.response_lengths)
     return MicroBatch(*columns, _equal_prompts(samples), images, mask)
 

@@ -113,12 +113,7 @@ class FlatAdamW:
         self._on_host: list[torch.Tensor] = []
         """The moments while they are offloaded from a GPU; kept afterwards, since pinning memory takes long."""
         spans = [(0, boundary, settings.weight_decay), (boundary, total, 0.0)]
-        flats = (self.values, self.grads, self._exp_avg, self._exp_avg_sq)
-        self._slices = [
-            _Slice(*(flat[start:end] for flat in flats), torch.zeros((), device=parallel.device), decay)
-            for start, end, decay in spans
-            if end > start
-        ]
+        self._slices = [self._slice(start, end, decay) for start, end, decay in spans if end > start]
 
     def _place(self, names: list[str], named: Mapping[str, torch.nn.Parameter], offset: int) -> int:
         for name in names:
@@ -129,6 +124,12 @@ class FlatAdamW:
     def _view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         offset, shape = self._where[name]
         return flat[offset : offset + shape.numel()].view(shape)
+
+    def _slice(self, start: int, end: int, weight_decay: float) -> _Slice:
+        step = torch.zeros((), dtype=torch.float32, device=self.values.device)
+        flats = (self.values, self.grads, self._exp_avg, self._exp_avg_sq)
+        values, grads, exp_avg, exp_avg_sq = (flat[start:end] for flat in flats)
+        return _Slice(values, grads, exp_avg, exp_avg_sq, step, weight_decay)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
