@@ -13,7 +13,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -135,8 +135,7 @@ class RolloutStage:
         Any thread may call it where a LoopThread turns the event loop. Raises RolloutError when a plain rollout
         function, which cannot be interrupted, goes on for too long.
         """
-        self._stop_producer()
-        self._loop.run(cancel_all(self._tasks))
+        self._loop.run(self._end())
         if not self._plain.acquire(timeout=_STOP_DEADLINE):
             raise RolloutError(f"the rollout function did not end within {_STOP_DEADLINE:.0f} s")
         self._plain.release()
@@ -147,9 +146,8 @@ class RolloutStage:
         """Free engine and event loop; safe to call twice."""
         engine, self.parts.engine = self.parts.engine, None
         try:
-            self._stop_producer()
             if engine is not None:
-                self._loop.run(cancel_all(self._tasks, then=engine.stop))
+                self._loop.run(self._end(then=engine.stop))
         finally:
             if self.parts.rewards is not None:
                 self.parts.rewards.close()
@@ -157,10 +155,13 @@ class RolloutStage:
                 self.parts.timeline.flush()
             self._loop.close()
 
-    def _stop_producer(self) -> None:
+    async def _end(self, then: Callable[[], Awaitable[None]] | None = None) -> None:
         producer, self._producer = self._producer, None
-        if producer is not None:
-            self._loop.run(producer.stop())
+        try:
+            if producer is not None:
+                await producer.stop()
+        finally:
+            await cancel_all(self._tasks, then=then)
 
     def loop_thread(self) -> LoopThread:
         """What turns the event loop of an asynchronous run; other event loops await the stage through it."""

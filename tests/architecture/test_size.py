@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.trees import tree
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 287, "code_lines": 26_049, "public_names": 1_355, "kinds": 21}
+CEILINGS = {"modules": 287, "code_lines": 26_050, "public_names": 1_355, "kinds": 21}
 DEMO_CEILING = 229
 """Modules of slime_core that a run in one process imports."""
 NOT_OF_THE_DEMO = (

@@ -11,7 +11,7 @@ import pytest
 from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
 
 from slime_core.config import load_settings
-from slime_core.errors import RolloutError, RolloutInterrupted
+from slime_core.errors import EngineError, RolloutError, RolloutInterrupted
 from slime_core.protocols import GenerateTraits
 from slime_core.rollout.ahead import Ahead
 from slime_core.rollout.filters import FilterStage
@@ -153,3 +153,23 @@ async def test_what_generation_raised_reaches_whoever_takes() -> None:
     with pytest.raises(RolloutError, match="get_samples"):
         await run.rollout.generate(0)
     await run.rollout.stop()
+
+
+async def test_the_engine_is_stopped_although_it_does_not_abort() -> None:
+    run = Run()
+    run.open = False
+    await run.rollout.start()
+    taking = asyncio.create_task(run.rollout.generate(0))
+    await run.until(bool)
+    abort = run.engine.abort
+
+    async def fails(rid: str | None = None) -> None:
+        run.engine.abort = abort  # type: ignore[method-assign]
+        raise EngineError("no answer")
+
+    run.engine.abort = fails  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="no answer"):
+        await run.rollout.stop()
+    assert not run.engine.started
+    run.open = True
+    await asyncio.wait({taking}, timeout=60)
